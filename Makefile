@@ -1,0 +1,80 @@
+# `make` alone lists what can be asked.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt
+# One thread an op, so that parallel tests do not fight for cores; kernels compiled in process, and
+# kept from one run to the next.
+TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+	TORCHINDUCTOR_CACHE_DIR="$(CURDIR)/.cache/inductor"
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' \
+		$(firstword $(MAKEFILE_LIST))
+
+# --- environment: the stamps make a second run free -----------------------------------------------
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or \
+		sys.exit("paritas needs Python 3.11 or newer, this is " + sys.version.split()[0] + \
+		": say make PYTHON=python3.11")'
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing paritas into $(VENV)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing paritas and its test tools into $(VENV)"
+	@$(PIP) -e '.[test]'
+	@touch $(VENV)/.installed $@
+
+# --- use ------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(VENV)/.installed ## Install paritas and show what it does
+	@$(BIN)/paritas demo
+
+# --- checks ---------------------------------------------------------------------------------------
+
+.PHONY: test
+test: lint types layers ## Run every check, then the tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-test ## Check style and formatting
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+
+.PHONY: types
+types: $(VENV)/.installed-test ## Check types
+	$(BIN)/mypy
+
+.PHONY: layers
+layers: $(VENV)/.installed-test ## Check that imports run downwards only
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(VENV)/.installed-test ## Put the code into shape
+	$(BIN)/ruff check --fix --quiet
+	$(BIN)/ruff format --quiet
+
+.PHONY: bench
+bench: $(VENV)/.installed ## Measure speed: every benchmarks/bench_*.py
+	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do \
+		echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+
+.PHONY: clean
+clean: ## Remove caches and builds (the environment stays)
+	rm -rf build dist .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests $(wildcard benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""Does the candidate still compute what the reference computes?
+
+The names below are the public surface. Each is fetched from its home on first use, because torch
+takes seconds to import and ``paritas --help`` should not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "AllCloseValueChecker",
+    "AutomaticValueChecker",
+    "Coverage",
+    "Finding",
+    "FullValueChecker",
+    "Inputs",
+    "MismatchError",
+    "ParitasError",
+    "Status",
+    "UsageError",
+    "Verdict",
+    "VerifyConfig",
+    "judge",
+    "verify",
+]
+
+_HOMES = {
+    "AllCloseValueChecker": "paritas.numerics.checkers",
+    "AutomaticValueChecker": "paritas.numerics.checkers",
+    "Coverage": "paritas.numerics.findings",
+    "Finding": "paritas.numerics.findings",
+    "FullValueChecker": "paritas.numerics.checkers",
+    "Inputs": "paritas.checking.config",
+    "MismatchError": "paritas.errors",
+    "ParitasError": "paritas.errors",
+    "Status": "paritas.numerics.findings",
+    "UsageError": "paritas.errors",
+    "Verdict": "paritas.numerics.findings",
+    "VerifyConfig": "paritas.checking.config",
+    "judge": "paritas.numerics.pairing",
+    "verify": "paritas.checking.verifying",
+}
+
+if TYPE_CHECKING:
+    from paritas.checking.config import Inputs, VerifyConfig
+    from paritas.checking.verifying import verify
+    from paritas.errors import MismatchError, ParitasError, UsageError
+    from paritas.numerics.checkers import (
+        AllCloseValueChecker,
+        AutomaticValueChecker,
+        FullValueChecker,
+    )
+    from paritas.numerics.findings import Coverage, Finding, Status, Verdict
+    from paritas.numerics.pairing import judge
+
+    __version__: str
+else:
+    # Out of a type checker's sight, or it would take any misspelt name for an attribute.
+    def __getattr__(name: str) -> object:
+        import importlib
+        import importlib.metadata
+
+        if name == "__version__":
+            value = importlib.metadata.version("paritas")
+        elif name in _HOMES:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,59 @@
+"""Everything paritas raises on purpose.
+
+::
+
+    ParitasError                 catch this to catch all of them
+    ├── UsageError             also ValueError: what was asked for makes no sense
+    ├── MismatchError          also AssertionError and RuntimeError: the candidate failed
+    └── UnsupportedTorchError  also RuntimeError: this torch does not answer as it should
+
+A message shows the offending value and ends with what to do next. A failure inside the user's own
+program is no error of this tree: it becomes a finding, or passes through as it was raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ParitasError(Exception):
+    """The root of the tree."""
+
+
+class UsageError(ParitasError, ValueError):
+    """The input is wrong: an argument, an option, a configuration key, a file.
+
+    The message shows the value that arrived and says what to give instead.
+    """
+
+
+class MismatchError(ParitasError, AssertionError, RuntimeError):
+    """The candidate does not compute what the reference computes, or that could not be told.
+
+    It is an ``AssertionError`` so that test runners show it as a failed check, and a
+    ``RuntimeError`` because that is what callers of such checks have always caught.
+
+    Attributes:
+        verdict: The ``Verdict`` behind the message: every finding, and the coverage.
+    """
+
+    # A Verdict lives in paritas.numerics, and nothing is below this module: naming the type here,
+    # even for a type checker alone, would make an import run upwards.
+    verdict: Any
+
+    def __init__(self, message: str, verdict: Any) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+    def __reduce__(self) -> tuple[type[MismatchError], tuple[str, Any], dict[str, Any]]:
+        # An exception is rebuilt from `args`, which hold the message alone; process pools and
+        # parallel test runners would otherwise fail on the way back. The last item carries notes.
+        return type(self), (str(self), self.verdict), dict(self.__dict__)
+
+
+class UnsupportedTorchError(ParitasError, RuntimeError):
+    """A private part of torch is missing or answers differently than paritas was written for.
+
+    The message names the part and the version of torch. Nothing was verified: the way out is a
+    version of torch, or of paritas, that knows the other.
+    """

@@ -1,0 +1,147 @@
+"""The rules of the house that no linter knows; CONTRIBUTING.md argues them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import paritas
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+SEAM = SOURCE / "paritas" / "_torch"
+CANARIES = ROOT / "tests" / "unit" / "test_torch_canaries.py"
+
+LONGEST_FILE = 400
+BANNED_NAMES = {"util", "utils", "_util", "_utils"}
+
+
+def python_files() -> list[Path]:
+    files = [path for folder in ("src", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert files, f"no Python file under {ROOT}: this test would pass on nothing"
+    return files
+
+
+def run_cold(code: str, cwd: Path) -> str:
+    """Run code in a new interpreter, in a folder that has no configuration, and give its output."""
+    # PYTEST_* would hand this run's own options on.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+# --- cold start -----------------------------------------------------------------------------------
+
+
+def test_importing_the_pytest_plugin_leaves_torch_unimported(tmp_path):
+    run_cold(
+        "import _paritas_pytest, sys; "
+        "assert 'torch' not in sys.modules; assert 'paritas' not in sys.modules",
+        tmp_path,
+    )
+
+
+def test_pytest_loads_the_plugin_and_leaves_torch_unimported(tmp_path):
+    output = run_cold(
+        "import pytest, sys; code = pytest.main(['--markers']); "
+        "assert 'torch' not in sys.modules; sys.exit(code)",
+        tmp_path,
+    )
+    assert "@pytest.mark.parity:" in output
+
+
+def test_help_leaves_torch_unimported(tmp_path):
+    output = run_cold(
+        "import sys; from paritas.cli import main; main(['--help'], standalone_mode=False); "
+        "assert 'torch' not in sys.modules",
+        tmp_path,
+    )
+    assert "Usage:" in output
+
+
+def test_importing_paritas_leaves_torch_unimported(tmp_path):
+    run_cold(
+        "import paritas, sys; paritas.__version__; assert 'torch' not in sys.modules", tmp_path
+    )
+
+
+# --- the front door -------------------------------------------------------------------------------
+
+
+def test_all_is_the_sorted_public_names():
+    modules = {module.name for module in pkgutil.iter_modules(paritas.__path__)}
+    public = {name for name in dir(paritas) if not name.startswith("_")} - modules
+    assert paritas.__all__ == sorted(public)
+
+
+def test_every_public_name_has_one_home_that_type_checkers_see_too():
+    tree = ast.parse(Path(paritas.__file__).read_text(encoding="utf-8"))
+    seen = {
+        (alias.asname or alias.name): node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("paritas.")
+        for alias in node.names
+    }
+    assert seen == paritas._HOMES
+    assert sorted(paritas._HOMES) == paritas.__all__
+
+
+def test_every_public_name_is_there():
+    missing = [name for name in [*paritas.__all__, "__version__"] if not hasattr(paritas, name)]
+    assert not missing
+
+
+def test_no_public_name_is_also_a_module():
+    modules = {module.name for module in pkgutil.iter_modules(paritas.__path__)}
+    assert not modules & set(paritas.__all__), "the module would shadow the name on second access"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(paritas, "verfy")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_no_file_is_too_long():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in python_files()
+    }
+    too_long = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
+    assert not too_long, f"over {LONGEST_FILE} lines: split by what the parts are about"
+
+
+def test_no_module_is_called_utils():
+    named = [
+        str(path.relative_to(ROOT))
+        for path in python_files()
+        if BANNED_NAMES & {path.stem, *path.relative_to(ROOT).parts[:-1]}
+    ]
+    assert not named, "name the module after what it holds"
+
+
+def test_every_part_of_the_torch_seam_has_a_canary():
+    canaries = CANARIES.read_text(encoding="utf-8") if CANARIES.exists() else ""
+    parts = [path.stem for path in sorted(SEAM.glob("*.py")) if path.stem != "__init__"]
+    # Either `_torch.part` or `from paritas._torch import part`, alone or among others.
+    silent = [
+        part
+        for part in parts
+        if not re.search(rf"_torch(\.|\s+import\s+(\([^)]*|[^\n(]*)\b){part}\b", canaries)
+    ]
+    assert not silent, f"no test in {CANARIES.name} mentions these modules of paritas._torch"
