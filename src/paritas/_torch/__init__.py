@@ -1,0 +1,1 @@
+"""The only place that touches torch's private APIs; each entry typed, with a canary test."""

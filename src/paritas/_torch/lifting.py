@@ -1,0 +1,278 @@
+"""Run a program in float64: every operator it calls, forward and backward, below autograd.
+
+Tensors that come in narrow are widened, casts to narrow dtypes go to float64, and random numbers
+are drawn in the dtype the program draws them in, so that the stream is the program's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paritas._torch.operators import CHOICES, COMPARISONS, DRAWS_IN_ITS_DTYPE, Traits, traits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+class LiftingError(RuntimeError):
+    """The program does something that has no meaning in float64, such as reading a float's bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """A discrete result and the numbers that decided it, so that its margin can be told.
+
+    Attributes:
+        left: the left operand of a comparison, or the scores of a choice.
+        right: the right operand of a comparison; None for a choice.
+        dim: the dimension chosen along; None for all of them.
+    """
+
+    left: Tensor
+    right: Tensor | None
+    dim: int | None
+
+    def margin(self, reference: Tensor, candidate: Tensor) -> Tensor | None:
+        """What separates the reference's result from the candidate's, in units of the operands."""
+        if self.right is not None:
+            difference = torch.as_tensor(self.left - self.right)
+            return difference.expand(reference.shape) if difference.dim() else difference
+        scores, dim = self.left, self.dim
+        if dim is None:
+            scores, dim = scores.reshape(-1), 0
+        size = scores.shape[dim]
+        if bool(((candidate < 0) | (candidate >= size)).any()):
+            return None
+        keepdim = reference.dim() < scores.dim()
+        ours, theirs = (i.unsqueeze(dim) if keepdim else i for i in (reference, candidate))
+        gap = scores.gather(dim, ours) - scores.gather(dim, theirs)
+        return gap.squeeze(dim) if keepdim else gap
+
+
+class LiftMode(TorchDispatchMode):
+    """Dispatch mode under which everything is computed in float64.
+
+    Attributes:
+        casts: the narrow dtypes that the program itself cast to.
+        foreign: names of operators outside aten, which may compute in any precision inside.
+    """
+
+    def __init__(
+        self,
+        native: torch.dtype,
+        default: torch.dtype,
+        *,
+        lifts: Callable[[torch.dtype], bool] | None = None,
+        remember_decisions: bool = False,
+        widen: bool = True,
+    ) -> None:
+        """Make a mode for a program that runs in `native`, under the default dtype `default`.
+
+        Without `widen`, everything stays in the dtype it has: for a subclass that only perturbs.
+        `lifts` says whether a cast to a narrow dtype is widened (all are, unless given): a cast
+        narrower than anything the reference uses is part of what the candidate computes.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.native = native
+        self.default = default
+        self.lifts = lifts or (lambda _: True)
+        self.widths = WIDE if widen else {}
+        self.casts: set[torch.dtype] = set()
+        self.foreign: set[str] = set()
+        self._decisions: dict[int, Decision] | None = {} if remember_decisions else None
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one operator in float64."""
+        kwargs = kwargs or {}
+        kind = traits(func)
+        if kind.view:
+            if self.widths and kind.name == "view" and func._overloadname == "dtype":
+                message = "the program reads the bits of a float (view as another dtype)"
+                raise LiftingError(message)
+            return func(*args, **kwargs)
+        if kind.namespace not in {"aten", "prim", "prims"}:
+            self.foreign.add(f"{kind.namespace}::{kind.name}")
+        if self.widths and kind.random and kind.name in DRAWS_IN_ITS_DTYPE:
+            return self._draw(func, kind, args, kwargs)
+        if self.widths and kind.random and kind.name == "native_dropout":
+            return self._dropout(func, *args, **kwargs)
+        return self._run(func, kind, args, kwargs)
+
+    def decision_for(self, result: Tensor) -> Decision | None:
+        """The decision behind a discrete result of this run, if it was one operator's."""
+        return (self._decisions or {}).get(result.untyped_storage().data_ptr())
+
+    def compute(
+        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the operator on widened arguments; a subclass adds its noise here."""
+        del kind
+        return func(*args, **kwargs)
+
+    def _run(
+        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        written: list[tuple[Tensor, Tensor]] = []
+
+        def widen(value: Any, place: int | str) -> Any:
+            if isinstance(value, torch.Tensor):
+                if value.dtype not in self.widths:
+                    return value
+                wide = value.to(self.widths[value.dtype])
+                if place in kind.mutates:
+                    written.append((value, wide))
+                return wide
+            if isinstance(value, torch.dtype) and value in self.widths:
+                self.casts.add(value)
+                return self.widths[value] if self.lifts(value) else value
+            if isinstance(value, list | tuple):
+                return [widen(item, place) for item in value]
+            return value
+
+        wide_args = tuple(widen(value, place) for place, value in enumerate(args))
+        wide_kwargs = {name: widen(value, name) for name, value in kwargs.items()}
+        if self.widths:
+            wide_args = _without_half_to_float(kind, wide_args)
+        result = self.compute(func, kind, wide_args, wide_kwargs)
+        for narrow, wide in written:
+            narrow.copy_(wide)
+        if written:
+            result = _narrowed_back(result, written)
+        if self._decisions is not None and kind.name in COMPARISONS | CHOICES:
+            self._remember(kind, wide_args, wide_kwargs, result)
+        # A cast that is not lifted keeps its narrow result: the next operator widens it again.
+        keeps = kind.name in {"_to_copy", "copy"} or written or not self.widths
+        return result if keeps else map_tensors(result, _widened)
+
+    def _draw(
+        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Draw in the dtype that the program draws in, then widen."""
+        if kind.mutates:  # uniform_ and friends fill a tensor that may be wide already
+            target = args[0]
+            narrow = torch.empty_like(target, dtype=self._native_of(target.dtype))
+            func(narrow, *args[1:], **kwargs)
+            return target.copy_(narrow)
+        asked = kwargs.get("dtype")
+        if asked is None:
+            asked = self._native_of(args[0].dtype) if _is_float(args[:1]) else self.default
+        elif asked in WIDE:
+            self.casts.add(asked)
+        kwargs = {**kwargs, "dtype": asked} if _takes_dtype(func) else kwargs
+        return map_tensors(func(*args, **kwargs), _widened)
+
+    def _dropout(self, func: OpOverload, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
+        """The mask of the native dtype's stream, applied to the wide value."""
+        ones = torch.ones_like(x, dtype=self._native_of(x.dtype))
+        _, mask = func(ones, p, train)
+        if train is False:
+            return x.clone(), mask
+        return x.to(torch.float64) * mask / (1 - p) if p < 1 else torch.zeros_like(x), mask
+
+    def _native_of(self, dtype: torch.dtype) -> torch.dtype:
+        return self.native if dtype is torch.float64 else dtype
+
+    def _remember(
+        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if kind.name in COMPARISONS:
+            decision = Decision(args[0], torch.as_tensor(args[1]), None)
+            chosen = result
+        else:
+            position = 2 if kind.name in {"topk", "kthvalue"} else 1
+            given = args[position] if len(args) > position else kwargs.get("dim")
+            if kind.name == "sort" and given is None:
+                given = -1
+            if kind.name == "topk" and given is None:
+                given = -1
+            if isinstance(given, bool) or not isinstance(given, int | None):
+                return
+            decision = Decision(args[0], None, given)
+            chosen = result[1] if isinstance(result, list | tuple) else result
+        if isinstance(chosen, torch.Tensor) and not chosen.is_floating_point():
+            table = self._decisions
+            if table is not None:
+                table[chosen.untyped_storage().data_ptr()] = decision
+
+
+class DtypeLog(TorchDispatchMode):
+    """Writes down in which floating dtype each operator call ran natively."""
+
+    def __init__(self) -> None:
+        """Start an empty log."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: dict[tuple[OpOverload, int], torch.dtype] = {}
+        self._counts: dict[OpOverload, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator as it is and note the dtype of its first floating result."""
+        result = func(*args, **(kwargs or {}))
+        ordinal = self._counts.get(func, 0)
+        self._counts[func] = ordinal + 1
+        items = result if isinstance(result, list | tuple) else [result]
+        for item in items:
+            if isinstance(item, torch.Tensor) and (item.is_floating_point() or item.is_complex()):
+                self.calls[func, ordinal] = item.dtype
+                break
+        return result
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to the tensors of an operator's arguments or results."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    return tree
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(WIDE[tensor.dtype]) if tensor.dtype in WIDE else tensor
+
+
+def _narrowed_back(result: Any, written: list[tuple[Tensor, Tensor]]) -> Any:
+    """An in-place operator returns its argument: the narrow one the program knows."""
+    known = {id(wide): narrow for narrow, wide in written}
+    return map_tensors(result, lambda tensor: known.get(id(tensor), tensor))
+
+
+def _without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Softmax's `half_to_float` flag is refused by the float64 kernels, where it is moot."""
+    if kind.name in {"_softmax", "_log_softmax"} and len(args) > 2:  # noqa: PLR2004
+        return (*args[:2], False)
+    return args
+
+
+def _is_float(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()
+
+
+def _takes_dtype(func: OpOverload) -> bool:
+    return any(argument.name == "dtype" for argument in func._schema.arguments)

@@ -1,0 +1,88 @@
+"""What an aten operator does, as far as rounding and randomness go."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+# Operators whose floating results are chosen, moved or counted, never rounded.
+_EXACT = frozenset(
+    """
+    abs alias amax amin arange argmax argmin as_strided bernoulli bitwise_not cat ceil clamp
+    clamp_max clamp_min clone constant_pad_nd contiguous copy detach diag diagonal
+    diagonal_copy embedding empty empty_like empty_strided eq equal expand expand_copy eye fill
+    fix flip floor full full_like gather ge gt hardtanh index index_fill index_put index_select
+    isfinite isinf isnan le lift_fresh lift_fresh_copy logical_and logical_not logical_or
+    logical_xor lt masked_fill masked_scatter masked_select max max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool2d maximum median min minimum ne neg
+    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
+    permute_copy pixel_shuffle pixel_unshuffle real imag reflection_pad1d reflection_pad2d
+    relu repeat replication_pad1d replication_pad2d roll round scalar_tensor scatter select
+    select_copy select_scatter sgn sign slice slice_copy slice_scatter sort split
+    split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack t t_copy threshold
+    threshold_backward topk transpose transpose_copy tril triu trunc unbind unfold unfold_copy
+    unsafe_split unsqueeze unsqueeze_copy upsample_nearest1d upsample_nearest2d view view_copy
+    where zero zeros zeros_like _local_scalar_dense _unsafe_index _unsafe_view
+    _reshape_alias _conj conj_physical resolve_conj view_as_real view_as_complex
+    _unsafe_masked_index native_dropout complex
+    """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
+)
+
+# Random operators that draw floats of the dtype they are asked for. The stream depends on that
+# dtype, so a lifted run has to draw in the native one.
+DRAWS_IN_ITS_DTYPE = frozenset(
+    {"rand", "randn", "rand_like", "randn_like", "normal", "normal_functional", "uniform"}
+    | {"cauchy", "exponential", "log_normal", "geometric"}
+)
+
+COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
+CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What a dispatch mode needs to know about one operator.
+
+    Attributes:
+        name: the base name, without namespace, overload or a trailing underscore.
+        namespace: "aten" for torch's own.
+        view: the result shares storage with an argument and nothing is computed.
+        mutates: positions and names of arguments that are written to.
+        random: it draws from a generator.
+        rounds: its floating results are rounded.
+    """
+
+    name: str
+    namespace: str
+    view: bool
+    mutates: frozenset[int | str]
+    random: bool
+    rounds: bool
+
+
+@functools.cache
+def traits(func: OpOverload) -> Traits:
+    """The traits of one operator overload."""
+    schema = func._schema
+    namespace, _, full = schema.name.partition("::")
+    name = full.rstrip("_")
+    written: set[int | str] = set()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {position, argument.name}
+    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return Traits(
+        name=name,
+        namespace=namespace,
+        view=aliases and not written,
+        mutates=frozenset(written),
+        random=random,
+        rounds=not (aliases or random or name in _EXACT),
+    )

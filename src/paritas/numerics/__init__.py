@@ -1,0 +1,1 @@
+"""Pure functions on two tensors or trees: metrics, noise, checkers, findings, verdicts; no I/O."""

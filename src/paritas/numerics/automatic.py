@@ -1,0 +1,273 @@
+"""The automatic criterion: bits, then the lifted run, then the native run.
+
+The lifted run tells meaning (both sides in float64, where rounding is far below any fault); the
+native run tells accuracy (the candidate's error to the arbiter over the reference's own). Runs are
+asked of the evidence only when the cheaper ones before them do not settle the matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from paritas.numerics import criterion
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
+from paritas.numerics.findings import Score, Status
+from paritas.numerics.metrics import Metrics, bitwise_equal, pair_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.numerics.evidence import Evidence
+
+# In the lifted run both sides round in float64, nine orders of magnitude below any fault worth the
+# name. So a measured spread is taken generously, and one scaled from the native error more so.
+LIFTED_SLACK = 8.0
+LIFTED_SLACK_SCALED = 64.0
+# Knowing only a dtype: noise of this many unit roundoffs of the value and of the typical value.
+BLIND_NOISE = 4.0
+# Where no more than this share of the elements is over the limit, more perturbed runs are worth
+# their cost: a rounding or comparison on its knife edge shows in some runs and not in others.
+SPARSE = 0.05
+# An overflow is excused within this many eps of the dtype's largest value: the reach of MAX_Z.
+MAX_EDGE_UNITS = 6.0
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one pair of values ended, and by which numbers."""
+
+    status: Status
+    reason: str = ""
+    advice: str = ""
+    metrics: Metrics | None = None
+    native: Score | None = None
+    lifted: Score | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """The end of one run's comparison."""
+
+    scored: Scored
+    passed: bool
+    shaky: bool = False
+    reason: str = ""
+
+
+def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
+    """Judge two floating or complex tensors of one shape."""
+    same = bitwise_equal(reference, candidate)
+    if same and criterion.unit_roundoff(reference.dtype) <= UNIT_F32:
+        # Equal float32 bits leave a fault no room; equal bfloat16 bits hide one of 0.1 %.
+        return Judgement(status=Status.IDENTICAL)
+    metrics = None if same else pair_metrics(reference, candidate)
+    arbiter, lifted = evidence.arbiter(), evidence.lifted()
+    above: _Outcome | None = None
+    if arbiter is not None and lifted is not None:
+        above = _judge_lifted(reference, arbiter, lifted, evidence)
+        if not above.passed:
+            return Judgement(
+                status=Status.DIFFERENT,
+                reason=_lifted_reason(above, same_bits=same),
+                metrics=metrics,
+                lifted=above.scored.score,
+            )
+    lifted_score = above.scored.score if above else None
+    if same or metrics is None:
+        return Judgement(status=Status.IDENTICAL, lifted=lifted_score)
+    native = _judge_native(reference, candidate, arbiter, metrics, evidence)
+    status, reason = _conclude(native, above)
+    return Judgement(
+        status=status,
+        reason=reason,
+        metrics=metrics,
+        native=native.scored.score,
+        lifted=lifted_score,
+    )
+
+
+def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
+    """Judge integers, bools and indices: equal, or undecided by the reference's own margin."""
+    if bitwise_equal(reference, candidate):
+        return Judgement(status=Status.IDENTICAL)
+    metrics = pair_metrics(reference, candidate)
+    how_many = f"{metrics.mismatched} of {metrics.numel} values"
+    arbiter, lifted = evidence.arbiter(), evidence.lifted()
+    meant_same = arbiter is not None and lifted is not None and bitwise_equal(arbiter, lifted)
+    if evidence.unit is not None:
+        undecided = evidence.undecided(candidate, evidence.unit)
+        contested = reference != candidate
+        if undecided is not None and bool(undecided[contested].all()):
+            reason = f"{how_many} differ, each decided by the reference's own rounding"
+            return Judgement(status=Status.UNSTABLE, reason=reason, metrics=metrics)
+    if meant_same:
+        reason = f"{how_many} differ beyond the reference's own margin, though not when lifted"
+        return Judgement(status=Status.DEGRADED, reason=reason, metrics=metrics)
+    reason = f"{how_many} differ; these values are exact"
+    return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
+
+
+def _judge_lifted(
+    reference: Tensor, arbiter: Tensor, lifted: Tensor, evidence: Evidence
+) -> _Outcome:
+    unit = evidence.lift_unit
+    exact_inside = unit == UNIT_F64
+    own_error = 0.0
+    if evidence.unit is not None:
+        own_error = criterion.rms_difference(reference, arbiter) * unit / evidence.unit
+    mismatch = nonfinite_mismatch(arbiter, lifted)
+    scaled = Noise(
+        unit=unit,
+        own_error=own_error,
+        factor=LIFTED_SLACK_SCALED if exact_inside else 1.0,
+        source="the reference's own error, scaled to float64",
+    )
+    scored = criterion.score(lifted, arbiter, scaled)
+    if scored.score.passed and mismatch is None:
+        return _Outcome(scored, passed=True)
+    measured = dataclasses.replace(
+        scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
+    )
+    return _with_spread(lifted, arbiter, measured, mismatch, unit, evidence, scored)
+
+
+def _judge_native(
+    reference: Tensor,
+    candidate: Tensor,
+    arbiter: Tensor | None,
+    metrics: Metrics,
+    evidence: Evidence,
+) -> _Outcome:
+    unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
+    step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
+    truth = reference if arbiter is None else arbiter
+    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
+    noise = Noise(
+        unit=unit,
+        step=step,
+        own_error=own_error,
+        # Without an arbiter the reference is itself off by as much as the candidate may be.
+        factor=1.0 if arbiter is not None else 2.0,
+        source="the reference's own error" if arbiter is not None else "the dtype's last bit",
+    )
+    mismatch = nonfinite_mismatch(reference, candidate) if metrics.nonfinite_mismatches else None
+    forgiven = False
+    if mismatch is not None:
+        excused = _excused_by_arbiter(reference, candidate, arbiter, mismatch)
+        forgiven = bool(excused.any())
+        mismatch = mismatch & ~excused
+        mismatch = mismatch if bool(mismatch.any()) else None
+    scored = criterion.score(candidate, truth, noise)
+    if scored.score.passed and mismatch is None:
+        shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
+        return _Outcome(scored, passed=True, shaky=shaky)
+    if evidence.unit is None:
+        if mismatch is not None:
+            return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
+        source = f"{_short(reference.dtype)} alone, with no program to measure: weak"
+        noise = dataclasses.replace(noise, relative=BLIND_NOISE * unit, source=source)
+        scored = criterion.score(candidate, truth, noise)
+        return _Outcome(scored, passed=scored.score.passed)
+    where = "float64" if arbiter is not None else _short(reference.dtype)
+    noise = dataclasses.replace(noise, source=f"perturbed {where} runs")
+    outcome = _with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
+    return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
+
+
+def _with_spread(
+    candidate: Tensor,
+    truth: Tensor,
+    noise: Noise,
+    mismatch: Tensor | None,
+    unit: float,
+    evidence: Evidence,
+    before: Scored,
+) -> _Outcome:
+    """Score once more with the measured spread; with more runs where few elements decide."""
+    outcome = _Outcome(before, passed=False)
+    for thorough in (False, True):
+        spread = evidence.spread(unit, thorough=thorough)
+        if spread is None:
+            reason = "" if mismatch is None else _nonfinite_reason(mismatch)
+            return dataclasses.replace(outcome, reason=reason)
+        scored = criterion.score(candidate, truth, dataclasses.replace(noise, spread=spread))
+        # An infinite spread marks places where rounding decides whether a value is finite.
+        left = None if mismatch is None else mismatch & torch.isfinite(spread).to(mismatch.device)
+        if left is not None and bool(left.any()):
+            outcome = _Outcome(scored, passed=False, reason=_nonfinite_reason(left))
+        else:
+            decided = mismatch is not None or scored.knife_edges > 0
+            passed = scored.score.passed
+            outcome = _Outcome(scored, passed=passed, shaky=passed and decided)
+        if outcome.passed or scored.over > SPARSE * candidate.numel():
+            break
+    return outcome
+
+
+def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
+    """Where the two differ in being NaN, +Inf, -Inf or finite; None if nowhere."""
+    if left.is_complex() or right.is_complex():
+        parts = (
+            nonfinite_mismatch(left.real, right.real),
+            nonfinite_mismatch(left.imag, right.imag),
+        )
+        found = [part for part in parts if part is not None]
+        return torch.stack(found).any(dim=0) if found else None
+    right = right.to(left.device)
+    differ = (
+        (left.isnan() != right.isnan())
+        | (left.isposinf() != right.isposinf())
+        | (left.isneginf() != right.isneginf())
+    )
+    return differ if bool(differ.any()) else None
+
+
+def _excused_by_arbiter(
+    reference: Tensor, candidate: Tensor, arbiter: Tensor | None, mismatch: Tensor
+) -> Tensor:
+    """Where the reference left the range of its dtype and the candidate did not, or conversely.
+
+    There the arbiter is finite. A finite candidate is then scored like any other value; an
+    infinite one is excused only if the true value lies at the edge of the dtype's range.
+    """
+    if arbiter is None or candidate.is_complex():
+        return torch.zeros_like(mismatch)
+    candidate = candidate.to(reference.device)
+    finite_candidate = torch.isfinite(candidate) & torch.isfinite(arbiter)
+    info = torch.finfo(candidate.dtype)
+    at_the_edge = arbiter.abs() >= info.max * (1 - MAX_EDGE_UNITS * info.eps)
+    right_sign = candidate.isinf() & (candidate.signbit() == arbiter.signbit())
+    return mismatch & (finite_candidate | (at_the_edge & right_sign))
+
+
+def _conclude(native: _Outcome, above: _Outcome | None) -> tuple[Status, str]:
+    if native.passed:
+        if native.shaky or (above is not None and above.shaky):
+            return Status.UNSTABLE, "the reference's own rounding decides this value"
+        return Status.EQUIVALENT, ""
+    excess = native.scored.score.excess
+    by = native.reason or f"its error is {excess:.3g} times what the reference's own noise allows"
+    if above is not None:
+        return Status.DEGRADED, f"the same function when lifted, but natively {by}"
+    return Status.DIFFERENT, by
+
+
+def _lifted_reason(outcome: _Outcome, *, same_bits: bool) -> str:
+    if outcome.reason:
+        return f"{outcome.reason}, also in float64"
+    excess = outcome.scored.score.excess
+    reason = f"in float64, where rounding is negligible, it is {excess:.2g} times over its limit"
+    return f"{reason} (its narrow bits agree on this input)" if same_bits else reason
+
+
+def _nonfinite_reason(mismatch: Tensor) -> str:
+    where = [int(i) for i in mismatch.nonzero()[0]]
+    total = mismatch.numel()
+    return f"{int(mismatch.sum())} of {total} NaN/Inf positions differ, the first at {where}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

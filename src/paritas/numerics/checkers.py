@@ -1,0 +1,232 @@
+"""Value checkers: each claims a pair of values and judges it, or declines it.
+
+The names and arguments are those that people know from other tools. What a checker's arguments
+leave open is decided by the automatic criterion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.numerics.automatic import Judgement, judge_exact, judge_floats
+from paritas.numerics.evidence import Evidence, NoEvidence
+from paritas.numerics.findings import Status
+from paritas.numerics.metrics import pair_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NO_EVIDENCE = NoEvidence()
+
+
+@runtime_checkable
+class ValueChecker(Protocol):
+    """What a user's own checker has to offer."""
+
+    def check(
+        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+    ) -> Judgement | None:
+        """Judge a pair of values of equal shape, or return None to leave it to the next checker."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutomaticValueChecker:
+    """Choose the check by the kind of value; the default, with no tolerance to guess.
+
+    Attributes:
+        pcc: tensors of more than one float pass if their Pearson correlation is at least this.
+        rtol: single floats pass within `atol + rtol * |reference|`.
+        atol: as above.
+        dissimilarity_threshold: bool tensors pass if their Rogers-Tanimoto dissimilarity is at
+            most this.
+
+    A kind of value whose argument is not given is judged by the automatic criterion. Integers
+    always are: a correlation of token ids means nothing.
+    """
+
+    pcc: float | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    dissimilarity_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("pcc", self.pcc, -1.0, 1.0)
+        _in_range("rtol", self.rtol, 0.0, math.inf)
+        _in_range("atol", self.atol, 0.0, math.inf)
+        _in_range("dissimilarity_threshold", self.dissimilarity_threshold, 0.0, 1.0)
+
+    def check(
+        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+    ) -> Judgement | None:
+        """Judge a pair of tensors, numbers or plain objects."""
+        if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
+            return _check_objects(reference, candidate)
+        if not _is_inexact(reference) and not _is_inexact(candidate):
+            if self.dissimilarity_threshold is not None and reference.dtype is torch.bool:
+                return _check_dissimilarity(reference, candidate, self.dissimilarity_threshold)
+            return judge_exact(reference, candidate, evidence)
+        if reference.numel() == 1 and (self.rtol is not None or self.atol is not None):
+            return AllCloseValueChecker(**_given(rtol=self.rtol, atol=self.atol)).check(
+                reference, candidate
+            )
+        if reference.numel() > 1 and self.pcc is not None:
+            return _check_pcc(reference, candidate, self.pcc)
+        return judge_floats(_inexact(reference), _inexact(candidate), evidence)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllCloseValueChecker:
+    """`torch.allclose`, computed in float64: |c - r| <= atol + rtol |r| everywhere.
+
+    As there, a NaN is close to nothing, and an infinity only to itself. Shapes never broadcast.
+    """
+
+    rtol: float = 1e-5
+    atol: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _in_range("rtol", self.rtol, 0.0, math.inf)
+        _in_range("atol", self.atol, 0.0, math.inf)
+
+    def check(
+        self,
+        reference: Any,
+        candidate: Any,
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> Judgement | None:
+        """Judge a pair of tensors, numbers or plain objects."""
+        if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
+            return _check_objects(reference, candidate)
+        metrics = pair_metrics(reference, candidate)
+        if metrics.mismatched == 0 and metrics.nan_reference == 0:
+            return Judgement(status=Status.IDENTICAL, metrics=metrics)
+        close = _close(reference, candidate, self.rtol, self.atol)
+        far = int((~close).sum())
+        if far == 0:
+            return Judgement(status=Status.EQUIVALENT, metrics=metrics)
+        reason = (
+            f"{far} of {metrics.numel} values are not within rtol={self.rtol:g}, "
+            f"atol={self.atol:g} (NaN is close to nothing)"
+        )
+        return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FullValueChecker:
+    """`AutomaticValueChecker` and `AllCloseValueChecker`: both have to pass."""
+
+    pcc: float | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    dissimilarity_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        self._parts()  # validates the arguments
+
+    def _parts(self) -> tuple[ValueChecker, ValueChecker]:
+        closeness = _given(rtol=self.rtol, atol=self.atol)
+        automatic = AutomaticValueChecker(
+            pcc=self.pcc,
+            dissimilarity_threshold=self.dissimilarity_threshold,
+            **closeness,
+        )
+        return automatic, AllCloseValueChecker(**closeness)
+
+    def check(
+        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+    ) -> Judgement | None:
+        """Judge by both and keep the graver judgement."""
+        judgements = [part.check(reference, candidate, evidence) for part in self._parts()]
+        return max(
+            (judgement for judgement in judgements if judgement is not None),
+            key=lambda judgement: judgement.status.gravity,
+        )
+
+
+def _check_pcc(reference: Tensor, candidate: Tensor, required: float) -> Judgement:
+    metrics = pair_metrics(reference, candidate)
+    if metrics.mismatched == 0:
+        return Judgement(status=Status.IDENTICAL, metrics=metrics)
+    if metrics.pcc >= required and metrics.nonfinite_mismatches == 0:
+        return Judgement(status=Status.EQUIVALENT, metrics=metrics)
+    reason = f"correlation {metrics.pcc:.6g} is below the required {required:g}"
+    if math.isnan(metrics.pcc):
+        reason = "the correlation is undefined (constant values), and the values differ"
+    if metrics.nonfinite_mismatches:
+        reason = f"{metrics.nonfinite_mismatches} NaN/Inf positions differ"
+    return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
+
+
+def _check_dissimilarity(reference: Tensor, candidate: Tensor, allowed: float) -> Judgement:
+    """Rogers-Tanimoto: 2d / (n + d) for d disagreements among n values."""
+    metrics = pair_metrics(reference, candidate)
+    if metrics.mismatched == 0:
+        return Judgement(status=Status.IDENTICAL, metrics=metrics)
+    dissimilarity = 2 * metrics.mismatched / (metrics.numel + metrics.mismatched)
+    if dissimilarity <= allowed:
+        return Judgement(status=Status.EQUIVALENT, metrics=metrics)
+    reason = (
+        f"{metrics.mismatched} of {metrics.numel} values differ: dissimilarity "
+        f"{dissimilarity:.3g}, allowed {allowed:g}"
+    )
+    return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
+
+
+def _check_objects(reference: Any, candidate: Any) -> Judgement:
+    """Strings, None and other plain objects: equal, different, or not comparable."""
+    if type(reference) is not type(candidate):
+        reason = f"the reference is {_named(reference)}, the candidate {_named(candidate)}"
+        return Judgement(status=Status.DIFFERENT, reason=reason)
+    if reference is candidate:
+        return Judgement(status=Status.IDENTICAL)
+    equal = reference == candidate
+    if isinstance(equal, bool) and _defines_equality(reference):
+        if equal:
+            return Judgement(status=Status.IDENTICAL)
+        reason = f"the reference is {reference!r:.80}, the candidate {candidate!r:.80}"
+        return Judgement(status=Status.DIFFERENT, reason=reason)
+    return Judgement(
+        status=Status.UNVERIFIED,
+        reason=f"nothing is known about comparing objects of type {type(reference).__name__}",
+        advice="return tensors or plain values, or pass a value_checker that claims this type",
+    )
+
+
+def _defines_equality(value: Any) -> bool:
+    """Whether == looks at the value; what `object` offers looks at the address."""
+    return getattr(type(value), "__eq__", None) is not getattr(object, "__eq__")  # noqa: B009
+
+
+def _close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:
+    wide = torch.complex128 if reference.is_complex() else torch.float64
+    return torch.isclose(candidate.to(reference.device, wide), reference.to(wide), rtol, atol)
+
+
+def _named(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.60}"
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _inexact(tensor: Tensor) -> Tensor:
+    """An integer compared with a float is compared as a float; dtypes are checked elsewhere."""
+    return tensor if _is_inexact(tensor) else tensor.double()
+
+
+def _given(**arguments: float | None) -> dict[str, float]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _in_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        message = f"{name} must be a number from {low:g} to {high:g}, not {value!r}"
+        raise UsageError(message)

@@ -1,0 +1,246 @@
+"""How many times its own noise a tensor is off: the one rule by which values are judged.
+
+With `r` the arbiter, `c` the candidate, `s` the spread of the reference under its own rounding and
+`e - r` the reference's measured error, an element's noise is
+
+    d = max(s, rms(s) / 2, rms(e - r) / 2) + u |r| / 2        and        z = |c - r| / d.
+
+The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
+tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
+output by any factor and every z stays as it was. A wide plateau of constants (8-24 and 1.5-4) gives
+the same verdicts; they are constants of the rule, not knobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.numerics.findings import Score
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+MAX_Z = 12.0
+RMS_Z = 2.5
+# A spread above this share of the value's scale means that rounding decides the value itself.
+KNIFE_EDGE_SHARE = 0.1
+CHUNK = 1 << 21
+
+UNIT_F64 = 2.0**-53
+UNIT_F32 = 2.0**-24
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff u of a floating or complex dtype."""
+    return torch.finfo(dtype).eps / 2
+
+
+def smallest_step(dtype: torch.dtype) -> float:
+    """The distance between neighbours around zero: no narrower result can be asked of a dtype."""
+    info = torch.finfo(dtype)
+    return info.tiny * info.eps
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """What is known of the reference's rounding noise, from which `d` is made.
+
+    Attributes:
+        unit: unit roundoff of the compared values themselves (the u|r|/2 term).
+        step: smallest representable step around zero, so that underflow is rounding too.
+        own_error: rms(e - r), or 0 where no arbiter exists.
+        spread: s, one value per element, or None if the program was not perturbed.
+        relative: noise per element as a share of |r| + rms(r), where only a dtype is known.
+        factor: everything times this (lifted runs: both sides are equally noisy there).
+        source: where it comes from, in words.
+    """
+
+    unit: float
+    step: float = 0.0
+    own_error: float = 0.0
+    spread: Tensor | None = None
+    relative: float = 0.0
+    factor: float = 1.0
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """A score and what only the judge needs to know about it.
+
+    Attributes:
+        score: the figures.
+        over: how many elements are over the limit.
+        knife_edges: how many elements pass only because rounding decides them.
+    """
+
+    score: Score
+    over: int
+    knife_edges: int
+
+
+def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
+    """Score `candidate` against `arbiter`; positions where either is not finite are left out."""
+    candidate, arbiter, noise = _as_reals(candidate, arbiter, noise)
+    scale = rms(arbiter)
+    floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
+    total = _Totals(arbiter.shape, arbiter.device)
+    tensors = (candidate, arbiter) if noise.spread is None else (candidate, arbiter, noise.spread)
+    for place, parts in chunks(*tensors):
+        c, r = parts[0].double(), parts[1].double()
+        spread = None if noise.spread is None else parts[-1]
+        rounding = noise.unit * r.abs() / 2 + noise.step + noise.relative * (r.abs() + scale)
+        typical = noise.factor * (rounding + floor)
+        local = (
+            noise.factor * (rounding + spread.clamp(min=floor)) if spread is not None else typical
+        )
+        error = (c - r).abs()
+        z = torch.where(error == 0, 0.0, error / local)
+        z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
+        total.add(place, z)
+        if spread is not None:
+            shaky = (spread > KNIFE_EDGE_SHARE * (r.abs() + scale)) & (error > MAX_Z * typical)
+            total.knife_edges += int(shaky.sum())
+    return total.scored(noise.source)
+
+
+def rms(tensor: Tensor) -> float:
+    """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
+    squares, count = 0.0, 0
+    for _, (part,) in chunks(_real_view(tensor)):
+        wide = part.double()
+        finite = torch.isfinite(wide)
+        squares += float(torch.where(finite, wide, 0.0).square().sum())
+        count += int(finite.sum())
+    return math.sqrt(squares / count) if count else 0.0
+
+
+def rms_difference(left: Tensor, right: Tensor) -> float:
+    """Root mean square of the difference, where both are finite, in float64."""
+    squares, count = 0.0, 0
+    for _, (a, b) in chunks(_real_view(left), _real_view(right)):
+        difference = a.double() - b.double()
+        finite = torch.isfinite(difference)
+        squares += float(torch.where(finite, difference, 0.0).square().sum())
+        count += int(finite.sum())
+    return math.sqrt(squares / count) if count else 0.0
+
+
+def slice_limit(slices: int, length: int) -> float:
+    """What the rms of z over one of `slices` slices of `length` elements may be.
+
+    A slice's error may be one shared draw (a whole row divided by one norm), so the worst of many
+    slices sits where the worst of many single draws does: sqrt(2 ln n) above the typical one.
+    """
+    worst_of_many = max(1.0, math.sqrt(2 * math.log(slices)))
+    return min(MAX_Z, RMS_Z * (1 + 2 / math.sqrt(length)) * worst_of_many)
+
+
+def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor]]]:
+    """Walk tensors of one shape in pieces along their longest axis, whole in the others.
+
+    Yields ((axis, start, length), the aligned pieces), so that sums per slice can be kept.
+    """
+    first = tensors[0]
+    if first.numel() == 0:
+        return
+    if first.dim() == 0:
+        yield (0, 0, 1), [tensor.reshape(1) for tensor in tensors]
+        return
+    axis = max(range(first.dim()), key=lambda d: first.shape[d])
+    width = max(1, CHUNK * first.shape[axis] // first.numel())
+    for start in range(0, first.shape[axis], width):
+        length = min(width, first.shape[axis] - start)
+        parts = [tensor.narrow(axis, start, length) for tensor in tensors]
+        yield (axis, start, length), [part.to(first.device) for part in parts]
+
+
+class _Totals:
+    """Sums of z squared, over everything and per slice along each axis."""
+
+    def __init__(self, shape: torch.Size, device: torch.device) -> None:
+        self.shape = tuple(shape) or (1,)
+        self.scalar = len(shape) == 0
+        self.count = math.prod(self.shape)
+        self.squares = 0.0
+        self.worst = 0.0
+        self.index: tuple[int, ...] | None = None
+        self.over = 0
+        self.knife_edges = 0
+        many = len(self.shape) > 1
+        self.slices = [
+            torch.zeros(size, dtype=torch.float64, device=device) if many else None
+            for size in self.shape
+        ]
+
+    def add(self, place: tuple[int, int, int], z: Tensor) -> None:
+        axis, start, length = place
+        squared = z.square()
+        self.squares += float(squared.sum())
+        self.over += int((z > MAX_Z).sum())
+        worst = float(z.max())
+        if not worst <= self.worst:  # written so that a NaN is kept
+            self.worst = worst
+            where = list(map(int, torch.unravel_index(z.argmax(), z.shape)))
+            where[axis] += start
+            self.index = () if self.scalar else tuple(where)
+        for dim, sums in enumerate(self.slices):
+            if sums is None:
+                continue
+            others = [d for d in range(z.dim()) if d != dim]
+            part = squared.sum(dim=others)
+            here = slice(start, start + length) if dim == axis else slice(None)
+            sums[here] += part
+
+    def scored(self, source: str) -> Scored:
+        rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
+        rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
+        figures: dict[str, int | float] = {}
+        worst_ratio = 0.0
+        for axis, sums in enumerate(self.slices):
+            if sums is None or self.count == 0 or self.shape[axis] < 2:  # noqa: PLR2004
+                continue
+            length = self.count // self.shape[axis]
+            limit = slice_limit(self.shape[axis], length)
+            top = int(sums.argmax())
+            value = math.sqrt(float(sums[top]) / length)
+            if not value / limit <= worst_ratio:
+                worst_ratio = value / limit
+                figures = {
+                    "slice_axis": axis,
+                    "slice_index": top,
+                    "slice_z": value,
+                    "slice_limit": limit,
+                }
+        result = Score(
+            max_z=self.worst,
+            max_limit=MAX_Z,
+            rms_z=rms_z,
+            rms_limit=rms_limit,
+            index=self.index,
+            noise=source,
+            **figures,  # type: ignore[arg-type]
+        )
+        return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
+
+
+def _real_view(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Noise]:
+    if not (candidate.is_complex() or arbiter.is_complex()):
+        return candidate, arbiter, noise
+    wide = torch.complex128
+    pair = torch.view_as_real(candidate.to(wide)), torch.view_as_real(arbiter.to(wide))
+    spread = noise.spread
+    if spread is not None:
+        # The spread of a complex value is one number; it holds for both of its parts.
+        spread = spread.unsqueeze(-1).expand(*spread.shape, 2)
+    return *pair, dataclasses.replace(noise, spread=spread)

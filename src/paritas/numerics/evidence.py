@@ -1,0 +1,64 @@
+"""What a judge may ask beyond two native results; each answer is made when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from paritas.numerics.criterion import UNIT_F64
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Evidence(Protocol):
+    """Further runs of the two programs, seen at one item."""
+
+    @property
+    def unit(self) -> float | None:
+        """Unit roundoff of the precision the program runs in; None if there is no program."""
+
+    @property
+    def lift_unit(self) -> float:
+        """Unit roundoff at which the lifted run is judged.
+
+        2^-53, or 2^-24 where the candidate may compute in float32 whatever it is given.
+        """
+        ...
+
+    def arbiter(self) -> Tensor | None:
+        """The reference's value in float64, or None where there is no wider run."""
+
+    def lifted(self) -> Tensor | None:
+        """The candidate's value in float64, or None if it could not be lifted."""
+
+    def spread(self, unit: float, *, thorough: bool = False) -> Tensor | None:
+        """Per element, the rms deviation of the reference under rounding noise of size `unit`.
+
+        `thorough` asks for more runs, where a few elements decide.
+        """
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """Where `candidate`'s discrete values differ, whether rounding of size `unit` decides."""
+
+
+class NoEvidence:
+    """Two values and nothing about the programs behind them."""
+
+    unit: float | None = None
+    lift_unit: float = UNIT_F64
+
+    def arbiter(self) -> Tensor | None:
+        """No program, so no arbiter."""
+        return None
+
+    def lifted(self) -> Tensor | None:
+        """No program, so nothing to lift."""
+        return None
+
+    def spread(self, unit: float, *, thorough: bool = False) -> Tensor | None:
+        """No program, so nothing to perturb."""
+        return None
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """No program, so every discrete value counts."""
+        return None

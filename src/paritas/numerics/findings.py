@@ -1,0 +1,229 @@
+"""Findings and verdicts: what was compared, how it ended, and how much was not compared.
+
+Everything here is data. Words, tables and colours are made from it in `paritas.reporting`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from paritas.errors import MismatchError, UsageError
+from paritas.numerics.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Status(enum.StrEnum):
+    """How one compared item ended. A closed list, in order of gravity."""
+
+    IDENTICAL = "identical"
+    EQUIVALENT = "equivalent"
+    UNSTABLE = "unstable"
+    UNVERIFIED = "unverified"
+    DEGRADED = "degraded"
+    DIFFERENT = "different"
+
+    @property
+    def gravity(self) -> int:
+        """Position in the order of gravity; the roll-up takes the gravest."""
+        return list(Status).index(self)
+
+    def passes(self, *, strict: bool = False) -> bool:
+        """Whether this status counts as a pass."""
+        if self is Status.UNSTABLE:
+            return not strict
+        return self in {Status.IDENTICAL, Status.EQUIVALENT}
+
+
+class Aspect(enum.StrEnum):
+    """What about an item was compared."""
+
+    VALUE = "value"
+    STRUCTURE = "structure"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    STRIDE = "stride"
+    ALIAS = "alias"
+    REQUIRES_GRAD = "requires_grad"
+    RNG = "rng"
+    EXCEPTION = "exception"
+    HARNESS = "harness"
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A candidate's error in multiples of the reference's own noise, and what was allowed.
+
+    Attributes:
+        max_z: the worst element's error over its noise.
+        max_limit: what `max_z` may be.
+        rms_z: root mean square of the same over all elements.
+        rms_limit: what `rms_z` may be.
+        index: where the worst element is.
+        slice_axis: the axis of the worst slice, when a slice is over its limit.
+        slice_index: its position along that axis.
+        slice_z: root mean square over that slice.
+        slice_limit: what `slice_z` may be.
+        noise: where the noise estimate comes from, in words.
+    """
+
+    max_z: float
+    max_limit: float
+    rms_z: float
+    rms_limit: float
+    index: tuple[int, ...] | None = None
+    slice_axis: int | None = None
+    slice_index: int | None = None
+    slice_z: float | None = None
+    slice_limit: float | None = None
+    noise: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True only if every figure is a number within its limit (a NaN fails)."""
+        slices = self.slice_z is None or (
+            self.slice_limit is not None and self.slice_z <= self.slice_limit
+        )
+        return self.max_z <= self.max_limit and self.rms_z <= self.rms_limit and slices
+
+    @property
+    def excess(self) -> float:
+        """How many times over its limit the worst figure is; at most 1 for a pass."""
+        ratios = [self.max_z / self.max_limit, self.rms_z / self.rms_limit]
+        if self.slice_z is not None and self.slice_limit:
+            ratios.append(self.slice_z / self.slice_limit)
+        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One compared item with its path, status and numbers."""
+
+    path: str
+    aspect: Aspect
+    status: Status
+    reason: str = ""
+    advice: str = ""
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    metrics: Metrics | None = None
+    native: Score | None = None
+    lifted: Score | None = None
+    source: str | None = None
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much was compared, and what was not, with the reason of each."""
+
+    compared: int = 0
+    skipped: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            compared=self.compared + other.compared,
+            skipped=_unique((*self.skipped, *other.skipped)),
+            unmatched=_unique((*self.unmatched, *other.unmatched)),
+        )
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
+
+    findings: tuple[Finding, ...] = ()
+    coverage: Coverage = Coverage()
+    notes: tuple[str, ...] = ()
+    strict: bool = False
+    enabled: bool = True
+
+    @property
+    def status(self) -> Status:
+        """The gravest status of all findings; nothing compared is `unverified`."""
+        statuses = [finding.status for finding in self.findings]
+        if self.coverage.compared == 0:
+            statuses.append(Status.UNVERIFIED)
+        return max(statuses, key=lambda status: status.gravity)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate computes what the reference computes."""
+        return self.enabled and self.status.passes(strict=self.strict)
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Every finding that does not pass, gravest first, otherwise in program order."""
+        bad = [f for f in self.findings if not f.status.passes(strict=self.strict)]
+        return tuple(sorted(bad, key=lambda finding: -finding.status.gravity))
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
+        if self.passed:
+            return 0
+        return 3 if not self.enabled or self.status is Status.UNVERIFIED else 1
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        from paritas.numerics.wording import verdict_text
+
+        return verdict_text(self)
+
+    def raise_if_failed(self) -> None:
+        """Raise `MismatchError`, carrying this verdict, unless it passed.
+
+        A verdict of `enabled=False` compared nothing because the caller asked for that: it is
+        not a pass, and not an error either.
+        """
+        if self.enabled and not self.passed:
+            raise MismatchError(str(self), self)
+
+    def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal verdict, NaN and infinity included."""
+        return msgspec.json.encode(_spell_nonfinite(msgspec.to_builtins(self)))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Decode what `to_json` wrote; an unknown field or status is an error."""
+        try:
+            # Lax mode reads the spelled-out "nan" and "inf" of `_spell_nonfinite` as floats.
+            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            shown = data[:80]
+            message = f"not a verdict in JSON: {error}; it starts with {shown!r}"
+            raise UsageError(message) from None
+
+    @classmethod
+    def merge(cls, verdicts: Iterable[Verdict]) -> Verdict:
+        """One verdict over several (input sets, ranks, graphs); nothing is lost."""
+        parts = tuple(verdicts)
+        coverage = Coverage()
+        for part in parts:
+            coverage += part.coverage
+        return Verdict(
+            findings=tuple(finding for part in parts for finding in part.findings),
+            coverage=coverage,
+            notes=_unique(note for part in parts for note in part.notes),
+            strict=any(part.strict for part in parts),
+            enabled=all(part.enabled for part in parts),
+        )
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _spell_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinities by words: JSON has no such numbers and msgspec writes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _spell_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_nonfinite(item) for item in value]
+    return value

@@ -1,0 +1,83 @@
+"""A verdict in plain words: what failed, how many of how many, the worst, where, what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paritas.numerics.findings import Status
+
+if TYPE_CHECKING:
+    from paritas.numerics.findings import Finding, Verdict
+
+MOST_SHOWN = 10
+
+MEANING = {
+    Status.IDENTICAL: "equal bit for bit",
+    Status.EQUIVALENT: "differs by rounding only",
+    Status.UNSTABLE: "differs where the reference's own rounding decides",
+    Status.UNVERIFIED: "could not be compared",
+    Status.DEGRADED: "the same function, but less accurate than the reference's noise allows",
+    Status.DIFFERENT: "computes something else",
+}
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """The whole verdict as lines of text."""
+    lines = [headline(verdict)]
+    shown = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
+    for finding in shown[:MOST_SHOWN]:
+        lines += finding_lines(finding)
+    if len(shown) > MOST_SHOWN:
+        lines.append(f"  and {len(shown) - MOST_SHOWN} more")
+    lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
+    lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
+    lines += [f"  note: {note}" for note in verdict.notes]
+    return "\n".join(lines)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one line."""
+    if not verdict.enabled:
+        return "not verified: comparison was switched off (enabled=False); both sides ran"
+    compared = verdict.coverage.compared
+    items = f"{compared} item{'' if compared == 1 else 's'} compared"
+    status = verdict.status
+    if verdict.passed:
+        warning = " (a warning, not a failure)" if status is Status.UNSTABLE else ""
+        return f"{status.value}: the candidate {MEANING[status]}{warning}; {items}"
+    failed = len(verdict.failures)
+    if compared == 0 and not failed:
+        return "unverified: nothing was compared"
+    plural = "" if failed == 1 else "s"
+    return f"{status.value}: the candidate {MEANING[status]}; {failed} finding{plural}, {items}"
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """One finding as a few indented lines."""
+    lines = [f"  {finding.path}: {finding.status.value} ({finding.aspect.value})"]
+    if finding.reason:
+        lines.append(f"    {finding.reason}")
+    metrics = finding.metrics
+    if metrics is not None and metrics.mismatched:
+        share = 100 * metrics.mismatched / max(1, metrics.numel)
+        lines.append(
+            f"    {metrics.mismatched} of {metrics.numel} elements differ ({share:.3g} %); "
+            f"relative L2 {metrics.rel_l2:.2g}"
+        )
+        at = list(metrics.max_abs_index) if metrics.max_abs_index is not None else "[]"
+        lines.append(
+            f"    worst at {at}: candidate {metrics.max_abs_candidate:.9g}, "
+            f"reference {metrics.max_abs_reference:.9g}"
+        )
+    for name, score in (("lifted", finding.lifted), ("native", finding.native)):
+        if score is not None and not score.passed:
+            lines.append(
+                f"    {name}: worst error {score.max_z:.3g} times the noise (allowed "
+                f"{score.max_limit:g}), rms {score.rms_z:.3g} (allowed {score.rms_limit:.3g}); "
+                f"noise from {score.noise}"
+            )
+    if finding.source:
+        lines.append(f"    at {finding.source}")
+    if finding.advice:
+        lines.append(f"    {finding.advice}")
+    return lines
