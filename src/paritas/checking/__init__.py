@@ -1,0 +1,1 @@
+"""verify(): model against model; isolation, observation and evidence."""

@@ -1,0 +1,288 @@
+"""Run one side once and write down everything a caller could see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.checking.isolation import RandomState, copied
+from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.pairing import as_plain
+from paritas.numerics.trees import containers, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas._torch.lifting import Decision, LiftMode
+    from paritas.checking.config import Inputs
+    from paritas.checking.subjects import Subject
+
+OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
+AFTER = " after the call"
+
+
+@dataclasses.dataclass
+class Observation:
+    """What one call did. Tensors are copies: nothing that runs later can change them.
+
+    Attributes:
+        outputs: path -> leaf of what was returned.
+        containers: path -> class name of the containers around the leaves.
+        after: path -> input after the call, where its bits changed.
+        state: name -> parameter or buffer after the call, where its bits changed.
+        gradients: path -> gradient of an input or parameter.
+        strides: path -> strides of the returned tensors.
+        requires_grad: path -> flag of the returned tensors.
+        aliases: pairs of paths that share memory, an output being one of each.
+        decisions: path -> what decided a discrete output (lifted runs only).
+        rng_before: the random state it started from.
+        rng_after: the random state it left.
+        error: what the call raised.
+        gradient_error: what the backward pass raised.
+    """
+
+    outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    containers: dict[str, str] = dataclasses.field(default_factory=dict)
+    after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
+    strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
+    aliases: frozenset[tuple[str, str]] = frozenset()
+    decisions: dict[str, Decision] = dataclasses.field(default_factory=dict)
+    rng_before: RandomState | None = None
+    rng_after: RandomState | None = None
+    error: Exception | None = None
+    gradient_error: Exception | None = None
+
+    @property
+    def drew_random_numbers(self) -> bool:
+        """Whether torch's generators moved."""
+        if self.rng_before is None or self.rng_after is None:
+            return False
+        return not self.rng_before.same_torch(self.rng_after)
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether a second call with the same inputs must give the same."""
+        return not (self.state or self.drew_random_numbers)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Everything with a value: outputs, changed inputs and state, gradients."""
+        yield from self.outputs.items()
+        yield from self.after.items()
+        yield from self.state.items()
+        yield from self.gradients.items()
+
+    def value(self, path: str) -> Any:
+        """One item by its path, or None."""
+        for table in (self.outputs, self.after, self.state, self.gradients):
+            if path in table:
+                return table[path]
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """Under which a side is run.
+
+    Attributes:
+        gradients: differentiate, with cotangents from `seed`.
+        seed: see above.
+        wide: inputs and state in float64.
+        mode: a lifted run's dispatch mode.
+    """
+
+    gradients: bool
+    seed: int
+    wide: bool = False
+    mode: LiftMode | None = None
+
+
+@contextlib.contextmanager
+def running(
+    subject: Subject, rng: RandomState, conditions: Conditions
+) -> Iterator[Callable[[Inputs], Observation]]:
+    """Give a function that calls `subject` and observes it; state goes on from call to call.
+
+    Whatever the subject raises is an observation, not an error of ours. At the end its state is
+    what it was.
+    """
+    rng.restore()
+    with contextlib.ExitStack() as stack:
+        stack.callback(subject.state.restore)
+        values = subject.state.tensors
+        if conditions.wide:
+            values = subject.state.widened()
+            stack.enter_context(subject.state.swapped(values))
+            stack.enter_context(_default_dtype(torch.float64))
+        if conditions.mode is not None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        def call(inputs: Inputs) -> Observation:
+            seen = Observation()
+            fresh = copied(inputs, widen=conditions.wide)
+            _observe_call(subject, fresh, values, conditions, seen)
+            return seen
+
+        yield call
+
+
+def _observe_call(
+    subject: Subject,
+    inputs: Inputs,
+    values: dict[str, Tensor],
+    conditions: Conditions,
+    seen: Observation,
+) -> None:
+    named_inputs = dict(input_tensors(inputs))
+    # Only a copy of what came in can tell whether it was changed in place.
+    before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
+    seen.rng_before = RandomState.now()
+    try:
+        with conditions.mode or contextlib.nullcontext():
+            result = subject.call(*inputs.args, **inputs.kwargs)
+    except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
+        seen.error = error
+        return
+    seen.rng_after = RandomState.now()
+    live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
+    seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
+    seen.aliases = _aliases(live, named_inputs, values)
+    for path, leaf in live.items():
+        _note_output(path, leaf, conditions.mode, seen)
+    for path, tensor in named_inputs.items():
+        if not bitwise_equal(tensor.detach(), before[path]):
+            seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
+    for name, tensor in subject.state.changed().items():
+        seen.state[f"{STATE} {name}{AFTER}"] = tensor
+    if conditions.gradients:
+        _differentiate(live, named_inputs, values, conditions, seen)
+
+
+def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation) -> None:
+    seen.outputs[path] = _kept(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return
+    seen.requires_grad[path] = leaf.requires_grad
+    if leaf.layout is torch.strided and not leaf.is_nested:
+        seen.strides[path] = tuple(leaf.stride())
+    if mode is not None and not (leaf.is_floating_point() or leaf.is_complex()):
+        decision = mode.decision_for(leaf)
+        if decision is not None:
+            seen.decisions[path] = decision
+
+
+def _differentiate(
+    live: dict[str, Any],
+    named_inputs: dict[str, Tensor],
+    values: dict[str, Tensor],
+    conditions: Conditions,
+    seen: Observation,
+) -> None:
+    outputs = {
+        path: leaf
+        for path, leaf in live.items()
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
+    named_values = {f"{GRADIENT} of {name}": tensor for name, tensor in values.items()}
+    named_values |= {f"{GRADIENT} of {path}": tensor for path, tensor in named_inputs.items()}
+    targets = {name: t for name, t in named_values.items() if t.requires_grad and t.is_leaf}
+    if not outputs or not targets:
+        return
+    cotangents = [cotangent(path, leaf, conditions.seed) for path, leaf in outputs.items()]
+    try:
+        with _no_autocast(outputs.values()), conditions.mode or contextlib.nullcontext():
+            gradients = torch.autograd.grad(
+                list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
+            )
+    except Exception as error:  # noqa: BLE001
+        seen.gradient_error = error
+        return
+    for path, gradient in zip(targets, gradients, strict=True):
+        seen.gradients[path] = None if gradient is None else _kept(gradient)
+
+
+def cotangent(path: str, output: Tensor, seed: int) -> Tensor:
+    """A random upstream gradient: the same numbers for every side and every precision.
+
+    Drawn with few bits, so that it is exact in bfloat16 as in float64.
+    """
+    generator = torch.Generator().manual_seed(seed + _stable_hash(path))
+    shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
+    drawn = torch.randn(shape, generator=generator).to(torch.bfloat16).to(torch.float64)
+    if output.is_complex():
+        drawn = torch.view_as_complex(drawn)
+    return drawn.to(output.device, output.dtype)
+
+
+def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among the arguments, each with the path a caller would write."""
+    for path, leaf in leaves(list(inputs.args)):
+        if isinstance(leaf, torch.Tensor):
+            yield f"{INPUT}{path}", leaf
+    for path, leaf in leaves(inputs.kwargs):
+        if isinstance(leaf, torch.Tensor):
+            yield f"{INPUT}{path}", leaf
+
+
+def _aliases(
+    live: dict[str, Any], inputs: dict[str, Tensor], values: dict[str, Tensor]
+) -> frozenset[tuple[str, str]]:
+    """Which outputs share memory, with what."""
+    known: dict[int, list[str]] = {}
+    for table, prefix in ((inputs, ""), (values, f"{STATE} ")):
+        for path, tensor in table.items():
+            key = _memory(tensor)
+            if key:
+                known.setdefault(key, []).append(f"{prefix}{path}")
+    pairs: set[tuple[str, str]] = set()
+    for path, leaf in live.items():
+        key = _memory(leaf) if isinstance(leaf, torch.Tensor) else 0
+        if key:
+            pairs |= {(other, path) for other in known.get(key, [])}
+            known.setdefault(key, []).append(path)
+    return frozenset(pairs)
+
+
+def _memory(tensor: Tensor) -> int:
+    """The address of a tensor's storage; 0 if it has none of its own."""
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # sparse, nested and wrapper tensors
+        return 0
+
+
+def _kept(leaf: Any) -> Any:
+    """A copy that nothing which runs later can change."""
+    plain = as_plain(leaf)
+    return plain.clone() if isinstance(plain, torch.Tensor) else copy.copy(plain)
+
+
+def _stable_hash(text: str) -> int:
+    return sum((position + 1) * ord(letter) for position, letter in enumerate(text)) % 1_000_003
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _no_autocast(outputs: Any) -> Iterator[None]:
+    """Backward passes run outside autocast, as torch's documentation asks of everyone."""
+    with contextlib.ExitStack() as stack:
+        for device in {output.device.type for output in outputs}:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
