@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.config
 from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext, innermost_backend
 
-from paritas._torch.lifting import WIDE
+from paritas._torch.lifting import WIDE, is_rounding
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -71,6 +73,20 @@ def room_for_entries() -> Iterator[None]:
         yield
 
 
+class CountingBackend:
+    """A backend that runs each graph as it is and counts them: does Dynamo capture anything?"""
+
+    def __init__(self) -> None:
+        """Start at none."""
+        self.graphs = 0
+
+    def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Count the graph and give it back uncompiled."""
+        del example_inputs
+        self.graphs += 1
+        return graph.forward
+
+
 class LiftedBackend:
     """The same backend, given each graph with its narrow dtypes widened.
 
@@ -80,15 +96,12 @@ class LiftedBackend:
     """
 
     def __init__(
-        self,
-        backend: Callable[..., Any],
-        native: torch.dtype,
-        lifts: Callable[[torch.dtype], bool],
+        self, backend: Callable[..., Any], native: torch.dtype, used: frozenset[torch.dtype]
     ) -> None:
-        """Wrap `backend` for a program that runs in `native`."""
+        """Wrap `backend` for a program that runs in `native` and whose reference uses `used`."""
         self.backend = backend
         self.native = native
-        self.lifts = lifts
+        self.lifts = functools.partial(is_rounding, used=used)
         self.graphs = 0
         self.leaks: set[str] = set()
 
@@ -133,6 +146,21 @@ class LiftedBackend:
         with module.graph.inserting_after(node):
             wide = module.graph.call_method("to", (node, torch.float64))
         node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+
+
+# Compiled once, a candidate's float64 form serves every later verification of it.
+_LIFTED: weakref.WeakKeyDictionary[Any, dict[Any, LiftedBackend]] = weakref.WeakKeyDictionary()
+
+
+def lifted_backend(
+    function: Any, backend: Callable[..., Any], native: torch.dtype, used: frozenset[torch.dtype]
+) -> LiftedBackend:
+    """The lifted form of the backend behind `function`, the same one every time."""
+    known = _LIFTED.setdefault(function, {})
+    key = (id(backend), native, used)
+    if key not in known:
+        known[key] = LiftedBackend(backend, native, used)
+    return known[key]
 
 
 def _widened_dtypes(value: Any, lifts: Callable[[torch.dtype], bool]) -> Any:

@@ -216,6 +216,17 @@ class LiftMode(TorchDispatchMode):
                 table[chosen.untyped_storage().data_ptr()] = decision
 
 
+def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
+    """Whether a cast to `dtype` is mere rounding in a program whose reference uses `used`.
+
+    It is if the reference itself computes in something as coarse and as small of range. A cast
+    narrower than anything the reference uses is part of what the candidate computes.
+    """
+    asked = torch.finfo(dtype)
+    infos = [torch.finfo(known) for known in used]
+    return any(info.eps >= asked.eps and info.max <= asked.max for info in infos)
+
+
 class DtypeLog(TorchDispatchMode):
     """Writes down in which floating dtype each operator call ran natively."""
 

@@ -13,6 +13,7 @@ Accumulators are float32 for the half precisions, so u there is float32's.
 from __future__ import annotations
 
 import math
+import random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 UNIT_F32 = 2.0**-24
 _WIDEST = {torch.float64, torch.complex128}
+_SMALLEST_POOL = 1 << 20
 
 
 class PerturbMode(LiftMode):
@@ -56,7 +58,8 @@ class PerturbMode(LiftMode):
         self.seed = seed
         self.log = log or {}
         self._counts: dict[OpOverload, int] = {}
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._draws = random.Random(seed)
+        self._pools: dict[torch.device, Tensor] = {}
 
     def compute(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -103,19 +106,23 @@ class PerturbMode(LiftMode):
     def _shaken(self, tensor: Tensor, unit: float) -> Tensor:
         if not _is_float(tensor):
             return tensor
-        factor = 1 + unit * self.reach * self._uniform(tensor)
+        # As a factor, so that an infinity stays one; added, it would become NaN.
+        factor = torch.mul(self._uniform(tensor), unit * self.reach).add_(1)
         if tensor.dtype in _WIDEST:
             return tensor * factor
         return (tensor.to(torch.float64) * factor).to(tensor.dtype)
 
     def _uniform(self, tensor: Tensor) -> Tensor:
-        generator = self._generators.get(tensor.device)
-        if generator is None:
+        """Uniform noise in [-1, 1], cut from one pool at a random place: drawing is what costs."""
+        count = tensor.numel()
+        pool = self._pools.get(tensor.device)
+        if pool is None or pool.numel() < 2 * count:
             generator = torch.Generator(tensor.device).manual_seed(self.seed)
-            self._generators[tensor.device] = generator
-        return torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device).uniform_(
-            -1, 1, generator=generator
-        )
+            size = max(_SMALLEST_POOL, 2 * count)
+            pool = torch.empty(size, dtype=torch.float64, device=tensor.device)
+            self._pools[tensor.device] = pool.uniform_(-1, 1, generator=generator)
+        start = self._draws.randrange(pool.numel() - count + 1)
+        return pool.narrow(0, start, count).view(tensor.shape)
 
 
 def _is_float(value: Any) -> bool:

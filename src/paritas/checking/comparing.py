@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from paritas.checking.evidence import ItemEvidence, Runs
+from paritas.checking.observing import input_tensors
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
 
@@ -178,10 +179,13 @@ class Comparer:
     def _is_inference_only(self, candidate: Observation) -> bool:
         """Whether nothing the candidate returns can be differentiated, nor is expected to be.
 
-        A module, or what torch compiled, promises gradients. A runtime's wrapper does not.
+        A module, or what torch compiled, promises gradients. A runtime's wrapper does not, unless
+        the caller asked by the configuration or by an input that requires grad.
         """
         promises = self.runs.candidate.is_module or self.runs.candidate.is_compiled
-        asked = self.config.verify_gradients is True
+        asked = self.config.verify_gradients is True or any(
+            tensor.requires_grad for _, tensor in input_tensors(self.runs.inputs)
+        )
         return not (promises or asked or any(candidate.requires_grad.values()))
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.compiled import LiftedBackend, room_for_entries
-from paritas._torch.lifting import WIDE, DtypeLog, LiftMode
+from paritas._torch.compiled import CountingBackend, lifted_backend, room_for_entries
+from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
 from paritas._torch.perturbing import PerturbMode
 from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
 from paritas.numerics.automatic import nonfinite_mismatch
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from paritas.checking.isolation import RandomState
     from paritas.checking.subjects import Subject
 
-# Three runs give the spread's size; where single elements decide, a dozen tell a knife edge.
-FEW_RUNS, MANY_RUNS = 3, 12
+DECIDING_RUNS = 12
 
 
 @dataclasses.dataclass
@@ -78,6 +78,7 @@ class Runs:
         self._log: dict[Any, torch.dtype] | None = None
         self._spreads: dict[float, _Spread] = {}
         self._decided: dict[float, list[list[Observation]]] = {}
+        self._graphs: int | None = None
 
     @property
     def unit(self) -> float:
@@ -95,9 +96,9 @@ class Runs:
             self._asked.add("arbiter")
             if self.is_narrow:
                 mode = LiftMode(self.dtype, self.default)
-                with _AutocastWatch() as watch:
-                    seen = self._observe(self.reference, mode=mode, wide=True)
-                if self._usable(seen, "the reference"):
+                watch = _AutocastWatch()
+                seen = self._observe(self.reference, mode=mode, wide=True, watch=watch)
+                if self._usable(seen, "no arbiter: the reference in float64"):
                     self._arbiter = seen
                 self.dtypes |= mode.casts | watch.dtypes
             else:
@@ -115,7 +116,9 @@ class Runs:
                 self.notes.append(f"only the native run was made: {reason}")
                 return None
             seen = self._lift_candidate()
-            if seen is not None and self._usable(seen, "the candidate"):
+            if seen is not None and self._usable(
+                seen, "only the native run was made: the candidate in float64"
+            ):
                 self._lifted = seen
         return self._lifted
 
@@ -131,9 +134,13 @@ class Runs:
 
     def _lift_candidate(self) -> list[Observation] | None:
         if self.candidate.is_compiled:
-            backend = LiftedBackend(self.candidate.backends[0], self.dtype, self._lifts)
+            used = frozenset(self.dtypes)
+            backend = lifted_backend(
+                self.candidate.call, self.candidate.backends[0], self.dtype, used
+            )
             with room_for_entries(), torch.compiler.set_stance("default", force_backend=backend):
                 seen = self._observe(self.candidate, wide=True)
+            self._graphs = backend.graphs
             if backend.graphs == 0:
                 self.notes.append("only the native run was made: nothing was compiled in float64")
                 return None
@@ -142,7 +149,8 @@ class Runs:
             leaks = set()
             seen = self._observe(self.candidate, wide=True)
         else:
-            mode = LiftMode(self.dtype, self.default, lifts=self._lifts)
+            lifts = functools.partial(is_rounding, used=frozenset(self.dtypes))
+            mode = LiftMode(self.dtype, self.default, lifts=lifts)
             seen = self._observe(self.candidate, wide=True, mode=mode)
             leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
         if leaks or not self.candidate.is_faithful:
@@ -151,27 +159,39 @@ class Runs:
             self.notes.append(f"the lifted run is judged at float32 noise: {reason}")
         return seen
 
-    def _lifts(self, dtype: torch.dtype) -> bool:
-        """A candidate's cast is rounding only if the reference itself computes that narrowly."""
-        asked = torch.finfo(dtype)
-        used = [torch.finfo(known) for known in self.dtypes]
-        return any(info.eps >= asked.eps and info.max <= asked.max for info in used)
+    def ran_uncompiled(self) -> bool:
+        """Whether a compiled candidate really ran eagerly: Dynamo skips some code without a word.
 
-    def spread(self, unit: float, call: int, path: str, *, thorough: bool) -> Tensor | None:
-        """The rms deviation of one item over the perturbed runs; infinite where one left it."""
+        A program without a single operator leaves nothing to compile and does not count.
+        """
+        if not self.candidate.is_compiled:
+            return False
+        if self._graphs is None:
+            backend = CountingBackend()
+            conditions = dataclasses.replace(self.conditions, gradients=False)
+            with (
+                room_for_entries(),
+                torch.compiler.set_stance("default", force_backend=backend),
+                running(self.candidate, self.rng, conditions) as call,
+            ):
+                call(self.inputs)
+            self._graphs = backend.graphs
+        return self._graphs == 0 and bool(self._dtype_log())
+
+    def spread(self, unit: float, call: int, path: str, runs: int) -> Tensor | None:
+        """The rms deviation of one item over perturbed runs; infinite where one left it."""
         spread = self._spreads.setdefault(unit, _Spread())
-        wanted = MANY_RUNS if thorough else FEW_RUNS
-        if thorough and spread.runs < MANY_RUNS and (call, path) not in spread.squares:
-            return None
-        while spread.runs < wanted:
-            self._add_run(spread, unit)
+        while spread.runs < runs:
+            seen = self._perturbed(unit, spread.runs)
+            if not self._usable(seen, "a perturbed run of the reference"):
+                return None
+            self._add_run(spread, seen)
             spread.runs += 1
         squares = spread.squares.get((call, path))
         return None if squares is None else (squares / spread.runs).sqrt()
 
-    def _add_run(self, spread: _Spread, unit: float) -> None:
+    def _add_run(self, spread: _Spread, seen: list[Observation]) -> None:
         base = self._base()
-        seen = self._perturbed(unit, spread.runs)
         for call, (still, moved) in enumerate(zip(base, seen, strict=False)):
             for path, value in still.items():
                 key = (call, path)
@@ -189,7 +209,8 @@ class Runs:
             plain = LiftMode(self.dtype, self.default, remember_decisions=True)
             runs = [self._observe(self.reference, wide=True, mode=plain)]
             runs += [
-                self._perturbed(unit, seed, remember_decisions=True) for seed in range(MANY_RUNS)
+                self._perturbed(unit, seed, remember_decisions=True)
+                for seed in range(DECIDING_RUNS)
             ]
             self._decided[unit] = runs
         return self._decided[unit]
@@ -214,8 +235,7 @@ class Runs:
         """In which dtype each operator of a mixed-precision program runs natively."""
         if self._log is None:
             log = DtypeLog()
-            with log:
-                self._observe(self.reference)
+            self._observe(self.reference, watch=log)
             self._log = log.calls
         return self._log
 
@@ -238,9 +258,14 @@ class Runs:
         return self.native if arbiter is None else arbiter
 
     def _observe(
-        self, subject: Subject, *, wide: bool = False, mode: LiftMode | None = None
+        self,
+        subject: Subject,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[Observation]:
-        conditions = dataclasses.replace(self.conditions, wide=wide, mode=mode)
+        conditions = dataclasses.replace(self.conditions, wide=wide, mode=mode, watch=watch)
         with running(subject, self.rng, conditions) as call:
             return [call(self.inputs) for _ in self.native]
 
@@ -249,8 +274,7 @@ class Runs:
             error = observation.error or observation.gradient_error
             if error is not None:
                 text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-                what = f"{type(error).__name__}: {text:.100}"
-                self.notes.append(f"only the native run was made: {who} in float64 raised {what}")
+                self.notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
                 return False
         return True
 
@@ -298,9 +322,9 @@ class ItemEvidence:
             return None
         return value.to(arbiter.device)
 
-    def spread(self, unit: float, *, thorough: bool = False) -> Tensor | None:
+    def spread(self, unit: float, runs: int) -> Tensor | None:
         """The rms deviation over perturbed runs."""
-        return self.runs.spread(unit, self.call, self.path, thorough=thorough)
+        return self.runs.spread(unit, self.call, self.path, runs)
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's value and this one."""

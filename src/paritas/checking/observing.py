@@ -97,12 +97,20 @@ class Conditions:
         seed: see above.
         wide: inputs and state in float64.
         mode: a lifted run's dispatch mode.
+        watch: entered around the program's own code only, like the mode.
     """
 
     gradients: bool
     seed: int
     wide: bool = False
     mode: LiftMode | None = None
+    watch: contextlib.AbstractContextManager[Any] | None = None
+
+    @contextlib.contextmanager
+    def around_the_program(self) -> Iterator[None]:
+        """Enter the mode and the watch."""
+        with self.watch or contextlib.nullcontext(), self.mode or contextlib.nullcontext():
+            yield
 
 
 @contextlib.contextmanager
@@ -146,7 +154,7 @@ def _observe_call(
     before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
     seen.rng_before = RandomState.now()
     try:
-        with conditions.mode or contextlib.nullcontext():
+        with conditions.around_the_program():
             result = subject.call(*inputs.args, **inputs.kwargs)
     except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
         seen.error = error
@@ -198,7 +206,7 @@ def _differentiate(
         return
     cotangents = [cotangent(path, leaf, conditions.seed) for path, leaf in outputs.items()]
     try:
-        with _no_autocast(outputs.values()), conditions.mode or contextlib.nullcontext():
+        with _no_autocast(outputs.values()), conditions.around_the_program():
             gradients = torch.autograd.grad(
                 list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
             )
@@ -216,7 +224,8 @@ def cotangent(path: str, output: Tensor, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed + _stable_hash(path))
     shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
-    drawn = torch.randn(shape, generator=generator).to(torch.bfloat16).to(torch.float64)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+    drawn = drawn.to(torch.bfloat16).to(torch.float64)
     if output.is_complex():
         drawn = torch.view_as_complex(drawn)
     return drawn.to(output.device, output.dtype)

@@ -111,8 +111,22 @@ class _Verification:
         if len(mine) > 1:
             second = self._compare_second(runs, natives, mine)
             verdicts.append(second.verdict(self.config))
+        if all(verdict.passed for verdict in verdicts) and runs.ran_uncompiled():
+            verdicts.append(self._uncompiled().verdict(self.config))
         verdicts.append(Verdict(coverage=Coverage(compared=0), notes=tuple(runs.notes)))
         return Verdict.merge(verdicts)
+
+    def _uncompiled(self) -> Collected:
+        collected = Collected()
+        collected.add(
+            f"candidate{self.label}",
+            Aspect.HARNESS,
+            Status.UNVERIFIED,
+            "torch.compile compiled nothing of it, so that eager was compared with eager",
+            "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them its "
+            "own containers as well: compile a function or module of your own around them",
+        )
+        return collected
 
     def _differentiates(self) -> bool:
         """By default where anything requires grad and gradients are on."""

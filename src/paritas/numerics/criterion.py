@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 MAX_Z = 12.0
 RMS_Z = 2.5
+# A candidate whose errors are no larger than these multiples of the reference's own, in the worst
+# element, in the mean square and in every slice, has lost no accuracy, whatever else is known.
+OWN_MAX = 1.5
+OWN_RMS = 1.25
+OWN_SLICE = 2.0
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
 CHUNK = 1 << 21
@@ -108,6 +113,38 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             shaky = (spread > KNIFE_EDGE_SHARE * (r.abs() + scale)) & (error > MAX_Z * typical)
             total.knife_edges += int(shaky.sum())
     return total.scored(noise.source)
+
+
+def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Score:
+    """The candidate's errors in multiples of the reference's own errors to the same arbiter."""
+    candidate, arbiter, _ = _as_reals(candidate, arbiter, Noise(unit=0.0))
+    reference = _real_view(reference)
+    totals = [_Totals(arbiter.shape, arbiter.device) for _ in range(2)]
+    for place, (c, e, r) in chunks(candidate, reference, arbiter):
+        finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
+        for total, side in zip(totals, (c, e), strict=True):
+            error = (side.double() - r.double()).abs()
+            total.add(place, torch.where(finite, error, 0.0))
+    mine, own = totals
+    figures: dict[str, Any] = {}
+    for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
+        if left is None or right is None or mine.count == 0:
+            continue
+        typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared
+        ratios = (left / right.clamp(min=typical)).sqrt().nan_to_num(nan=0.0)
+        top = int(ratios.argmax())
+        if float(ratios[top]) > figures.get("slice_z", 0.0):
+            figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
+            figures["slice_limit"] = OWN_SLICE
+    return Score(
+        max_z=_ratio(mine.worst, own.worst),
+        max_limit=OWN_MAX,
+        rms_z=math.sqrt(_ratio(mine.squares, own.squares)),
+        rms_limit=OWN_RMS,
+        index=mine.index,
+        noise="the reference's own error, like for like",
+        **figures,
+    )
 
 
 def rms(tensor: Tensor) -> float:
@@ -201,7 +238,7 @@ class _Totals:
     def scored(self, source: str) -> Scored:
         rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
-        figures: dict[str, int | float] = {}
+        figures: dict[str, Any] = {}
         worst_ratio = 0.0
         for axis, sums in enumerate(self.slices):
             if sums is None or self.count == 0 or self.shape[axis] < 2:  # noqa: PLR2004
@@ -225,9 +262,15 @@ class _Totals:
             rms_limit=rms_limit,
             index=self.index,
             noise=source,
-            **figures,  # type: ignore[arg-type]
+            **figures,
         )
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
+
+
+def _ratio(mine: float, own: float) -> float:
+    if mine == 0:
+        return 0.0
+    return mine / own if own else math.inf
 
 
 def _real_view(tensor: Tensor) -> Tensor:

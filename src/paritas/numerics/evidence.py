@@ -31,10 +31,10 @@ class Evidence(Protocol):
     def lifted(self) -> Tensor | None:
         """The candidate's value in float64, or None if it could not be lifted."""
 
-    def spread(self, unit: float, *, thorough: bool = False) -> Tensor | None:
+    def spread(self, unit: float, runs: int) -> Tensor | None:
         """Per element, the rms deviation of the reference under rounding noise of size `unit`.
 
-        `thorough` asks for more runs, where a few elements decide.
+        Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
         """
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
@@ -55,7 +55,7 @@ class NoEvidence:
         """No program, so nothing to lift."""
         return None
 
-    def spread(self, unit: float, *, thorough: bool = False) -> Tensor | None:
+    def spread(self, unit: float, runs: int) -> Tensor | None:
         """No program, so nothing to perturb."""
         return None
 

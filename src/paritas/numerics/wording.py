@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 MOST_SHOWN = 10
 
 MEANING = {
-    Status.IDENTICAL: "equal bit for bit",
+    Status.IDENTICAL: "is equal bit for bit",
     Status.EQUIVALENT: "differs by rounding only",
     Status.UNSTABLE: "differs where the reference's own rounding decides",
     Status.UNVERIFIED: "could not be compared",
-    Status.DEGRADED: "the same function, but less accurate than the reference's noise allows",
+    Status.DEGRADED: "is the same function, but less accurate than the reference's noise allows",
     Status.DIFFERENT: "computes something else",
 }
 

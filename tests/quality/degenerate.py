@@ -1,0 +1,534 @@
+"""Small pairs of programs on which tolerance checkers go wrong, each with the right verdict.
+
+`DEGENERATE_CASES` are the 21 rows of the published table of verdicts, under the names they have
+there; `ZERO_SCALE_CASES` are further traps. A judge must not change a case's inputs; whoever wants
+untouched inputs and programs without history calls `degenerate_cases()` or `zero_scale_cases()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Output = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Program = Callable[..., Output]
+Verdict = Literal["pass", "fail"]
+# What a judge has to look at, beyond the outputs of one call, to reach the verdict.
+Aspect = Literal["outputs", "gradients", "inputs after the call", "aliases", "second call"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Two programs, their inputs, and whether the second may replace the first."""
+
+    name: str
+    reference: Program
+    candidate: Program
+    inputs: tuple[Tensor, ...]
+    expected: Verdict
+    reason: str
+    aspect: Aspect = "outputs"
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal noise that leaves the global generator alone."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# --- programs of the published rows ---------------------------------------------------------------
+
+
+def two_outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x.clamp(min=0).sqrt()
+
+
+def two_outputs_without_clamp(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x.sqrt()
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+
+
+def unit_rows_without_floor(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def regression_gradient(samples: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return samples.t() @ (samples @ weight - target) * (2 / len(samples))
+
+
+def regression_gradient_floor_division(samples: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return samples.t() @ (samples @ weight - target) * (2 // len(samples))
+
+
+def regression_gradient_flipped(samples: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return samples.t() @ (target - samples @ weight) * (2 / len(samples))
+
+
+def named_outputs(x: Tensor) -> dict[str, Tensor]:
+    return {"mean": x.mean(0), "scaled": x * 3}
+
+
+def degenerate_cases() -> list[Case]:
+    """The 21 published rows, with fresh inputs."""
+    x = noise(1000)
+    # Targets near the prediction make the gradient of the loss about 1e-3.
+    samples, weight = noise(256, 64, seed=1), noise(64, seed=2)
+    regression = (samples, samples @ weight + 0.01 * noise(256, seed=3), weight)
+    with_zero_rows = noise(50, 20, seed=4)
+    with_zero_rows[::10] = 0
+    with_zero = noise(1000, seed=5).abs()
+    with_zero[17] = 0
+    ones_and_zero = torch.ones(1000)
+    ones_and_zero[17] = 0
+    three_to_minus_1000 = torch.linspace(-1000, 3, 1000)
+    ranks = torch.randperm(100_000, generator=torch.Generator().manual_seed(6)).float()
+    return [
+        Case(
+            "identical", torch.tanh, torch.tanh, (x,), "pass", "the same program, equal bit for bit"
+        ),
+        Case(
+            "scale x2 +5",
+            torch.tanh,
+            lambda x: torch.tanh(x) * 2 + 5,
+            (x,),
+            "fail",
+            "correlation is blind to scale and shift",
+        ),
+        Case(
+            "NaN only in 2nd output",
+            two_outputs,
+            two_outputs_without_clamp,
+            (x,),
+            "fail",
+            "a good first output must not speak for the second",
+        ),
+        Case(
+            "NaN where ref small",
+            unit_rows,
+            unit_rows_without_floor,
+            (with_zero_rows,),
+            "fail",
+            "a NaN read as zero matches a reference that is zero there",
+        ),
+        Case(
+            "matching NaN both",
+            torch.sqrt,
+            lambda x: x * x.rsqrt(),
+            (x,),
+            "pass",
+            "NaN at the same places: compared by position",
+        ),
+        Case(
+            "matching +inf both",
+            torch.rsqrt,
+            lambda x: 1 / x.sqrt(),
+            (with_zero,),
+            "pass",
+            "inf - inf is NaN, yet both are right",
+        ),
+        Case(
+            "zeros vs grads 1e-3",
+            regression_gradient,
+            regression_gradient_floor_division,
+            regression,
+            "fail",
+            "an absolute tolerance takes a small gradient for none",
+        ),
+        Case(
+            "sign-flipped grads 1e-3",
+            regression_gradient,
+            regression_gradient_flipped,
+            regression,
+            "fail",
+            "twice a small value is still under an absolute tolerance",
+        ),
+        Case(
+            "const1 vs const5 (+inf)",
+            lambda x: 1 / x,
+            lambda x: 5 / x,
+            (ones_and_zero,),
+            "fail",
+            "without its one inf each side is constant, and correlation undefined",
+        ),
+        Case(
+            "const vs const+1ulp-ish",
+            lambda x: x / 3,
+            lambda x: x * (1 / 3),
+            (torch.full((1000,), 7.0),),
+            "pass",
+            "the same constant, one ulp apart in float32 and in float64",
+        ),
+        Case(
+            "near-const 1e-5 noise",
+            torch.sigmoid,
+            lambda x: 0.5 + 0.5 * torch.tanh(x / 2),
+            # sigmoid(x) is 0.5 + x/4: at 7e-8 that varies by less than one ulp of 0.5.
+            (7e-8 * x,),
+            "pass",
+            "the output varies as little as it is rounded: correlation sees only rounding",
+        ),
+        Case(
+            "const vs noise",
+            lambda x: x.mean() * torch.ones_like(x),
+            lambda x: x * torch.ones_like(x),
+            (x,),
+            "fail",
+            "correlation with a constant is 0/0",
+        ),
+        Case(
+            "scalar 3 vs -1000",
+            torch.amax,
+            torch.amin,
+            (three_to_minus_1000,),
+            "fail",
+            "correlation of single elements is undefined",
+        ),
+        Case(
+            "missing 2nd output",
+            lambda x: (x * 2, x * 3),
+            lambda x: (x * 2,),
+            (x,),
+            "fail",
+            "zip() ends with the shorter side",
+        ),
+        Case(
+            "extra output",
+            lambda x: (x * 2,),
+            lambda x: (x * 2, x * 3),
+            (x,),
+            "fail",
+            "zip() ends with the shorter side",
+        ),
+        Case(
+            "int tokens 2% wrong",
+            lambda logits: logits.argmax(-1),
+            # The last column is never looked at, and one row in fifty has its maximum there.
+            lambda logits: logits[:, :-1].argmax(-1),
+            (noise(1000, 50, seed=7),),
+            "fail",
+            "an index is right or wrong; how near it is to the right one means nothing",
+        ),
+        Case(
+            "bool mask 40/1e5 flipped",
+            # Thresholds between the integers, so that no element sits on the edge.
+            lambda ranks: ranks < 49_999.5,
+            lambda ranks: ranks < 50_039.5,
+            (ranks,),
+            "fail",
+            "bools are exact: 99.96 % right is wrong",
+        ),
+        Case(
+            "dict output identical",
+            named_outputs,
+            named_outputs,
+            (noise(20, 50, seed=8),),
+            "pass",
+            "the outputs of a model need not be a tuple",
+        ),
+        Case(
+            "float64 identical",
+            torch.tanh,
+            torch.tanh,
+            (noise(1000, seed=9, dtype=torch.float64),),
+            "pass",
+            "the reference already has the arbiter's precision",
+        ),
+        Case(
+            "shape (1000,) vs (1,1000)",
+            lambda x: x * 2,
+            lambda x: (x * 2).unsqueeze(0),
+            (x,),
+            "fail",
+            "a shape that broadcasts is another shape",
+        ),
+        Case(
+            "bf16 vs f32 dtype",
+            lambda x: x * 2,
+            lambda x: x.float() * 2,
+            (x.bfloat16(),),
+            "fail",
+            "equal values of another dtype are another result",
+        ),
+    ]
+
+
+# --- programs of the further traps ----------------------------------------------------------------
+
+
+class ScaledBackward(torch.autograd.Function):
+    """Doubles its input; the backward is one per cent too large."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(
+        ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor], output: Tensor
+    ) -> None:
+        """Nothing is saved: the gradient does not depend on the input."""
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+        return grad * 2.02
+
+
+class AccumulatorNeverReset:
+    """Sums its input's rows into a total that the next call starts from."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.sum(0)
+        self.total = rows if self.total is None else self.total + rows
+        return self.total.clone()
+
+
+def decay_in_place(state: Tensor) -> Tensor:
+    state.mul_(0.9)
+    return state + 1
+
+
+def decay_of_a_copy(state: Tensor) -> Tensor:
+    return state * 0.9 + 1
+
+
+def saturating_add(left: Tensor, right: Tensor) -> Tensor:
+    total = left + right
+    overflowed = (left > 0) & (right > 0) & (total < 0)
+    return torch.where(overflowed, torch.iinfo(total.dtype).max, total)
+
+
+def product_split_k(left: Tensor, right: Tensor) -> Tensor:
+    # Not in halves: there a matrix library may well cut the sum itself, and give the same bits.
+    cut = left.shape[1] // 3
+    return (left[:, :cut] @ right[:cut] + left[:, cut:] @ right[cut:]) * 1e30
+
+
+def zero_scale_cases() -> list[Case]:
+    """Further traps, with fresh inputs and programs that were never called."""
+    x, y = noise(1000), noise(1000, seed=1)
+    square = noise(8, 8, seed=2)
+    million = noise(1_000_000, seed=3)
+    large_ids = 2**60 + 1 + 2 * torch.arange(1000)
+    row_scales = torch.tensor([1e6, 1.0, 1e-6])
+    return [
+        Case(
+            "empty tensors of two shapes",
+            lambda x: x[:0] * 2,
+            lambda x: x[:, :0] * 2,
+            (square,),
+            "fail",
+            "no element differs, but (0, 8) is not (8, 0)",
+        ),
+        Case(
+            "empty tensors of one shape",
+            lambda x: x[:0] * 2,
+            lambda x: x[:0] + x[:0],
+            (square,),
+            "pass",
+            "shape and dtype are compared and no element is left to be wrong",
+        ),
+        Case(
+            "0-d vs one element",
+            lambda x: x.sum(0),
+            lambda x: x.sum(0, keepdim=True),
+            (x,),
+            "fail",
+            "() broadcasts with (1,), and item() is the same",
+        ),
+        Case(
+            "0-d in another order of summation",
+            lambda x: x.sum(),
+            lambda x: x[::2].sum() + x[1::2].sum(),
+            (x,),
+            "pass",
+            "one element has no spread, so the noise must come from the program",
+        ),
+        Case(
+            "complex with real and imag swapped",
+            torch.complex,
+            lambda real, imag: torch.complex(imag, real),
+            (x, y),
+            "fail",
+            "the moduli agree",
+        ),
+        Case(
+            "+0.0 vs -0.0",
+            lambda x: x * 0.0,
+            lambda x: x * -0.0,
+            (x,),
+            "pass",
+            "the bits differ and the numbers do not",
+        ),
+        Case(
+            "zeros vs 1e-30",
+            F.relu,
+            lambda x: F.leaky_relu(x, 1e-30),
+            (-1 - x.abs(),),
+            "fail",
+            "an exact zero has no rounding: nothing but zero is as good",
+        ),
+        Case(
+            "residue of a cancellation vs zero",
+            lambda x: x.sin() ** 2 + x.cos() ** 2 - 1,
+            torch.zeros_like,
+            (x,),
+            "pass",
+            "all that the reference returns is rounding, in float64 too: 100 % relative error",
+        ),
+        Case(
+            "int64 wrap",
+            torch.add,
+            saturating_add,
+            (2**62 + torch.arange(1000), 2**62 - 500 + torch.arange(1000)),
+            "fail",
+            "integer overflow wraps, and a wrapped sum is the reference's meaning",
+        ),
+        Case(
+            "int64 through float64",
+            lambda ids: ids + 2,
+            lambda ids: (ids.double() + 2).long(),
+            (large_ids,),
+            "fail",
+            "wrong in the last digits; a checker that compares as float64 sees equal numbers",
+        ),
+        Case(
+            "uint8 truncated, not rounded",
+            lambda x: (x.sigmoid() * 255).round().to(torch.uint8),
+            lambda x: (x.sigmoid() * 255).to(torch.uint8),
+            (x,),
+            "fail",
+            "off by one in 255, and uint8 differences wrap",
+        ),
+        Case(
+            "one wrong element of 1e6",
+            F.gelu,
+            lambda x: torch.cat([F.gelu(x[:-1]), x[-1:]]),
+            (million,),
+            "fail",
+            "a tail that was left out drowns in every mean",
+        ),
+        Case(
+            "tiny row among large ones",
+            lambda x, scales: x * scales[:, None],
+            lambda x, scales: x * (scales[:, None] + 1e-6),
+            (noise(3, 1000, seed=4), row_scales),
+            "fail",
+            "the last row is doubled, 1e-12 of the norm of the whole",
+        ),
+        Case(
+            "1 % wrong at 1e-30",
+            lambda x: x * 1e-30,
+            lambda x: x * 1.01e-30,
+            (x,),
+            "fail",
+            "far below every absolute tolerance",
+        ),
+        Case(
+            "split-K at 1e30",
+            lambda left, right: left @ right * 1e30,
+            product_split_k,
+            (noise(32, 512, seed=5), noise(512, 32, seed=6)),
+            "pass",
+            "rounding, above every absolute tolerance; squares overflow float32",
+        ),
+        Case(
+            "same values, reversed",
+            lambda x: x * 2,
+            lambda x: x.flip(0) * 2,
+            (x,),
+            "fail",
+            "norm, mean, extremes and histogram agree",
+        ),
+        Case(
+            "NaN swallowed",
+            lambda x: torch.maximum(x.log(), torch.zeros_like(x)),
+            lambda x: torch.fmax(x.log(), torch.zeros_like(x)),
+            (x,),
+            "fail",
+            "a comparison with NaN is false, so a checker that counts excesses counts none",
+        ),
+        Case(
+            "NaN of the other sign",
+            lambda x: x.sqrt(),
+            lambda x: -x.sqrt() * -1,
+            (x,),
+            "pass",
+            "the sign bit of a NaN means nothing",
+        ),
+        Case(
+            "-inf vs +inf",
+            lambda x: 1 / (x * -0.0),
+            lambda x: 1 / (x * 0.0),
+            (x.abs() + 1,),
+            "fail",
+            "both are infinite everywhere: the sign must be compared",
+        ),
+        Case(
+            "wrong gradient only",
+            lambda x: x * 2,
+            ScaledBackward.apply,
+            (noise(1000, seed=7).requires_grad_(),),
+            "fail",
+            "the forward agrees bit for bit",
+            "gradients",
+        ),
+        Case(
+            "output detached",
+            lambda x: x * 2,
+            lambda x: x.detach() * 2,
+            (noise(1000, seed=8).requires_grad_(),),
+            "fail",
+            "equal values that no gradient flows through",
+            "gradients",
+        ),
+        Case(
+            "input mutation dropped",
+            decay_in_place,
+            decay_of_a_copy,
+            (noise(1000, seed=9),),
+            "fail",
+            "the outputs agree, the caller's state does not",
+            "inputs after the call",
+        ),
+        Case(
+            "alias of the input dropped",
+            lambda x: x.view(-1),
+            lambda x: x.view(-1).clone(),
+            (noise(8, 8, seed=10),),
+            "fail",
+            "a later write to the output no longer reaches the input",
+            "aliases",
+        ),
+        Case(
+            "wrong from the second call on",
+            lambda x: x.sum(0),
+            AccumulatorNeverReset(),
+            (noise(10, 100, seed=11),),
+            "fail",
+            "one call sees nothing",
+            "second call",
+        ),
+        Case(
+            "contiguous vs transposed strides",
+            lambda x: (x * 2).t(),
+            lambda x: (x.t() * 2).contiguous(),
+            (noise(30, 40, seed=12),),
+            "pass",
+            "the layout of a fresh output is not promised",
+        ),
+    ]
+
+
+DEGENERATE_CASES: list[Case] = degenerate_cases()
+ZERO_SCALE_CASES: list[Case] = zero_scale_cases()
