@@ -41,6 +41,18 @@ DRAWS_IN_ITS_DTYPE = frozenset(
     | {"cauchy", "exponential", "log_normal", "geometric"}
 )
 
+# Other operators that only draw. Attention, say, may draw a dropout mask, but computes as well.
+_ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
+    "bernoulli",
+    "multinomial",
+    "native_dropout",
+    "poisson",
+    "randint",
+    "randint_like",
+    "random",
+    "randperm",
+}
+
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
 
@@ -84,5 +96,5 @@ def traits(func: OpOverload) -> Traits:
         view=aliases and not written,
         mutates=frozenset(written),
         random=random,
-        rounds=not (aliases or random or name in _EXACT),
+        rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.checking.evidence import ItemEvidence, Runs
+from paritas.checking.evidence import ItemEvidence
 from paritas.checking.observing import input_tensors
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from paritas.checking.config import VerifyConfig
     from paritas.checking.observing import Observation
+    from paritas.checking.runs import Runs
 
 RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
