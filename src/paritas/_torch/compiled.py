@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.config
+import torch._inductor.config
 from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext, innermost_backend
 
 from paritas._torch.lifting import WIDE, is_rounding
@@ -52,6 +53,17 @@ def is_faithful(backend: Callable[..., Any]) -> bool:
     inner = getattr(backend, "compiler_fn", backend)
     module = str(getattr(inner, "__module__", ""))
     return backend_name(backend) in FAITHFUL and module.split(".", maxsplit=1)[0] == "torch"
+
+
+def draws_like_eager(backend: Callable[..., Any]) -> bool:
+    """Whether a backend draws its random numbers from eager's stream.
+
+    Inductor has generators of its own, unless told to fall back; the others run eager's operators.
+    """
+    if backend_name(backend) != "inductor":
+        return True
+    own = getattr(backend, "config", {})
+    return bool(own.get("fallback_random", torch._inductor.config.fallback_random))
 
 
 def original_of(function: Any) -> Any:

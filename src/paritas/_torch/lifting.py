@@ -1,7 +1,8 @@
 """Run a program in float64: every operator it calls, forward and backward, below autograd.
 
 Tensors that come in narrow are widened, casts to narrow dtypes go to float64, and random numbers
-are drawn in the dtype the program draws them in, so that the stream is the program's own.
+are drawn in the dtype the program draws them in, so that the stream is the program's own. A narrow
+tensor that the program hides from us and writes to keeps its dtype, and rounds what it is given.
 """
 
 from __future__ import annotations
@@ -169,11 +170,17 @@ class LiftMode(TorchDispatchMode):
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Draw in the dtype that the program draws in, then widen."""
+        args = tuple(
+            value.to(self._native_of(value.dtype)) if place and _is_float((value,)) else value
+            for place, value in enumerate(args)
+        )
         if kind.mutates:  # uniform_ and friends fill a tensor that may be wide already
             target = args[0]
             narrow = torch.empty_like(target, dtype=self._native_of(target.dtype))
             func(narrow, *args[1:], **kwargs)
             return target.copy_(narrow)
+        if kind.name == "bernoulli":
+            return _widened(func(args[0].to(self._native_of(args[0].dtype)), **kwargs))
         asked = kwargs.get("dtype")
         if asked is None:
             asked = self._native_of(args[0].dtype) if _is_float(args[:1]) else self.default

@@ -38,12 +38,11 @@ _EXACT = frozenset(
 # dtype, so a lifted run has to draw in the native one.
 DRAWS_IN_ITS_DTYPE = frozenset(
     {"rand", "randn", "rand_like", "randn_like", "normal", "normal_functional", "uniform"}
-    | {"cauchy", "exponential", "log_normal", "geometric"}
+    | {"bernoulli", "cauchy", "exponential", "log_normal", "geometric"}
 )
 
 # Other operators that only draw. Attention, say, may draw a dropout mask, but computes as well.
 _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
-    "bernoulli",
     "multinomial",
     "native_dropout",
     "poisson",
@@ -52,6 +51,16 @@ _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
     "random",
     "randperm",
 }
+
+# Operators that round their result correctly and nothing before it. Of the others, what happens
+# inside is unknown; shaking their inputs stands for it.
+_BASIC = frozenset(
+    """
+    add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
+    dot embedding_dense_backward index_add lerp mean mm mul mv neg reciprocal rsub scatter_add
+    sqrt sub sum _to_copy
+    """.split()  # noqa: SIM905
+)
 
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
@@ -68,6 +77,7 @@ class Traits:
         mutates: positions and names of arguments that are written to.
         random: it draws from a generator.
         rounds: its floating results are rounded.
+        basic: and nothing else happens inside it.
     """
 
     name: str
@@ -76,6 +86,7 @@ class Traits:
     mutates: frozenset[int | str]
     random: bool
     rounds: bool
+    basic: bool
 
 
 @functools.cache
@@ -97,4 +108,5 @@ def traits(func: OpOverload) -> Traits:
         mutates=frozenset(written),
         random=random,
         rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
+        basic=name in _BASIC,
     )

@@ -1,8 +1,9 @@
 """Run a program with every rounding it could make drawn at random: the noise of this program.
 
-Each operator's floating inputs and results are multiplied by (1 + u/2 * U), with U uniform in
-[-1, 1]. Operators that add up many terms also get the error of doing so one by one, u/2 * a * U
-with the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
+Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
+they need rounding at all; and so are the inputs of operators that do more than one arithmetic step
+inside. Those that add up many terms also get the error of doing so one by one, u/2 * a * U with
+the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
 there is float32's.
 """
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 UNIT_F32 = 2.0**-24
 _WIDEST = {torch.float64, torch.complex128}
 _SMALLEST_POOL = 1 << 20
+_UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
 
 
 class PerturbMode(LiftMode):
@@ -62,14 +64,16 @@ class PerturbMode(LiftMode):
     ) -> Any:
         """Run the operator on perturbed arguments and perturb what it gives."""
         unit = self._unit_of(func)
-        if not kind.rounds:
+        if not kind.rounds or (kind.name == "_to_copy" and not _is_float(args[0])):
             return func(*args, **kwargs)
-        if kind.name == "_to_copy":
-            return self._shaken(func(*args, **kwargs), unit)  # a cast rounds once
-        shaken = tuple(
-            value if place in kind.mutates else map_tensors(value, lambda t: self._shaken(t, unit))
-            for place, value in enumerate(args)
-        )
+        shaken = args
+        if not kind.basic:
+            shaken = tuple(
+                value
+                if place in kind.mutates
+                else map_tensors(value, lambda tensor: self._shaken(tensor, unit))
+                for place, value in enumerate(args)
+            )
         result = func(*shaken, **kwargs)
         accumulated = accumulation(Call(kind.name, func, args, kwargs, result))
         return self._perturb_results(kind, result, accumulated, unit)
@@ -87,6 +91,8 @@ class PerturbMode(LiftMode):
             extra = accumulated[position] if position < len(accumulated) else None
             if extra is not None:
                 noisy = noisy + accumulator / 2 * extra * self._uniform(tensor).to(extra.dtype)
+            if self.widths:
+                noisy = torch.where(_needs_no_rounding(tensor, unit), tensor, noisy)
             # In-place operators hand back their argument, which has to keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         if single:
@@ -123,3 +129,15 @@ class PerturbMode(LiftMode):
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor:
+    """Where a result fits the dtype it is rounded to, so that no rounding happens.
+
+    Masks, counts, positions and powers of two are exact in every precision; a noise on them would
+    be the noise of another program. What fits float32 in a float64 program is taken for such.
+    """
+    narrow = next((dtype for dtype, u in _UNITS.items() if unit >= u), torch.float32)
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    fits = parts.to(narrow).to(parts.dtype) == parts
+    return fits.all(dim=-1) if tensor.is_complex() else fits

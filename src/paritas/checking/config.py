@@ -91,6 +91,9 @@ class VerifyConfig:
             if not isinstance(value, bool) and not (value is None and "None" in str(field.type)):
                 message = f"{field.name} must be True or False, not {value!r}"
                 raise UsageError(message)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            message = f"seed must be an integer, not {self.seed!r}"
+            raise UsageError(message)
         for checker in self.checkers:
             if isinstance(checker, type) or not isinstance(checker, ValueChecker):
                 message = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from paritas.checking.config import Inputs
 
-PLAIN_LAYOUT = torch.strided
-
 
 class Copier:
     """Copies tensors storage by storage: views of one storage stay views of one storage.
@@ -35,7 +34,7 @@ class Copier:
     def __init__(self, *, widen: bool = False) -> None:
         """Copy as they are, or widened to float64."""
         self.widen = widen
-        self.copies: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
 
     def copy_tree(self, tree: Any) -> Any:
         """A tree of the same structure that shares nothing with the given one."""
@@ -44,17 +43,16 @@ class Copier:
     def copy_tensor(self, tensor: Tensor) -> Tensor:
         """A leaf tensor with the same values, strides and requires_grad."""
         plain = tensor.detach()
+        dtype = WIDE.get(plain.dtype, plain.dtype) if self.widen else plain.dtype
         if _is_plain(tensor):
-            storage = self._storage(plain)
-            result = torch.empty(0, dtype=storage.dtype, device=storage.device).set_(
-                storage.untyped_storage(), plain.storage_offset(), plain.shape, plain.stride()
+            result = torch.empty(0, dtype=dtype, device=plain.device).set_(
+                self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
             )
+            # The storage holds a lazily conjugated or negated value as it was before that.
+            result = result.conj() if plain.is_conj() else result
+            result = result.neg_() if plain.is_neg() else result
         else:
-            result = plain.clone()
-            if self.widen and result.dtype in WIDE:
-                result = result.to(WIDE[result.dtype])
-        if tensor.is_conj():
-            result = result.conj()
+            result = plain.clone().to(dtype)
         return result.requires_grad_(tensor.requires_grad)
 
     def _copy_leaf(self, leaf: Any) -> Any:
@@ -65,17 +63,21 @@ class Copier:
             return copy.deepcopy(leaf)
         return leaf
 
-    def _storage(self, tensor: Tensor) -> Tensor:
-        """The copied storage as a flat tensor of the tensor's dtype."""
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """The copied storage; widened, every number of it takes twice or more the room."""
         storage = tensor.untyped_storage()
-        key = (storage.data_ptr() or id(tensor), tensor.dtype)
+        # A complex number is two reals: both views of one storage widen to views of one storage.
+        real = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+        wide = WIDE.get(real) if self.widen else None
+        key = (storage.data_ptr() or id(tensor), real if wide else None)
         if key not in self.copies:
-            unconjugated = tensor.conj() if tensor.is_conj() else tensor
-            count = storage.nbytes() // tensor.element_size()
-            flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            flat = flat.set_(unconjugated.untyped_storage(), 0, (count,), (1,))
-            wide = WIDE.get(tensor.dtype) if self.widen else None
-            self.copies[key] = flat.to(wide) if wide else flat.clone()
+            if wide is None:
+                self.copies[key] = storage.clone()
+            else:
+                flat = torch.empty(0, dtype=real, device=tensor.device)
+                count = storage.nbytes() // real.itemsize
+                flat = flat.set_(storage, 0, (count,), (1,))
+                self.copies[key] = flat.to(wide).untyped_storage()
         return self.copies[key]
 
 
@@ -123,7 +125,8 @@ class ModuleState:
         """Remember the state of `modules` as it is now."""
         self.tensors: dict[str, Tensor] = {}
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._attributes: list[tuple[nn.Module, dict[str, _Kept]]] = []
         names: dict[int, str] = {}
         for prefix, root in modules.items():
             for path, module in root.named_modules():
@@ -133,6 +136,7 @@ class ModuleState:
     def _read(self, path: str, module: nn.Module, names: dict[int, str]) -> None:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
         for slots in tensor_slots(module):
+            self._tables.append((slots, dict(slots)))
             for key, tensor in slots.items():
                 if tensor is None:
                     continue
@@ -145,7 +149,7 @@ class ModuleState:
             for key, value in vars(module).items()
             if key not in INTERNALS and not isinstance(value, torch.nn.Module)
         }
-        self._attributes.append((module, {key: _kept(value) for key, value in own.items()}))
+        self._attributes.append((module, {key: _Kept(value) for key, value in own.items()}))
 
     def changed(self) -> dict[str, Tensor]:
         """The parameters and buffers whose bits are no longer what they were, copied.
@@ -164,14 +168,11 @@ class ModuleState:
 
     def restore(self) -> None:
         """Put every parameter, buffer and attribute back, in place, keeping identities."""
+        self._restore_places()
         with torch.no_grad():
             for name, tensor in self.tensors.items():
-                for slots, key in self._slots[name]:
-                    slots[key] = tensor
                 if not bitwise_equal(tensor.detach(), self.saved[name]):
                     tensor.detach().copy_(self.saved[name])
-        for module, attributes in self._attributes:
-            _restore_attributes(module, attributes)
 
     @contextlib.contextmanager
     def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
@@ -182,11 +183,17 @@ class ModuleState:
                     slots[key] = value
             yield
         finally:
-            for name, tensor in self.tensors.items():
-                for slots, key in self._slots[name]:
-                    slots[key] = tensor
-            for module, attributes in self._attributes:
-                _restore_attributes(module, attributes)
+            self._restore_places()
+
+    def _restore_places(self) -> None:
+        """What stands where: the tensors in their slots, the attributes in their modules."""
+        for slots, content in self._tables:
+            same = slots.keys() == content.keys()
+            if not same or any(slots[key] is not content[key] for key in content):
+                slots.clear()
+                slots.update(content)
+        for module, attributes in self._attributes:
+            _restore_attributes(module, attributes)
 
     def widened(self) -> dict[str, Tensor]:
         """Copies of the saved state in float64; parameters stay parameters."""
@@ -209,36 +216,49 @@ class ModuleState:
         return current
 
 
-def _kept(value: Any) -> tuple[Any, Any]:
-    """The object itself and what to put back into it."""
-    if isinstance(value, list | dict | set):
-        return value, copy.copy(value)
-    if isinstance(value, torch.Tensor):
-        return value, _detached_clone(value)
-    return value, None
+class _Kept:
+    """An attribute's value and, of a tensor or a container, what was in it, however deep."""
 
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.content: Any = None
+        if isinstance(value, torch.Tensor):
+            self.content = _detached_clone(value)
+        elif isinstance(value, dict):
+            self.content = {key: _Kept(item) for key, item in value.items()}
+        elif isinstance(value, list):
+            self.content = [_Kept(item) for item in value]
+        elif isinstance(value, set):
+            self.content = set(value)
 
-def _restore_attributes(module: nn.Module, attributes: dict[str, Any]) -> None:
-    for key in list(vars(module)):
-        if key not in attributes and key not in INTERNALS and _is_new(module, key):
-            delattr(module, key)
-    for key, (value, content) in attributes.items():
-        if vars(module).get(key, INTERNALS) is not value:
-            object.__setattr__(module, key, value)
-        if content is None:
-            continue
-        if isinstance(value, list):
-            value[:] = content
-        elif isinstance(value, dict | set):
+    def restored(self) -> Any:
+        """The same object, with what was in it."""
+        value, content = self.value, self.content
+        if isinstance(value, torch.Tensor):
+            if not bitwise_equal(value.detach(), content):
+                with torch.no_grad():
+                    value.detach().copy_(content)
+        elif isinstance(value, dict):
+            items = {key: kept.restored() for key, kept in content.items()}
+            value.clear()
+            value.update(items)
+        elif isinstance(value, list):
+            value[:] = [kept.restored() for kept in content]
+        elif isinstance(value, set):
             value.clear()
             value.update(content)
-        elif not bitwise_equal(value.detach(), content):
-            with torch.no_grad():
-                value.detach().copy_(content)
+        return value
 
 
-def _is_new(module: nn.Module, key: str) -> bool:
-    return not isinstance(vars(module)[key], torch.nn.Module)
+def _restore_attributes(module: nn.Module, attributes: dict[str, _Kept]) -> None:
+    for key, value in list(vars(module).items()):
+        is_own = key not in INTERNALS and not isinstance(value, torch.nn.Module)
+        if is_own and key not in attributes:
+            delattr(module, key)
+    for key, kept in attributes.items():
+        value = kept.restored()
+        if key not in vars(module) or vars(module)[key] is not value:
+            object.__setattr__(module, key, value)
 
 
 def _detached_clone(tensor: Tensor) -> Tensor:
@@ -247,7 +267,8 @@ def _detached_clone(tensor: Tensor) -> Tensor:
 
 def _is_plain(tensor: Tensor) -> bool:
     kinds = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
-    return type(tensor) in kinds and tensor.layout is PLAIN_LAYOUT and not tensor.is_quantized
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) in kinds and strided
 
 
 def reachable_modules(function: Any, original: Callable[[Any], Any]) -> dict[str, nn.Module]:
@@ -267,21 +288,34 @@ def _reach(
         if not any(module is value for module in found.values()):
             found[name or "model"] = value
         return
-    if depth > 4:  # noqa: PLR2004  (deep enough for decorators around closures around methods)
+    if depth > MOST_LAYERS:
+        return
+    if isinstance(value, functools.partial):
+        _reach(value.func, original, found, name, depth + 1)
+        for position, argument in enumerate(value.args):
+            _reach_module(argument, original, found, f"argument{position}")
+        for key, argument in value.keywords.items():
+            _reach_module(argument, original, found, key)
         return
     owner = getattr(value, "__self__", None)
-    if isinstance(owner, torch.nn.Module):
-        _reach(owner, original, found, name, depth + 1)
-    function = getattr(value, "__func__", getattr(value, "func", value))
+    _reach_module(owner, original, found, name)
+    function = getattr(value, "__func__", value)
     code = getattr(function, "__code__", None)
-    if code is not None:
-        for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                _reach(cell.cell_contents, original, found, free, depth + 1)
-        for used in code.co_names:
-            held = function.__globals__.get(used)
-            if isinstance(held, torch.nn.Module):
-                _reach(held, original, found, used, depth + 1)
-    for position, argument in enumerate(getattr(value, "args", ()) or ()):
-        if isinstance(argument, torch.nn.Module):
-            _reach(argument, original, found, f"argument{position}", depth + 1)
+    if code is None:
+        return
+    for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            _reach(cell.cell_contents, original, found, free, depth + 1)
+    for used in code.co_names:
+        _reach_module(function.__globals__.get(used), original, found, used)
+
+
+def _reach_module(
+    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str
+) -> None:
+    if isinstance(value, torch.nn.Module):
+        _reach(value, original, found, name, depth=0)
+
+
+# Decorators around closures around partials around methods.
+MOST_LAYERS = 4

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from paritas.checking.subjects import Subject
 
 DECIDING_RUNS = 12
+# Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
+# measure of anything.
+MOST_LEAVING = 0.5
 
 
 @dataclasses.dataclass
@@ -188,7 +191,12 @@ class Runs:
             self._add_run(spread, seen)
             spread.runs += 1
         squares = spread.squares.get((call, path))
-        return None if squares is None else (squares / spread.runs).sqrt()
+        if squares is None:
+            return None
+        if float(torch.isinf(squares).double().mean()) > MOST_LEAVING:
+            self.notes.append(f"{path}: most of it left the finite numbers when perturbed")
+            return None
+        return (squares / spread.runs).sqrt()
 
     def _add_run(self, spread: _Spread, seen: list[Observation]) -> None:
         base = self._base()

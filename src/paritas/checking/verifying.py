@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas._torch.compiled import room_for_entries
@@ -113,8 +114,9 @@ class _Verification:
             verdicts.append(second.verdict(self.config))
         if all(verdict.passed for verdict in verdicts) and runs.ran_uncompiled():
             verdicts.append(self._uncompiled().verdict(self.config))
-        verdicts.append(Verdict(coverage=Coverage(compared=0), notes=tuple(runs.notes)))
-        return Verdict.merge(verdicts)
+        merged = Verdict.merge(verdicts)
+        notes = tuple(dict.fromkeys((*merged.notes, *runs.notes)))
+        return msgspec.structs.replace(merged, notes=notes)
 
     def _uncompiled(self) -> Collected:
         collected = Collected()

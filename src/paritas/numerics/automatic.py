@@ -29,6 +29,8 @@ LIFTED_SLACK = 8.0
 LIFTED_SLACK_SCALED = 64.0
 # Knowing only a dtype: noise of this many unit roundoffs of the value and of the typical value.
 BLIND_NOISE = 4.0
+# But no more than this share of the value, or float8 would pass for anything.
+BLIND_SHARE = 2.0**-6
 # Perturbed runs are dear. One tells how large the noise is, three do so element by element. A dozen
 # are worth it where no more than this share of the elements is over the limit: a rounding or a
 # comparison on its knife edge shows in some runs and not in others.
@@ -104,6 +106,8 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Jud
     if bitwise_equal(reference, candidate):
         return Judgement(status=Status.IDENTICAL)
     metrics = pair_metrics(reference, candidate)
+    if metrics.mismatched == 0:  # of another dtype, which is another check's concern
+        return Judgement(status=Status.IDENTICAL, metrics=metrics)
     how_many = f"{metrics.mismatched} of {metrics.numel} values"
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
     meant_same = arbiter is not None and lifted is not None and bitwise_equal(arbiter, lifted)
@@ -178,7 +182,8 @@ def _judge_native(
         if mismatch is not None:
             return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
         source = f"{_short(reference.dtype)} alone, with no program to measure: weak"
-        noise = dataclasses.replace(noise, relative=BLIND_NOISE * unit, source=source)
+        relative = min(BLIND_NOISE * unit, BLIND_SHARE)
+        noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
         scored = criterion.score(candidate, truth, noise)
         return _Outcome(scored, passed=scored.score.passed)
     where = "float64" if arbiter is not None else _short(reference.dtype)
@@ -229,6 +234,8 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
         found = [part for part in parts if part is not None]
         return torch.stack(found).any(dim=0) if found else None
     right = right.to(left.device)
+    if left.dtype.itemsize == 1 or right.dtype.itemsize == 1:  # float8 lacks the operators
+        left, right = left.float(), right.float()
     differ = (
         (left.isnan() != right.isnan())
         | (left.isposinf() != right.isposinf())

@@ -90,8 +90,8 @@ class AllCloseValueChecker:
     atol: float = 1e-8
 
     def __post_init__(self) -> None:
-        _in_range("rtol", self.rtol, 0.0, math.inf)
-        _in_range("atol", self.atol, 0.0, math.inf)
+        _in_range("rtol", self.rtol, 0.0, math.inf, required=True)
+        _in_range("atol", self.atol, 0.0, math.inf, required=True)
 
     def check(
         self,
@@ -224,8 +224,10 @@ def _given(**arguments: float | None) -> dict[str, float]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _in_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is None:
+def _in_range(
+    name: str, value: float | None, low: float, high: float, *, required: bool = False
+) -> None:
+    if value is None and not required:
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         message = f"{name} must be a number from {low:g} to {high:g}, not {value!r}"

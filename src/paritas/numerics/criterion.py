@@ -22,7 +22,7 @@ import torch
 from paritas.numerics.findings import Score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -92,35 +92,48 @@ class Scored:
 
 def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     """Score `candidate` against `arbiter`; positions where either is not finite are left out."""
+    is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, noise = _as_reals(candidate, arbiter, noise)
     scale = rms(arbiter)
     floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
-    total = _Totals(arbiter.shape, arbiter.device)
-    tensors = (candidate, arbiter) if noise.spread is None else (candidate, arbiter, noise.spread)
+    usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
+    total = _Totals(arbiter.shape, arbiter.device, is_complex=is_complex)
+    tensors = (arbiter, candidate) if noise.spread is None else (arbiter, candidate, noise.spread)
     for place, parts in chunks(*tensors):
-        c, r = parts[0].double(), parts[1].double()
+        r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[-1]
         rounding = noise.unit * r.abs() / 2 + noise.step + noise.relative * (r.abs() + scale)
-        typical = noise.factor * (rounding + floor)
-        local = (
-            noise.factor * (rounding + spread.clamp(min=floor)) if spread is not None else typical
-        )
+        local = noise.factor * (rounding + floor)
+        if spread is not None:
+            # An infinite spread is about being finite or not; it is no measure of a value's noise.
+            spread = torch.where(torch.isinf(spread), 0.0, spread)
+            local = noise.factor * (rounding + spread.clamp(min=floor))
         error = (c - r).abs()
         z = torch.where(error == 0, 0.0, error / local)
         z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
         if spread is not None:
+            typical = noise.factor * (rounding + usual)
             shaky = (spread > KNIFE_EDGE_SHARE * (r.abs() + scale)) & (error > MAX_Z * typical)
             total.knife_edges += int(shaky.sum())
     return total.scored(noise.source)
 
 
+def _usual_spread(spread: Tensor | None, scale: float) -> float:
+    """What most elements waver by; nothing is usual where rounding decides most of them."""
+    if spread is None or not spread.numel():
+        return 0.0
+    middle = float(spread.median())
+    return middle if middle <= KNIFE_EDGE_SHARE * scale else 0.0
+
+
 def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Score:
     """The candidate's errors in multiples of the reference's own errors to the same arbiter."""
+    is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = _as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = _real_view(reference)
-    totals = [_Totals(arbiter.shape, arbiter.device) for _ in range(2)]
-    for place, (c, e, r) in chunks(candidate, reference, arbiter):
+    totals = [_Totals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
+    for place, (r, c, e) in chunks(arbiter, candidate, reference):
         finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
         for total, side in zip(totals, (c, e), strict=True):
             error = (side.double() - r.double()).abs()
@@ -149,24 +162,31 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
 
 def rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
-    squares, count = 0.0, 0
-    for _, (part,) in chunks(_real_view(tensor)):
-        wide = part.double()
-        finite = torch.isfinite(wide)
-        squares += float(torch.where(finite, wide, 0.0).square().sum())
-        count += int(finite.sum())
-    return math.sqrt(squares / count) if count else 0.0
+    return _rms(part.double() for _, (part,) in chunks(_real_view(tensor)))
 
 
 def rms_difference(left: Tensor, right: Tensor) -> float:
     """Root mean square of the difference, where both are finite, in float64."""
-    squares, count = 0.0, 0
-    for _, (a, b) in chunks(_real_view(left), _real_view(right)):
-        difference = a.double() - b.double()
-        finite = torch.isfinite(difference)
-        squares += float(torch.where(finite, difference, 0.0).square().sum())
+    pairs = chunks(_real_view(left), _real_view(right))
+    return _rms(a.double() - b.double() for _, (a, b) in pairs)
+
+
+def _rms(parts: Iterable[Tensor]) -> float:
+    """Of the finite elements; each part scaled by its largest, so that no square leaves range."""
+    largest, squares, count = 0.0, 0.0, 0
+    for part in parts:
+        finite = torch.isfinite(part)
+        values = torch.where(finite, part, 0.0)
+        top = float(values.abs().max())
         count += int(finite.sum())
-    return math.sqrt(squares / count) if count else 0.0
+        if top == 0:
+            continue
+        mine = float((values / top).square().sum())
+        if top > largest:
+            squares, largest = squares * (largest / top) ** 2 + mine, top
+        else:
+            squares += mine * (top / largest) ** 2
+    return largest * math.sqrt(squares / count) if count else 0.0
 
 
 def slice_limit(slices: int, length: int) -> float:
@@ -201,8 +221,9 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor
 class _Totals:
     """Sums of z squared, over everything and per slice along each axis."""
 
-    def __init__(self, shape: torch.Size, device: torch.device) -> None:
+    def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
         self.shape = tuple(shape) or (1,)
+        self.is_complex = is_complex  # the last axis is then that of the two parts
         self.scalar = len(shape) == 0
         self.count = math.prod(self.shape)
         self.squares = 0.0
@@ -210,10 +231,10 @@ class _Totals:
         self.index: tuple[int, ...] | None = None
         self.over = 0
         self.knife_edges = 0
-        many = len(self.shape) > 1
+        axes = len(self.shape) - is_complex
         self.slices = [
-            torch.zeros(size, dtype=torch.float64, device=device) if many else None
-            for size in self.shape
+            torch.zeros(size, dtype=torch.float64, device=device) if axes > 1 else None
+            for size in self.shape[:axes]
         ]
 
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
@@ -222,10 +243,11 @@ class _Totals:
         self.squares += float(squared.sum())
         self.over += int((z > MAX_Z).sum())
         worst = float(z.max())
-        if not worst <= self.worst:  # written so that a NaN is kept
+        if not math.isnan(self.worst) and not worst <= self.worst:  # a NaN is kept
             self.worst = worst
             where = list(map(int, torch.unravel_index(z.argmax(), z.shape)))
             where[axis] += start
+            where = where[:-1] if self.is_complex else where
             self.index = () if self.scalar else tuple(where)
         for dim, sums in enumerate(self.slices):
             if sums is None:

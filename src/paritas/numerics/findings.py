@@ -144,7 +144,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def status(self) -> Status:
         """The gravest status of all findings; nothing compared is `unverified`."""
         statuses = [finding.status for finding in self.findings]
-        if self.coverage.compared == 0:
+        if self.coverage.compared == 0 or not statuses:
             statuses.append(Status.UNVERIFIED)
         return max(statuses, key=lambda status: status.gravity)
 
@@ -193,15 +193,18 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             # Lax mode reads the spelled-out "nan" and "inf" of `_spell_nonfinite` as floats.
             return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             shown = data[:80]
             message = f"not a verdict in JSON: {error}; it starts with {shown!r}"
             raise UsageError(message) from None
 
     @classmethod
     def merge(cls, verdicts: Iterable[Verdict]) -> Verdict:
-        """One verdict over several (input sets, ranks, graphs); nothing is lost."""
-        parts = tuple(verdicts)
+        """One verdict over several (input sets, ranks, graphs); nothing is lost.
+
+        A part that compared nothing and says nothing stays visible as an `unverified` finding.
+        """
+        parts = tuple(map(_speaking, verdicts))
         coverage = Coverage()
         for part in parts:
             coverage += part.coverage
@@ -212,6 +215,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             strict=any(part.strict for part in parts),
             enabled=all(part.enabled for part in parts),
         )
+
+
+def _speaking(verdict: Verdict) -> Verdict:
+    """The same verdict; one that fails without a finding that says so is given one."""
+    if verdict.passed or verdict.failures or not verdict.enabled:
+        return verdict
+    silent = Finding(
+        path="verdict",
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason="nothing was compared",
+    )
+    return msgspec.structs.replace(verdict, findings=(*verdict.findings, silent))
 
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,23 +83,27 @@ def match(
     """Pair leaves by path, or by order where the two name them differently."""
     findings: list[Finding] = []
     notes: list[str] = []
+    root = re.split(r"[.\[]", next(iter([*reference, *candidate]), "output"))[0]
     if reference_containers != candidate_containers:
         differ = _container_difference(reference_containers, candidate_containers)
         if checks.containers:
-            findings.append(_structure(differ))
+            findings.append(_structure(root, differ))
         else:
             notes.append(differ)
     if len(reference) != len(candidate) and checks.size:
         left, right = len(reference), len(candidate)
-        findings.append(_structure(f"the reference returns {left} values, the candidate {right}"))
+        reason = f"the reference returns {left} values, the candidate {right}"
+        findings.append(_structure(root, reason))
     if reference.keys() == candidate.keys():
         pairs = [(path, value, candidate[path]) for path, value in reference.items()]
         return Matching(pairs, findings, [], notes)
     common = reference.keys() & candidate.keys()
-    if len(reference) == len(candidate):
+    if len(reference) == len(candidate) and not common:
         notes.append("outputs are matched by order: the two sides name them differently")
         ordered = zip(reference.items(), candidate.values(), strict=True)
         return Matching([(p, left, right) for (p, left), right in ordered], findings, [], notes)
+    if len(reference) == len(candidate) and checks.size:
+        findings.append(_structure(root, "the two sides name their values differently"))
     pairs = [(path, value, candidate[path]) for path, value in reference.items() if path in common]
     unmatched = [f"{path} (reference only)" for path in reference if path not in common]
     unmatched += [f"{path} (candidate only)" for path in candidate if path not in common]
@@ -175,6 +180,8 @@ def as_plain(leaf: Any) -> Any:
 def _check_value(
     about: dict[str, Any], reference: Any, candidate: Any, checks: Checks, evidence: Evidence
 ) -> Finding:
+    if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
+        candidate = candidate.to(reference.device)
     for checker in checks.checkers:
         judgement = checker.check(reference, candidate, evidence)
         if judgement is not None:
@@ -198,8 +205,8 @@ def _check_value(
     )
 
 
-def _structure(reason: str) -> Finding:
-    return Finding(path="output", aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
+def _structure(root: str, reason: str) -> Finding:
+    return Finding(path=root, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
 
 
 def _container_difference(reference: dict[str, str], candidate: dict[str, str]) -> str:

@@ -75,9 +75,9 @@ def _rebuild_mapping(tree: Mapping[Any, Any], values: list[Any]) -> Any:
     pairs = dict(zip(tree.keys(), values, strict=True))
     if type(tree) is dict:
         return pairs
+    if not hasattr(tree, "__setitem__"):
+        return type(tree)(pairs)  # type: ignore[call-arg]  # e.g. MappingProxyType
     rebuilt = copy.copy(tree)
-    if hasattr(rebuilt, "__setitem__"):
-        for key, value in pairs.items():
-            rebuilt[key] = value
-        return rebuilt
-    return type(tree)(pairs)  # type: ignore[call-arg]  # e.g. MappingProxyType
+    for key, value in pairs.items():
+        rebuilt[key] = value
+    return rebuilt

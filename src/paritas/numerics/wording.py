@@ -60,9 +60,10 @@ def finding_lines(finding: Finding) -> list[str]:
     metrics = finding.metrics
     if metrics is not None and metrics.mismatched:
         share = 100 * metrics.mismatched / max(1, metrics.numel)
+        inexact = finding.native is not None or finding.lifted is not None
+        size = f"; relative L2 {metrics.rel_l2:.2g}" if inexact else ""
         lines.append(
-            f"    {metrics.mismatched} of {metrics.numel} elements differ ({share:.3g} %); "
-            f"relative L2 {metrics.rel_l2:.2g}"
+            f"    {metrics.mismatched} of {metrics.numel} elements differ ({share:.3g} %){size}"
         )
         at = list(metrics.max_abs_index) if metrics.max_abs_index is not None else "[]"
         lines.append(
@@ -76,6 +77,11 @@ def finding_lines(finding: Finding) -> list[str]:
                 f"{score.max_limit:g}), rms {score.rms_z:.3g} (allowed {score.rms_limit:.3g}); "
                 f"noise from {score.noise}"
             )
+            if score.slice_z is not None and not score.slice_z <= (score.slice_limit or 0):
+                lines.append(
+                    f"    {name}: at {score.slice_index} along axis {score.slice_axis}, rms "
+                    f"{score.slice_z:.3g} (allowed {score.slice_limit:.3g})"
+                )
     if finding.source:
         lines.append(f"    at {finding.source}")
     if finding.advice:

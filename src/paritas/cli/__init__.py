@@ -1,0 +1,87 @@
+"""The command `paritas`: a group whose commands are imported when they are asked for.
+
+Exit codes of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input,
+3 unverified (paritas itself failing is one way of that), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from paritas.errors import ParitasError
+
+UNVERIFIED, INTERRUPTED = 3, 130
+
+_HOMES = {
+    "demo": "paritas.cli.demo:demo",
+    "verify": "paritas.cli.verify:verify",
+}
+
+
+class _Refusal(click.ClickException):
+    """One message on stderr, without a traceback."""
+
+    exit_code = 2
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command on first use, and ends every error with its own exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands."""
+        return list(_HOMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in _HOMES:
+            return None
+        module, _, name = _HOMES[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a misspelt one is told its nearest."""
+        if args and args[0] not in _HOMES and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _HOMES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_HOMES)}"
+            ctx.fail(f"no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit):
+            raise
+        except ParitasError as error:
+            raise _Refusal(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted: there is no verdict", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:  # whose exit code of 1 would be taken for a verdict
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # click closes the pipe quietly
+            _fail_ourselves(ctx)
+
+
+def _fail_ourselves(ctx: click.Context) -> NoReturn:
+    click.echo(traceback.format_exc(), err=True, nl=False)
+    click.echo("Error: paritas itself failed (above), so nothing is verified", err=True)
+    ctx.exit(UNVERIFIED)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="paritas", message="%(prog)s %(version)s")
+def main() -> None:
+    """Does the candidate still compute what the reference computes?
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """

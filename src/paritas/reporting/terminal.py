@@ -1,0 +1,210 @@
+"""A verdict for a terminal: a table of findings, what failed in words, coverage, the verdict.
+
+Everything is readable without colour, in ASCII but for the rules of the table (which rich replaces
+where the terminal has no others), and in 80 columns. The last line is the verdict in one line; it
+is not wrapped, so that a script finds it whole: print with `crop=False`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paritas.numerics.findings import Aspect, Status
+from paritas.numerics.wording import MOST_SHOWN, finding_lines, headline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import RenderableType
+
+    from paritas.numerics.findings import Finding, Score, Verdict
+
+STYLES = {
+    Status.IDENTICAL: "green",
+    Status.EQUIVALENT: "green",
+    Status.UNSTABLE: "yellow",
+    Status.UNVERIFIED: "magenta",
+    Status.DEGRADED: "bold red",
+    Status.DIFFERENT: "bold red",
+}
+# More rows of one status than this, and the rest of them share a row that counts them.
+MOST_ROWS = {
+    Status.IDENTICAL: 3,
+    Status.EQUIVALENT: 12,
+    Status.UNSTABLE: 24,
+    Status.UNVERIFIED: 24,
+    Status.DEGRADED: 24,
+    Status.DIFFERENT: 24,
+}
+COLUMNS = ("status", "item", "value", "off by", "worst / allowed")
+FIXED = 2  # the others are left out where every cell of them is empty
+LEGEND = (
+    "off by: size of the difference over that of the reference, or a count of values\n"
+    "worst / allowed: in multiples of the reference's own rounding noise"
+)
+
+
+def report(verdict: Verdict) -> Group:
+    """The whole verdict."""
+    parts: list[RenderableType] = []
+    if verdict.findings:
+        table = findings_table(verdict)
+        has_figures = len(table.columns) > FIXED + 1
+        parts += [table, *([Text(LEGEND, style="dim")] if has_figures else []), Text()]
+    details = list(_details(verdict))
+    if details:
+        parts += [*details, Text()]
+    parts += _remarks(verdict)
+    style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
+    parts.append(Text(headline(verdict), style=style, no_wrap=True, overflow="ignore"))
+    return Group(*parts)
+
+
+def findings_table(verdict: Verdict) -> Table:
+    """One row per finding, gravest first, then in program order; many of one status are folded."""
+    rows: list[tuple[Text, ...]] = []
+    for status in sorted(Status, key=lambda status: -status.gravity):
+        found = [finding for finding in verdict.findings if finding.status is status]
+        shown, folded = _fold(status, found)
+        rows += [_cells(finding) for finding in shown]
+        if folded:
+            more = f"{folded} more items" if shown else f"{folded} items"
+            rows.append((_status(status), Text(more), Text(), Text(), Text()))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    filled = [
+        place for place in range(len(COLUMNS)) if place < FIXED or any(row[place] for row in rows)
+    ]
+    for place in filled:
+        table.add_column(COLUMNS[place], overflow="fold", no_wrap=place == 0)
+    for row in rows:
+        table.add_row(*(row[place] for place in filled))
+    return table
+
+
+def _fold(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
+    """Which rows are shown, and how many share the last one."""
+    most = MOST_ROWS[status]
+    if len(findings) <= most:
+        return findings, 0
+    if status is Status.IDENTICAL:
+        return [], len(findings)
+    if status is Status.EQUIVALENT:  # those nearest to their limits are worth a look
+        findings = sorted(findings, key=lambda finding: -_excess(finding))
+    return findings[:most], len(findings) - most
+
+
+def _cells(finding: Finding) -> tuple[Text, ...]:
+    item = finding.path
+    if finding.aspect is not Aspect.VALUE:
+        item = f"{item} ({finding.aspect.value})"
+    return (
+        _status(finding.status),
+        Text(item),
+        Text(_value(finding)),
+        Text(_off_by(finding)),
+        Text(_worst(finding)),
+    )
+
+
+def _status(status: Status) -> Text:
+    return Text(status.value, style=STYLES[status])
+
+
+def _value(finding: Finding) -> str:
+    if finding.dtype is None:
+        return ""
+    return f"{finding.dtype}[{','.join(map(str, finding.shape or ()))}]"
+
+
+def _off_by(finding: Finding) -> str:
+    metrics = finding.metrics
+    if metrics is None:
+        return ""
+    if metrics.nonfinite_mismatches:
+        return f"{metrics.nonfinite_mismatches} NaN/Inf"
+    if finding.dtype is not None and ("float" in finding.dtype or "complex" in finding.dtype):
+        return f"{metrics.rel_l2:.1e}"
+    return f"{metrics.mismatched} of {metrics.numel}"
+
+
+def _deciding(finding: Finding) -> tuple[str, Score] | None:
+    """The score that decided: the first that fails, else the native one."""
+    scores = [("lifted", finding.lifted), ("native", finding.native)]
+    given = [(run, score) for run, score in scores if score is not None]
+    failed = [(run, score) for run, score in given if not score.passed]
+    return failed[0] if failed else (given[-1] if given else None)
+
+
+def _excess(finding: Finding) -> float:
+    decided = _deciding(finding)
+    return 0.0 if decided is None else decided[1].excess
+
+
+def _worst(finding: Finding) -> str:
+    decided = _deciding(finding)
+    if decided is None:
+        return ""
+    run, score = decided
+    figures = f"{score.max_z:.2g} / {score.max_limit:.2g}"
+    if not score.passed and score.max_z <= score.max_limit:  # no single element is over it
+        figures = f"rms {score.rms_z:.2g} / {score.rms_limit:.2g}"
+        if score.rms_z <= score.rms_limit and score.slice_z is not None:
+            figures = f"slice {score.slice_z:.2g} / {score.slice_limit or 0:.2g}"
+    return f"{figures} lifted" if run == "lifted" else figures
+
+
+def _details(verdict: Verdict) -> Iterator[RenderableType]:
+    """What failed, in words; where nothing did, what is unstable. The same words come once."""
+    found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault(tuple(finding_lines(finding)[1:]), []).append(finding)
+    shown = list(groups.items())[:MOST_SHOWN]
+    for lines, (first, *others) in shown:
+        yield Text(finding_lines(first)[0].strip(), style=STYLES[first.status])
+        for line in lines:
+            yield _indented(line.strip())
+        if others:
+            yield _indented(f"likewise: {_enumerated([finding.path for finding in others])}")
+    left = len(found) - sum(len(members) for _, members in shown)
+    if left:
+        yield Text(f"and {left} more")
+
+
+def _remarks(verdict: Verdict) -> Iterator[RenderableType]:
+    """Coverage and notes."""
+    coverage = verdict.coverage
+    counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
+    yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
+    yield from _listed("skipped", coverage.skipped)
+    yield from _listed("unmatched", coverage.unmatched)
+    yield from _listed("note", verdict.notes)
+
+
+def _listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
+    listed = list(items)
+    for item in listed[:MOST_SHOWN]:
+        yield _indented(f"{label}: {item}")
+    if len(listed) > MOST_SHOWN:
+        yield _indented(f"{label}: {len(listed) - MOST_SHOWN} more")
+
+
+def _enumerated(items: list[str]) -> str:
+    more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
+    return f"{', '.join(items[:MOST_SHOWN])}{more}"
+
+
+def _indented(words: str) -> RenderableType:
+    return Padding(Text(words), (0, 0, 0, 2), expand=False)

@@ -1,0 +1,87 @@
+"""verify() on a CUDA device; skipped where there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paritas import Status, VerifyConfig, verify
+from quality.transformer import Transformer, token_ids
+from quality.transformer_variants import BENIGN, FAULTS
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+QUIET = VerifyConfig(raise_on_mismatch=False)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def on_cuda(dtype: torch.dtype) -> Transformer:
+    model = Transformer(dtype=dtype).eval().cuda()
+    return model.requires_grad_(requires_grad=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_inductor_forward_and_backward(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32), nn.Softmax(-1)
+    ).to("cuda", dtype)
+    x = torch.randn(16, 64, device="cuda", dtype=dtype, requires_grad=True)
+    verdict = verify([x], model, torch.compile(model), QUIET)
+    assert verdict.passed, str(verdict)
+    assert any(finding.lifted is not None for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_on_both_sides_is_no_finding(*, tf32: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)).cuda()
+    x = torch.randn(32, 256, device="cuda")
+    verdict = verify([x], model, torch.compile(model), QUIET)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_found(dtype: torch.dtype, fault: str) -> None:
+    model = on_cuda(dtype)
+    verdict = verify([token_ids().cuda()], model, FAULTS[fault](model), QUIET)
+    assert verdict.status is Status.DIFFERENT, str(verdict)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rewrite", BENIGN)
+def test_benign_rewrite_stays_quiet(dtype: torch.dtype, rewrite: str) -> None:
+    model = on_cuda(dtype)
+    verdict = verify([token_ids().cuda()], model, BENIGN[rewrite](model), QUIET)
+    assert verdict.passed, str(verdict)
+
+
+def test_dropout_of_another_stream_is_unverified() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5)).cuda()
+    verdict = verify([torch.randn(4, 16, device="cuda")], model, torch.compile(model), QUIET)
+    assert verdict.status is Status.UNVERIFIED
+    assert "fallback_random" in str(verdict)
+
+
+def test_dropout_of_the_same_stream_compares() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5)).cuda()
+    compiled = torch.compile(model, options={"fallback_random": True})
+    verdict = verify([torch.randn(4, 16, device="cuda")], model, compiled, QUIET)
+    assert verdict.passed, str(verdict)
+
+
+def test_candidate_on_another_device() -> None:
+    model = nn.Linear(64, 64)
+    twin = nn.Linear(64, 64).cuda()
+    twin.load_state_dict(model.state_dict())
+    verdict = verify(
+        [torch.randn(8, 64)], model, lambda x: twin(x.cuda()), VerifyConfig(verify_gradients=False)
+    )
+    assert verdict.passed
+    assert any("cuda" in note for note in verdict.notes)

@@ -1,0 +1,88 @@
+"""The noise of operators that add up many terms, against the errors float32 really makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paritas._torch.perturbing import PerturbMode
+
+UNIT = 2.0**-24
+RUNS = 6
+
+
+def values(*shape, seed=0):
+    """Float32 numbers, in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+INDEX = torch.arange(32) % 3
+WEIGHT = values(32, seed=1)
+
+
+def weight(x):
+    return WEIGHT.to(x.dtype)
+
+
+PROGRAMS = {
+    "mm": lambda x: x @ x,
+    "mv": lambda x: x @ x[0],
+    "dot": lambda x: torch.dot(x[0], x[1]).reshape(1),
+    "bmm": lambda x: torch.bmm(x.view(2, 16, 32), x.view(2, 32, 16)),
+    "addmm": lambda x: torch.addmm(weight(x), x, x),
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(1),
+    "cumsum": lambda x: x.cumsum(0),
+    "prod": lambda x: (1 + x / 50).prod(0),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 2, 16, 32)] * 3),
+    "var": lambda x: x.var(0),
+    "std": lambda x: x.std(1),
+    "layer norm": lambda x: F.layer_norm(x, (32,), weight(x), weight(x)),
+    "batch norm": lambda x: F.batch_norm(x, None, None, weight(x), training=True),
+    "batch norm in evaluation": lambda x: F.batch_norm(x, weight(x), weight(x).abs() + 1),
+    "group norm": lambda x: F.group_norm(x.view(2, 4, 128), 2),
+    "conv": lambda x: F.conv1d(x.view(1, 32, 32), x.view(16, 32, 2)),
+    "mse": lambda x: F.mse_loss(x, x.flip(0)).reshape(1),
+    "cross entropy": lambda x: F.cross_entropy(x, INDEX).reshape(1),
+    "index_add": lambda x: x[:3].index_add(0, INDEX, x),
+    "scatter_add": lambda x: x[:3].scatter_add(0, INDEX[:, None].expand(32, 32), x),
+    "embedding": lambda x: F.embedding(INDEX, x[:3]) * x,
+}
+
+
+def forward_and_backward(program):
+    def run(x):
+        leaf = x.detach().requires_grad_()
+        result = program(leaf)
+        cotangent = values(*result.shape, seed=2).to(result.dtype)
+        return result.detach(), torch.autograd.grad(result, leaf, cotangent)[0]
+
+    return run
+
+
+def rms(tensor):
+    return float(tensor.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0], ids=["centred", "far from zero"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_error_that_float32_makes_is_within_the_noise(name, offset):
+    run, x = forward_and_backward(PROGRAMS[name]), (values(32, 32) + offset).float().double()
+    still, native = run(x), run(x.float())
+    moved = []
+    for seed in range(RUNS):
+        with PerturbMode(torch.float32, torch.float32, UNIT, seed):
+            moved.append(run(x))
+    for part in range(2):
+        error = native[part].double() - still[part]
+        wobble = torch.stack([run[part] - still[part] for run in moved])
+        assert wobble.isfinite().all()
+        # Far from zero the backward passes of normalisations cancel; the measured error covers it.
+        assert rms(error) <= (10.0 if offset else 2.5) * rms(wobble)
+        if offset == 0.0:  # a noise far above any error would excuse everything
+            assert rms(wobble) <= 50 * max(rms(error), UNIT * rms(still[part]))

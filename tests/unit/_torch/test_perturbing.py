@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paritas._torch.lifting import DtypeLog
+from paritas._torch.perturbing import PerturbMode
+
+U32 = 2.0**-24
+RUNS = 6
+
+
+def values(*shape, seed=0):
+    """Float32 numbers, in float64."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def rms(tensor):
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+def perturbed(program, *inputs, unit=U32, seed=0, **options):
+    with PerturbMode(torch.float32, torch.float32, unit, seed, **options):
+        return program(*inputs)
+
+
+def spread(program, *inputs, **options):
+    """The root mean square deviation per element over a few perturbed runs."""
+    still = program(*inputs)
+    moved = [perturbed(program, *inputs, seed=seed, **options) - still for seed in range(RUNS)]
+    return torch.stack(moved).square().mean(0).sqrt()
+
+
+def measured(program, *inputs):
+    """The error that float32 really makes."""
+    return program(*(x.float() for x in inputs)).double() - program(*inputs)
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [64, 128])
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [lambda a, b: a @ b, lambda a, b: (a * b).sum(0), lambda a, b: (a + b).mean(1)],
+    ids=["matmul", "sum", "mean"],
+)
+def test_the_spread_is_the_error_that_float32_makes(program, n, positive):
+    a, b = values(n, n), values(n, n, seed=1)
+    if positive:
+        a, b = a.abs(), b.abs()
+    guessed, made = rms(spread(program, a, b)), rms(measured(program, a, b))
+    assert made / 3 < guessed < made * 3
+
+
+def test_the_spread_of_one_rounding_is_about_one_rounding():
+    x = values(1000).abs() + 1
+    share = rms(spread(lambda x: x.sin() + 2, x)) / rms(x.sin() + 2)
+    assert U32 / 5 < share < U32
+
+
+def test_the_spread_follows_the_scale_of_a_program():
+    a, b = values(32, 32), values(32, 32, seed=1)
+    here, there = (spread(lambda a, b: a @ b, a * s, b) for s in (1.0, 2.0**-40))
+    assert torch.allclose(there * 2.0**40, here, rtol=1e-9, atol=0.0)
+
+
+def test_the_spread_is_in_proportion_to_the_unit():
+    a, b = values(32, 32), values(32, 32, seed=1)
+    fine, coarse = (spread(lambda a, b: a + b, a, b, unit=unit) for unit in (U32, 16 * U32))
+    assert rms(coarse) == pytest.approx(16 * rms(fine), rel=1e-3)
+
+
+def test_cancellation_is_seen_where_it_happens():
+    x = values(64)
+    wobble = spread(lambda x: torch.cat([(x + 1e4) - 1e4, x + 1]), x)
+    assert rms(wobble[:64]) > 1000 * rms(wobble[64:])
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.relu().t(),
+        lambda x: x.abs().amax(0),
+        lambda x: x[1:].clone().reshape(-1),
+        lambda x: torch.where(x > 0, x, 0.0).topk(3).values,
+        lambda x: x.argmax(1),
+        lambda x: x.argmax(1).to(torch.float32),
+        lambda x: (x > 0).float(),
+    ],
+)
+def test_what_rounds_nothing_is_not_perturbed(program):
+    x = values(8, 8)
+    assert torch.equal(perturbed(program, x), program(x))
+
+
+@pytest.mark.parametrize("unit", [U32, 2.0**-53])
+def test_a_mask_of_ones_and_zeros_masks_in_every_run(unit):
+    # Everybody's attention mask: 1 - 1 is 0 in any precision, and is then multiplied by 1e38.
+    mask = torch.tensor([1, 1, 1, 0])
+    scores = values(4, 4)
+
+    def attend(scores):
+        return F.softmax(scores + (1.0 - mask.float()) * torch.finfo(torch.float32).min, -1)
+
+    assert rms(spread(attend, scores, unit=unit)) < 100 * unit
+
+
+def test_an_operator_in_place_is_perturbed_and_gives_its_argument_back():
+    x = values(64)
+    with PerturbMode(torch.float32, torch.float32, U32, 0):
+        y = x.clone()
+        same = y.add_(1)
+    assert same is y
+    assert 0 < rms(y - (x + 1)) < 4 * U32
+
+
+def test_the_backward_pass_is_perturbed_too():
+    x, cotangent = values(16, 16).requires_grad_(), values(16, 16, seed=2)
+
+    def slope(x):
+        return torch.autograd.grad(F.layer_norm(x.sin() @ x, (16,)), x, cotangent)[0]
+
+    wobble = spread(slope, x)
+    assert bool((wobble > 0).all())
+    assert rms(wobble) < 1e-4 * rms(slope(x))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, w: F.conv1d(x.unsqueeze(0), w[:, :, None].expand(-1, -1, 3)),
+        lambda x, w: F.softmax(x @ w, -1).cumsum(0),
+        lambda x, w: torch.addmm(x[0], x, w),
+        lambda x, w: F.embedding(torch.arange(8) % 3, w) * x[0],
+        lambda x, w: torch.complex(x, w).abs(),
+        lambda x, w: F.batch_norm(x, None, None, training=True) * w[0],
+        lambda x, w: F.scaled_dot_product_attention(x, w, x),
+        lambda x, w: torch.stack([x, w]).std(0).split(4)[1],
+    ],
+)
+def test_programs_run_perturbed_forward_and_backward(program):
+    x, w = values(16, 16).requires_grad_(), values(16, 16, seed=1).requires_grad_()
+
+    def run(x, w):
+        result = program(x, w)
+        cotangent = values(*result.shape, seed=2)
+        return [result, *torch.autograd.grad(result, [x, w], cotangent, allow_unused=True)]
+
+    for moved, still in zip(perturbed(run, x, w), run(x, w), strict=True):
+        if still is not None:
+            assert moved.dtype is torch.float64
+            assert moved.shape == still.shape
+            assert rms(moved - still) < 1e-4 * rms(still)
+
+
+# --- the native dtype -----------------------------------------------------------------------------
+
+
+def test_a_call_is_perturbed_by_the_dtype_it_ran_in():
+    def program(x):
+        return (x.to(torch.bfloat16) @ x.to(torch.bfloat16)).to(torch.float32), x @ x
+
+    with DtypeLog() as log:
+        program(values(32, 32).float())
+    x = values(32, 32)
+    still = x @ x
+    with PerturbMode(torch.float32, torch.float32, U32, 0, log=log.calls):
+        coarse, fine = program(x)
+    assert rms(coarse - still) > 1e-3 * rms(still)
+    assert rms(fine - still) < 1e-6 * rms(still)
+
+
+def test_without_widening_a_program_stays_in_its_dtype():
+    x = values(32, 32).float()
+    still = x @ x
+    moved = [perturbed(lambda x: x @ x, x, seed=seed, widen=False) for seed in range(4)]
+    assert all(result.dtype is torch.float32 for result in moved)
+    assert all(1e-8 < rms(result - still) / rms(still) < 1e-5 for result in moved)
+    bits = perturbed(lambda x: x.view(torch.int32), x, widen=False)
+    assert torch.equal(bits, x.view(torch.int32))
+
+
+# --- chance ---------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_run_again_and_another_seed_another():
+    a, b = values(32, 32), values(32, 32, seed=1)
+    first, again, other = (perturbed(torch.mm, a, b, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_random_numbers_of_the_caller_are_left_alone():
+    x = values(32, 32)
+    torch.manual_seed(0)
+    state, python = torch.get_rng_state(), random.getstate()
+    perturbed(lambda x: (x @ x).sum(), x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+
+
+def test_a_perturbed_program_draws_the_numbers_of_the_native_one():
+    torch.manual_seed(5)
+    native = torch.rand(64)
+    torch.manual_seed(5)
+    drawn = perturbed(lambda: torch.rand(64))
+    assert torch.equal(drawn, native.double())
+
+
+def test_the_noise_of_one_operand_is_not_that_of_the_other():
+    # Were it the same, x / x would be 1 whatever the noise.
+    x = values(1000).abs() + 1
+    assert rms(perturbed(lambda x: (x + 0.1) / (x + 0.1), x) - 1) > U32 / 4

@@ -1,0 +1,80 @@
+"""The words of `paritas demo`, and the fault it plants; the whole of it is an integration test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paritas.cli import demo_model
+from paritas.cli.demo import is_as_expected, lessons
+from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.numerics.metrics import pair_metrics
+
+
+def verdict_of(status, **options):
+    found = Finding(path="output", aspect=Aspect.VALUE, status=status, **options)
+    return Verdict(findings=(found,), coverage=Coverage(compared=1))
+
+
+def differing(status, noise, factor):
+    reference = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    candidate = reference + factor * torch.tensor([1.0, -1.0, 0.0]).repeat(3)
+    score = Score(max_z=noise, max_limit=12.0, rms_z=1.0, rms_limit=2.5)
+    return verdict_of(status, metrics=pair_metrics(reference, candidate), lifted=score)
+
+
+RIGHT = differing(Status.EQUIVALENT, 0.8, 1e-9)
+WRONG = differing(Status.DIFFERENT, 7.3e6, 0.05)
+
+
+def test_the_lesson_is_told_in_figures_of_the_findings():
+    assert list(lessons(RIGHT, WRONG)) == [
+        "By correlation (PCC), where 0.99 is the usual threshold:",
+        "  the right one has 1.000000: accepted",
+        "  the wrong one has 0.998016: accepted",
+        "By paritas, in multiples of the model's own rounding noise:",
+        "  the right one is off by 0.8 at worst, where 12 is allowed: equivalent",
+        "  the wrong one is off by 7.3e+06 at worst, where 12 is allowed: different",
+    ]
+
+
+def test_a_right_one_without_a_single_difference_is_a_lesson_too():
+    lines = list(lessons(verdict_of(Status.IDENTICAL), WRONG))
+    assert "  the right one has 1: it is equal bit for bit" in lines
+    assert "  the right one is off by nothing: identical" in lines
+
+
+def test_correlation_is_not_said_to_accept_what_it_refuses():
+    coarse = differing(Status.DIFFERENT, 7.3e6, 0.5)
+    assert any(line.endswith(": refused") for line in lessons(RIGHT, coarse))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (RIGHT, RIGHT),
+        (WRONG, WRONG),
+        (RIGHT, verdict_of(Status.UNVERIFIED)),
+        (RIGHT, verdict_of(Status.DIFFERENT)),  # caught, but not by its values
+        (RIGHT, differing(Status.UNSTABLE, 0.0, 0.05)),
+    ],
+)
+def test_what_did_not_go_as_planned_teaches_nothing(right, wrong):
+    assert not is_as_expected(right, wrong)
+    (line,) = lessons(right, wrong)
+    assert line.startswith("Nothing: ")
+
+
+def test_the_model_and_its_inputs_are_the_same_every_time_and_leave_the_generator_alone():
+    before = torch.get_rng_state()
+    (model, (ids,)), (again, (others,)) = demo_model.build(), demo_model.build()
+    assert torch.equal(ids, others)
+    assert torch.equal(model(ids), again(others))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_graph_without_a_mask_cannot_be_made_faulty():
+    graph = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
+    with pytest.raises(RuntimeError, match="no causal mask"):
+        demo_model.faulty_inductor(graph, [])

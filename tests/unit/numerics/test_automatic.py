@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from paritas.numerics.automatic import RUNS, judge_exact, judge_floats
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64
+from paritas.numerics.evidence import NoEvidence
+from paritas.numerics.findings import Status
+
+NAN, INF = math.nan, math.inf
+U_BF16 = 2.0**-8
+NO_PROGRAM = NoEvidence()
+
+
+class Program:
+    """Evidence as the test wants it, which counts what is asked of it.
+
+    The spread is that of float32 runs; one for another unit is scaled from it.
+    """
+
+    def __init__(
+        self,
+        arbiter=None,
+        lifted=None,
+        *,
+        spread=None,
+        thorough=None,
+        undecided=None,
+        unit=UNIT_F32,
+        lift_unit=UNIT_F64,
+    ):
+        self._arbiter, self._lifted = arbiter, lifted
+        self._spread = spread
+        self._thorough = spread if thorough is None else thorough
+        self._undecided = undecided
+        self.unit = unit
+        self.lift_unit = lift_unit
+        self.asked = []
+
+    def arbiter(self):
+        self.asked.append("arbiter")
+        return self._arbiter
+
+    def lifted(self):
+        self.asked.append("lifted")
+        return self._lifted
+
+    def spread(self, unit, runs):
+        self.asked.append("thorough spread" if runs == RUNS[-1] else "spread")
+        given = self._thorough if runs == RUNS[-1] else self._spread
+        return None if given is None else given * (unit / self.unit)
+
+    def undecided(self, candidate, unit):
+        self.asked.append("undecided")
+        return self._undecided
+
+
+def values(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rounded(truth, units=2.0, dtype=torch.float32, seed=1):
+    """`truth` as a program in `dtype` gives it: off by `units` roundings of the typical value."""
+    unit = torch.finfo(dtype).eps / 2
+    return (truth + units * unit * truth.square().mean().sqrt() * like(truth, seed)).to(dtype)
+
+
+def like(tensor, seed):
+    return values(*tensor.shape, seed=seed)
+
+
+TRUTH = values(32, 32)
+SPREAD = torch.full_like(TRUTH, 2 * UNIT_F32)
+
+
+# --- bits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_equal_bits_are_identical_and_nothing_is_asked(dtype):
+    x = TRUTH.to(dtype)
+    program = Program(TRUTH, TRUTH + 1)
+    assert judge_floats(x, x.clone(), program).status is Status.IDENTICAL
+    assert program.asked == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_equal_narrow_bits_are_identical_if_the_lifted_run_agrees(dtype):
+    x = TRUTH.to(dtype)
+    program = Program(TRUTH, TRUTH + 1e-15, unit=U_BF16)
+    assert judge_floats(x, x.clone(), program).status is Status.IDENTICAL
+    assert judge_floats(x, x.clone(), NO_PROGRAM).status is Status.IDENTICAL
+
+
+def test_equal_narrow_bits_hide_no_fault_from_the_lifted_run():
+    x = TRUTH.to(torch.bfloat16)
+    program = Program(TRUTH, TRUTH * (1 + 1e-5), unit=U_BF16, spread=torch.full_like(TRUTH, U_BF16))
+    judgement = judge_floats(x, x.clone(), program)
+    assert judgement.status is Status.DIFFERENT
+    assert judgement.reason.startswith("in float64, where rounding is negligible, it is ")
+    assert judgement.reason.endswith(" times over its limit (its narrow bits agree on this input)")
+
+
+def test_zeros_of_either_sign_are_equivalent():
+    plus = torch.zeros(4)
+    assert judge_floats(plus, -plus, NO_PROGRAM).status.passes()
+
+
+# --- meaning and accuracy -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit"),
+    [(torch.float32, UNIT_F32), (torch.bfloat16, U_BF16), (torch.float16, 2**-11)],
+)
+def test_rounding_is_equivalent(dtype, unit):
+    reference, candidate = (rounded(TRUTH, dtype=dtype, seed=seed) for seed in (1, 2))
+    spread = torch.full_like(TRUTH, 2 * unit)
+    program = Program(TRUTH, TRUTH + 1e-16 * like(TRUTH, 3), spread=spread, unit=unit)
+    judgement = judge_floats(reference, candidate, program)
+    assert judgement.status is Status.EQUIVALENT
+    assert judgement.reason == ""
+    assert judgement.native.passed
+    assert judgement.lifted.passed
+    assert judgement.metrics.mismatched > 0
+
+
+def test_a_candidate_more_accurate_than_the_reference_is_equivalent():
+    program = Program(TRUTH, TRUTH, spread=SPREAD)
+    judgement = judge_floats(rounded(TRUTH, units=100), TRUTH.float(), program)
+    assert judgement.status is Status.EQUIVALENT
+
+
+def test_the_same_function_with_fifty_times_the_noise_is_degraded():
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, units=100, seed=2)
+    judgement = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
+    assert judgement.status is Status.DEGRADED
+    assert judgement.reason.startswith("the same function when lifted, but natively its error is ")
+    assert not judgement.native.passed
+    assert judgement.native.noise == "perturbed float64 runs"
+    assert judgement.lifted.passed
+
+
+def test_one_bad_row_of_the_same_function_is_degraded():
+    candidate = rounded(TRUTH, seed=2)
+    candidate[7] += 3e-5
+    judgement = judge_floats(rounded(TRUTH), candidate, Program(TRUTH, TRUTH, spread=SPREAD))
+    assert judgement.status is Status.DEGRADED
+
+
+@pytest.mark.parametrize("fault", [1e-9, 1e-6, 1.0])
+def test_another_function_is_different_however_close_its_native_bits_are(fault):
+    program = Program(TRUTH, TRUTH * (1 + fault), spread=SPREAD)
+    judgement = judge_floats(rounded(TRUTH), rounded(TRUTH, seed=2), program)
+    assert judgement.status is Status.DIFFERENT
+    assert not judgement.lifted.passed
+    assert judgement.native is None
+
+
+def test_a_fault_in_one_element_of_the_lifted_run_is_different():
+    lifted = TRUTH.clone()
+    lifted[3, 4] += 1e-6
+    judgement = judge_floats(
+        rounded(TRUTH), rounded(TRUTH, seed=2), Program(TRUTH, lifted, spread=SPREAD)
+    )
+    assert judgement.status is Status.DIFFERENT
+    assert judgement.lifted.index == (3, 4)
+
+
+def test_a_lifted_run_that_may_be_float32_inside_is_judged_at_float32():
+    lifted = TRUTH + 2e-7 * like(TRUTH, 3)
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    exact = Program(TRUTH, lifted, spread=SPREAD)
+    inside = Program(TRUTH, lifted, spread=SPREAD, lift_unit=UNIT_F32)
+    assert judge_floats(reference, candidate, exact).status is Status.DIFFERENT
+    assert judge_floats(reference, candidate, inside).status is Status.EQUIVALENT
+    wrong = Program(TRUTH, TRUTH * 1.001, spread=SPREAD, lift_unit=UNIT_F32)
+    assert judge_floats(reference, candidate, wrong).status is Status.DIFFERENT
+
+
+def test_without_a_lifted_run_too_large_an_error_is_different():
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, units=100, seed=2)
+    judgement = judge_floats(reference, candidate, Program(TRUTH, None, spread=SPREAD))
+    assert judgement.status is Status.DIFFERENT
+    assert judgement.lifted is None
+
+
+@pytest.mark.parametrize("scale", [2.0**-60, 1e-4, 1e3, 2.0**60])
+@pytest.mark.parametrize(
+    ("units", "fault", "expected"),
+    [(2, 0.0, Status.EQUIVALENT), (100, 0.0, Status.DEGRADED), (2, 1e-6, Status.DIFFERENT)],
+)
+def test_rescaling_a_program_changes_no_verdict(scale, units, fault, expected):
+    program = Program(TRUTH * scale, TRUTH * (1 + fault) * scale, spread=SPREAD * scale)
+    reference = rounded(TRUTH * scale)
+    candidate = rounded(TRUTH * scale, units=units, seed=2)
+    assert judge_floats(reference, candidate, program).status is expected
+
+
+# --- NaN and infinity -----------------------------------------------------------------------------
+
+
+def test_a_candidate_that_is_finite_and_right_where_the_reference_is_nan_is_unstable():
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    reference[0, 5] = NAN
+    judgement = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
+    assert judgement.status is Status.UNSTABLE
+    assert judgement.reason == "the reference's own rounding decides this value"
+
+
+def test_a_candidate_that_is_finite_and_wrong_where_the_reference_is_nan_fails():
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    reference[0, 5], candidate[0, 5] = NAN, 7.0
+    judgement = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
+    assert judgement.status is Status.DEGRADED
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_candidate_that_is_not_finite_where_the_reference_is_fails(bad):
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    candidate[0, 5] = bad
+    same = judge_floats(reference, candidate, Program(TRUTH, TRUTH, spread=SPREAD))
+    assert same.status is Status.DEGRADED
+    assert "1 of 1024 NaN/Inf positions differ, the first at [0, 5]" in same.reason
+    lifted = TRUTH.clone()
+    lifted[0, 5] = bad
+    other = judge_floats(reference, candidate, Program(TRUTH, lifted, spread=SPREAD))
+    assert other.status is Status.DIFFERENT
+    assert other.reason == (
+        "1 of 1024 NaN/Inf positions differ, the first at [0, 5], also in float64"
+    )
+    assert judge_floats(reference, candidate, NO_PROGRAM).status is Status.DIFFERENT
+
+
+def test_the_same_nans_on_both_sides_are_equivalent():
+    truth, reference, candidate = TRUTH.clone(), rounded(TRUTH), rounded(TRUTH, seed=2)
+    for tensor in (truth, reference, candidate):
+        tensor[2], tensor[3, 0] = NAN, -INF
+    judgement = judge_floats(reference, candidate, Program(truth, truth.clone(), spread=SPREAD))
+    assert judgement.status is Status.EQUIVALENT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("overflows", ["reference", "candidate"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_overflow_at_the_edge_of_the_dtype_is_unstable(dtype, overflows, sign):
+    info = torch.finfo(dtype)
+    truth = torch.linspace(1.0, 2.0, 64, dtype=torch.float64) * info.max / 8
+    truth[9] = sign * info.max * (1 + info.eps / 5)
+    reference = truth.clamp(-info.max, info.max).to(dtype)
+    candidate = reference.clone()
+    (reference if overflows == "reference" else candidate)[9] = sign * INF
+    spread = truth.abs() * info.eps
+    program = Program(truth, truth, spread=spread, unit=info.eps / 2)
+    assert judge_floats(reference, candidate, program).status is Status.UNSTABLE
+
+
+def test_an_overflow_with_the_wrong_sign_or_far_from_the_edge_fails():
+    most = torch.finfo(torch.float32).max
+    truth = torch.linspace(1.0, 2.0, 64, dtype=torch.float64) * most / 8
+    truth[9] = most
+    for value in (-INF, NAN):
+        candidate = truth.float()
+        candidate[9] = value
+        program = Program(truth, truth, spread=truth * UNIT_F32)
+        assert judge_floats(truth.float(), candidate, program).status is Status.DEGRADED
+    candidate = truth.float()
+    candidate[3] = INF
+    program = Program(truth, truth, spread=truth * UNIT_F32)
+    assert judge_floats(truth.float(), candidate, program).status is Status.DEGRADED
+
+
+def test_values_far_beyond_the_range_of_the_dtype_spoil_no_other():
+    # exp(500) is infinite in float32 and 1e217 in float64, whose square is not a float64.
+    truth, reference, candidate = TRUTH.clone(), rounded(TRUTH), rounded(TRUTH, seed=2)
+    truth[0, 0], reference[0, 0], candidate[0, 0] = 1e217, INF, INF
+    lifted = truth * (1 + 2.3e-16 * like(truth, 3).sign())
+    judgement = judge_floats(reference, candidate, Program(truth, lifted, spread=SPREAD))
+    assert judgement.status is Status.EQUIVALENT
+    wrong = judge_floats(reference, candidate, Program(truth, lifted + 1e-3, spread=SPREAD))
+    assert wrong.status is Status.DIFFERENT
+
+
+# --- where rounding decides -----------------------------------------------------------------------
+
+
+def test_a_value_that_wobbles_between_finite_and_not_is_unstable():
+    spread = SPREAD.clone()
+    spread[0, 5] = INF
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    candidate[0, 5] = NAN
+    program = Program(TRUTH, TRUTH, spread=spread)
+    assert judge_floats(reference, candidate, program).status is Status.UNSTABLE
+    candidate[0, 6] = NAN
+    assert judge_floats(reference, candidate, program).status is Status.DEGRADED
+
+
+def test_a_knife_edge_that_only_many_runs_show_is_unstable():
+    candidate = rounded(TRUTH, seed=2)
+    candidate[0, 5] += 1.0
+    thorough = SPREAD.clone()
+    thorough[0, 5] = 0.5
+    program = Program(TRUTH, TRUTH, spread=SPREAD, thorough=thorough)
+    assert judge_floats(rounded(TRUTH), candidate, program).status is Status.UNSTABLE
+    assert program.asked.count("thorough spread") == 1
+
+
+def test_many_runs_are_not_asked_for_where_much_is_over_the_limit():
+    program = Program(TRUTH, TRUTH, spread=SPREAD)
+    candidate = rounded(TRUTH, units=1000, seed=2)
+    assert judge_floats(rounded(TRUTH), candidate, program).status is Status.DEGRADED
+    assert "thorough spread" not in program.asked
+
+
+def test_a_reference_that_is_all_noise_is_unstable():
+    truth = 1e-9 * values(64)
+    reference, candidate = ((1e-7 * values(64, seed=seed)).float() for seed in (4, 5))
+    spread = torch.full_like(truth, 1e-7)
+    judgement = judge_floats(reference, candidate, Program(truth, truth, spread=spread))
+    assert judgement.status is Status.UNSTABLE
+
+
+# --- cost -----------------------------------------------------------------------------------------
+
+
+def test_no_spread_is_asked_for_where_the_reference_s_own_error_settles_it():
+    program = Program(TRUTH, TRUTH + 1e-16 * like(TRUTH, 3), spread=SPREAD)
+    judge_floats(rounded(TRUTH), rounded(TRUTH, seed=2), program)
+    assert not [what for what in program.asked if "spread" in what]
+
+
+def test_no_spread_is_asked_for_where_the_candidate_errs_where_the_reference_does():
+    # One row is far noisier than the others: no single figure of noise fits both.
+    reference, candidate = rounded(TRUTH), rounded(TRUTH, seed=2)
+    reference[7], candidate[7] = TRUTH[7] + 1e-4, TRUTH[7] - 1e-4
+    reference[7, 7], candidate[7, 7] = TRUTH[7, 7] - 1e-3, TRUTH[7, 7] + 1e-3
+    program = Program(TRUTH, TRUTH)
+    assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
+    assert "spread" not in program.asked
+
+
+def test_a_spread_is_asked_for_where_it_does_not():
+    program = Program(TRUTH, TRUTH, spread=SPREAD)
+    judge_floats(rounded(TRUTH), rounded(TRUTH, units=100, seed=2), program)
+    assert "spread" in program.asked
+
+
+# --- discrete values ------------------------------------------------------------------------------
+
+IDS = torch.arange(10)
+OTHER = IDS.clone()
+OTHER[[2, 7]] += 1
+CONTESTED = IDS != OTHER
+
+
+def test_equal_integers_are_identical_and_nothing_is_asked():
+    program = Program(undecided=CONTESTED)
+    assert judge_exact(IDS, IDS.clone(), program).status is Status.IDENTICAL
+    assert program.asked == []
+
+
+def test_integers_that_rounding_decides_are_unstable():
+    judgement = judge_exact(IDS, OTHER, Program(IDS, IDS, undecided=CONTESTED))
+    assert judgement.status is Status.UNSTABLE
+    assert judgement.reason == (
+        "2 of 10 values differ, each decided by the reference's own rounding"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lifted", "expected", "reason"),
+    [
+        (
+            IDS,
+            Status.DEGRADED,
+            "2 of 10 values differ beyond the reference's own margin, though not when lifted",
+        ),
+        (OTHER, Status.DIFFERENT, "2 of 10 values differ; these values are exact"),
+        (None, Status.DIFFERENT, "2 of 10 values differ; these values are exact"),
+    ],
+)
+def test_integers_of_which_rounding_decides_some_fail(lifted, expected, reason):
+    some = CONTESTED.clone()
+    some[7] = False
+    for undecided in (some, torch.zeros_like(some), None):
+        judgement = judge_exact(IDS, OTHER, Program(IDS, lifted, undecided=undecided))
+        assert judgement.status is expected
+        assert judgement.reason == reason
+
+
+def test_integers_without_a_program_are_exact():
+    assert judge_exact(IDS, OTHER, NO_PROGRAM).status is Status.DIFFERENT
+    flags = IDS > 3
+    assert judge_exact(flags, ~flags, NO_PROGRAM).status is Status.DIFFERENT

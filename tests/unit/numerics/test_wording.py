@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+import torch
+
+from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.numerics.metrics import pair_metrics
+from paritas.numerics.pairing import judge
+
+
+def said(text: str) -> str:
+    return textwrap.dedent(text).strip("\n")
+
+
+def of(*findings: Finding, compared: int | None = None, **fields) -> Verdict:
+    count = len(findings) if compared is None else compared
+    return Verdict(findings=findings, coverage=Coverage(compared=count), **fields)
+
+
+def finding(status: Status, path: str = "output", **fields) -> Finding:
+    return Finding(**{"path": path, "aspect": Aspect.VALUE, "status": status, **fields})
+
+
+# --- passing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (Status.IDENTICAL, "identical: the candidate is equal bit for bit; 1 item compared"),
+        (Status.EQUIVALENT, "equivalent: the candidate differs by rounding only; 1 item compared"),
+    ],
+)
+def test_a_pass_is_one_line_that_says_how_much_was_compared(status, text):
+    assert str(of(finding(status))) == text
+
+
+def test_many_items_are_counted_in_the_plural():
+    verdict = of(finding(Status.IDENTICAL), finding(Status.EQUIVALENT))
+    assert str(verdict) == ("equivalent: the candidate differs by rounding only; 2 items compared")
+
+
+def test_an_unstable_verdict_is_a_warning_that_shows_what_is_unstable():
+    shaky = finding(
+        Status.UNSTABLE,
+        "output['tokens']",
+        reason="1 of 8 values differ, each decided by the reference's own rounding",
+    )
+    assert str(of(finding(Status.IDENTICAL), shaky)) == said("""
+        unstable: the candidate differs where the reference's own rounding decides (a warning, not a failure); 2 items compared
+          output['tokens']: unstable (value)
+            1 of 8 values differ, each decided by the reference's own rounding
+    """)  # noqa: E501
+
+
+# --- failing --------------------------------------------------------------------------------------
+
+
+def test_a_difference_tells_what_how_many_the_worst_where_and_what_next():
+    reference = torch.zeros(4, 250)
+    reference[:] = 0.5
+    candidate = reference.clone()
+    candidate[2, 17] = 0.75
+    candidate[3, 1] = 0.625
+    verdict = of(
+        finding(Status.IDENTICAL, "output[0]"),
+        finding(
+            Status.DIFFERENT,
+            "output[1]",
+            reason="its error is 2.5e+04 times what the reference's own noise allows",
+            metrics=pair_metrics(reference, candidate),
+            native=Score(
+                max_z=3e5,
+                max_limit=12.0,
+                rms_z=1e4,
+                rms_limit=2.658,
+                index=(2, 17),
+                noise="perturbed float64 runs",
+            ),
+            source="model.py:12, in forward",
+            advice="compare the two programs layer by layer",
+        ),
+    )
+    assert str(verdict) == said("""
+        different: the candidate computes something else; 1 finding, 2 items compared
+          output[1]: different (value)
+            its error is 2.5e+04 times what the reference's own noise allows
+            2 of 1000 elements differ (0.2 %); relative L2 0.018
+            worst at [2, 17]: candidate 0.75, reference 0.5
+            native: worst error 3e+05 times the noise (allowed 12), rms 1e+04 (allowed 2.66); noise from perturbed float64 runs
+            at model.py:12, in forward
+            compare the two programs layer by layer
+    """)  # noqa: E501
+
+
+def test_a_shape_says_both_shapes():
+    assert str(judge({"x": torch.ones(1000)}, {"x": torch.ones(1, 1000)})) == said("""
+        different: the candidate computes something else; 1 finding, 1 item compared
+          value['x']: different (shape)
+            shape [1, 1000] instead of [1000]
+    """)
+
+
+def test_integers_show_the_worst_of_them():
+    reference = torch.arange(10)
+    candidate = reference.clone()
+    candidate[3] = 7
+    assert str(judge(reference, candidate)) == said("""
+        different: the candidate computes something else; 1 finding, 1 item compared
+          value: different (value)
+            1 of 10 values differ; these values are exact
+            1 of 10 elements differ (10 %)
+            worst at [3]: candidate 7, reference 3
+    """)
+
+
+def test_a_nan_is_shown_where_it_is():
+    candidate = torch.ones(4)
+    candidate[2] = torch.nan
+    assert str(judge(torch.ones(4), candidate)) == said("""
+        different: the candidate computes something else; 1 finding, 1 item compared
+          value: different (value)
+            1 of 4 NaN/Inf positions differ, the first at [2]
+            1 of 4 elements differ (25 %); relative L2 inf
+            worst at [2]: candidate nan, reference 1
+    """)
+
+
+def test_degraded_is_told_apart_from_different():
+    line = str(of(finding(Status.DEGRADED))).splitlines()[0]
+    assert line == (
+        "degraded: the candidate is the same function, but less accurate than the reference's "
+        "noise allows; 1 finding, 1 item compared"
+    )
+
+
+def test_a_slice_over_its_limit_is_named_where_nothing_else_is():
+    score = Score(
+        max_z=9.0,
+        max_limit=12.0,
+        rms_z=1.8,
+        rms_limit=2.5,
+        slice_axis=1,
+        slice_index=17,
+        slice_z=8.75,
+        slice_limit=6.5,
+        noise="perturbed float64 runs",
+    )
+    text = str(of(finding(Status.DEGRADED, native=score)))
+    assert not score.passed
+    assert re.search(r"axis 1\b", text), text
+    assert re.search(r"\b17\b", text), text
+    assert "8.75" in text
+    assert "6.5" in text
+
+
+def test_an_unstable_finding_fails_and_is_shown_when_strict():
+    text = str(of(finding(Status.UNSTABLE, reason="a tie"), strict=True))
+    assert text == said("""
+        unstable: the candidate differs where the reference's own rounding decides; 1 finding, 1 item compared
+          output: unstable (value)
+            a tie
+    """)  # noqa: E501
+
+
+def test_the_gravest_findings_come_first_and_the_rest_is_counted():
+    findings = [finding(Status.DEGRADED, f"output[{i}]") for i in range(12)]
+    text = str(of(*findings, finding(Status.DIFFERENT, "output[12]")))
+    lines = text.splitlines()
+    assert lines[0].startswith("different: ")
+    assert lines[0].endswith("; 13 findings, 13 items compared")
+    assert lines[1] == "  output[12]: different (value)"
+    assert lines[2] == "  output[0]: degraded (value)"
+    assert lines[-1] == "  and 3 more"
+    assert len(lines) == 12
+
+
+# --- not compared ---------------------------------------------------------------------------------
+
+
+def test_nothing_compared_says_so():
+    assert str(Verdict()) == "unverified: nothing was compared"
+    assert str(judge([], [])) == "unverified: nothing was compared"
+
+
+def test_what_was_switched_off_says_so():
+    assert str(Verdict(enabled=False)) == (
+        "not verified: comparison was switched off (enabled=False); both sides ran"
+    )
+
+
+def test_what_could_not_be_compared_shows_why_and_what_to_do():
+    assert str(judge(object(), object())) == said("""
+        unverified: the candidate could not be compared; 1 finding, 1 item compared
+          value: unverified (value)
+            nothing is known about comparing objects of type object
+            return tensors or plain values, or pass a value_checker that claims this type
+    """)
+
+
+def test_what_was_left_out_is_listed_even_on_a_pass():
+    verdict = Verdict(
+        findings=(finding(Status.IDENTICAL),),
+        coverage=Coverage(compared=1, skipped=("3 gradients: why",), unmatched=("output[1]",)),
+        notes=("the lifted run is switched off",),
+    )
+    assert str(verdict) == said("""
+        identical: the candidate is equal bit for bit; 1 item compared
+          not compared: output[1]
+          skipped: 3 gradients: why
+          note: the lifted run is switched off
+    """)
+
+
+def test_values_on_one_side_only_are_listed():
+    x = torch.ones(2)
+    assert str(judge({"a": x, "b": x}, {"a": x})) == said("""
+        different: the candidate computes something else; 1 finding, 1 item compared
+          value: different (structure)
+            the reference returns 2 values, the candidate 1
+          not compared: value['b'] (reference only)
+    """)
