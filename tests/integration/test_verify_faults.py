@@ -190,6 +190,31 @@ def test_index_may_differ_only_inside_the_references_margin() -> None:
     assert verdict_on([scores], reference, wrong).status is Status.DIFFERENT
 
 
+def test_rounding_to_integers_may_differ_only_at_the_edge() -> None:
+    x = torch.arange(-50, 50) / 10 + 0.05  # every fifth lies on an edge, up to rounding
+    quantize = lambda x: (x * 10 / 5).round().to(torch.int8)  # noqa: E731
+    otherwise = lambda x: (x / (5 / 10.0000005)).round().to(torch.int8)  # noqa: E731
+    verdict = verdict_on([x], quantize, otherwise)
+    assert verdict.passed, str(verdict)
+    assert not verdict_on([x], quantize, lambda x: (x * 10 / 5 + 0.3).round().to(torch.int8))
+
+
+@pytest.mark.parametrize("factor", [1.3, 1.0001])
+def test_a_fault_behind_an_exact_mask_is_found(factor: float) -> None:
+    """Masks are exact in every precision: they must not be taken for a source of noise."""
+    torch.manual_seed(0)
+
+    def attend(scale: float) -> Any:
+        def call(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            scores = x @ x.mT * scale + (1.0 - mask.float()) * torch.finfo(torch.float32).min
+            return scores.softmax(-1) @ x
+
+        return call
+
+    inputs = [torch.randn(2, 8, 16), torch.tril(torch.ones(8, 8, dtype=torch.int64))]
+    assert verdict_on(inputs, attend(0.25), attend(0.25 * factor)).status is Status.DIFFERENT
+
+
 class Runtime:
     """Another framework's runtime: float32 inside, whatever it is given."""
 

@@ -14,6 +14,7 @@ from paritas._torch import (
     accumulation,
     backends,
     compiled,
+    decisions,
     lifting,
     modules,
     operators,
@@ -233,6 +234,32 @@ def test_one_lifted_backend_serves_a_function_for_good():
     make = functools.partial(compiled.lifted_backend, run, inner, torch.float32)
     assert make(FLOAT32) is make(FLOAT32)
     assert make(FLOAT32) is not make(FLOAT32 | {torch.bfloat16})
+
+
+# --- paritas._torch.decisions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounding", "margin"),
+    [
+        (lambda x: x.round().clamp(-8, 7).to(torch.int8), -0.25),
+        (lambda x: x.floor().to(torch.int64), -0.75),
+        (lambda x: x.ceil().long() - 0, None),  # what was done to it afterwards is not followed
+        (lambda x: x.to(torch.int32), -0.75),
+    ],
+)
+def test_the_margin_of_a_rounding_is_the_distance_to_its_edge(rounding, margin):
+    mode = lifting.LiftMode(torch.float32, torch.float32, remember_decisions=True)
+    x = torch.full((3,), 2.25)
+    with mode:
+        result = rounding(x)
+    decision = mode.decision_for(result)
+    if margin is None:
+        assert decision is None
+        return
+    assert isinstance(decision, decisions.Decision)
+    assert decision.margin(result, result + 1).tolist() == [margin] * 3
+    assert decision.margin(result, result + 2) is None, "no rounding leads two steps away"
 
 
 # --- paritas._torch.lifting -----------------------------------------------------------------------

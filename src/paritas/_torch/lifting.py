@@ -7,13 +7,13 @@ tensor that the program hides from us and writes to keeps its dtype, and rounds 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paritas._torch.operators import CHOICES, COMPARISONS, DRAWS_IN_ITS_DTYPE, Traits, traits
+from paritas._torch.decisions import Decision, Decisions
+from paritas._torch.operators import DRAWS_IN_ITS_DTYPE, Traits, traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,37 +32,6 @@ WIDE = {
 
 class LiftingError(RuntimeError):
     """The program does something that has no meaning in float64, such as reading a float's bits."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """A discrete result and the numbers that decided it, so that its margin can be told.
-
-    Attributes:
-        left: the left operand of a comparison, or the scores of a choice.
-        right: the right operand of a comparison; None for a choice.
-        dim: the dimension chosen along; None for all of them.
-    """
-
-    left: Tensor
-    right: Tensor | None
-    dim: int | None
-
-    def margin(self, reference: Tensor, candidate: Tensor) -> Tensor | None:
-        """What separates the reference's result from the candidate's, in units of the operands."""
-        if self.right is not None:
-            difference = torch.as_tensor(self.left - self.right)
-            return difference.expand(reference.shape) if difference.dim() else difference
-        scores, dim = self.left, self.dim
-        if dim is None:
-            scores, dim = scores.reshape(-1), 0
-        size = scores.shape[dim]
-        if bool(((candidate < 0) | (candidate >= size)).any()):
-            return None
-        keepdim = reference.dim() < scores.dim()
-        ours, theirs = (i.unsqueeze(dim) if keepdim else i for i in (reference, candidate))
-        gap = scores.gather(dim, ours) - scores.gather(dim, theirs)
-        return gap.squeeze(dim) if keepdim else gap
 
 
 class LiftMode(TorchDispatchMode):
@@ -95,7 +64,7 @@ class LiftMode(TorchDispatchMode):
         self.widths = WIDE if widen else {}
         self.casts: set[torch.dtype] = set()
         self.foreign: set[str] = set()
-        self._decisions: dict[int, Decision] | None = {} if remember_decisions else None
+        self._decisions = Decisions() if remember_decisions else None
 
     def __torch_dispatch__(
         self,
@@ -122,7 +91,7 @@ class LiftMode(TorchDispatchMode):
 
     def decision_for(self, result: Tensor) -> Decision | None:
         """The decision behind a discrete result of this run, if it was one operator's."""
-        return (self._decisions or {}).get(result.untyped_storage().data_ptr())
+        return None if self._decisions is None else self._decisions.behind(result)
 
     def compute(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -160,8 +129,8 @@ class LiftMode(TorchDispatchMode):
             narrow.copy_(wide)
         if written:
             result = _narrowed_back(result, written)
-        if self._decisions is not None and kind.name in COMPARISONS | CHOICES:
-            self._remember(kind, wide_args, wide_kwargs, result)
+        if self._decisions is not None:
+            self._decisions.note(kind.name, wide_args, wide_kwargs, result)
         # A cast that is not lifted keeps its narrow result: the next operator widens it again.
         keeps = kind.name in {"_to_copy", "copy"} or written or not self.widths
         return result if keeps else map_tensors(result, _widened)
@@ -199,28 +168,6 @@ class LiftMode(TorchDispatchMode):
 
     def _native_of(self, dtype: torch.dtype) -> torch.dtype:
         return self.native if dtype is torch.float64 else dtype
-
-    def _remember(
-        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        if kind.name in COMPARISONS:
-            decision = Decision(args[0], torch.as_tensor(args[1]), None)
-            chosen = result
-        else:
-            position = 2 if kind.name in {"topk", "kthvalue"} else 1
-            given = args[position] if len(args) > position else kwargs.get("dim")
-            if kind.name == "sort" and given is None:
-                given = -1
-            if kind.name == "topk" and given is None:
-                given = -1
-            if isinstance(given, bool) or not isinstance(given, int | None):
-                return
-            decision = Decision(args[0], None, given)
-            chosen = result[1] if isinstance(result, list | tuple) else result
-        if isinstance(chosen, torch.Tensor) and not chosen.is_floating_point():
-            table = self._decisions
-            if table is not None:
-                table[chosen.untyped_storage().data_ptr()] = decision
 
 
 def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:

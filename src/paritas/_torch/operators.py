@@ -63,6 +63,9 @@ _BASIC = frozenset(
 )
 
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
+ROUNDINGS = frozenset({"round", "floor", "ceil", "trunc", "fix"})
+# What leaves the decision behind a value as it was.
+CARRIERS = frozenset({"_to_copy", "clamp", "clamp_max", "clamp_min", "clone"})
 CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
 
 

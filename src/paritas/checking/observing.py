@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas._torch.lifting import Decision, LiftMode
+    from paritas._torch.decisions import Decision
+    from paritas._torch.lifting import LiftMode
     from paritas.checking.config import Inputs
     from paritas.checking.subjects import Subject
 
@@ -222,9 +223,9 @@ def cotangent(path: str, output: Tensor, seed: int) -> Tensor:
 
     Drawn with few bits, so that it is exact in bfloat16 as in float64.
     """
-    generator = torch.Generator().manual_seed(seed + _stable_hash(path))
+    generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(path))
     shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float32)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     drawn = drawn.to(torch.bfloat16).to(torch.float64)
     if output.is_complex():
         drawn = torch.view_as_complex(drawn)

@@ -60,8 +60,9 @@ class Runs:
         native: list[Observation],
         *,
         lift: bool = True,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`native` holds what the reference did, call by call."""
+        """`native` holds what the reference did, call by call; `tell` hears of long steps."""
         self.reference = reference
         self.candidate = candidate
         self.inputs = inputs
@@ -69,6 +70,7 @@ class Runs:
         self.conditions = conditions
         self.native = native
         self.lift = lift
+        self.tell = tell
         self.notes: list[str] = []
         self.settled: set[tuple[int, str]] = set()
         self.lift_unit = UNIT_F64
@@ -98,6 +100,7 @@ class Runs:
         if "arbiter" not in self._asked:
             self._asked.add("arbiter")
             if self.is_narrow:
+                self.tell("running the reference in float64")
                 mode = LiftMode(self.dtype, self.default)
                 watch = _AutocastWatch()
                 seen = self._observe(self.reference, mode=mode, wide=True, watch=watch)
@@ -136,6 +139,7 @@ class Runs:
         return None
 
     def _lift_candidate(self) -> list[Observation] | None:
+        self.tell("running the candidate in float64 (a compiler works on the first call)")
         if self.candidate.is_compiled:
             used = frozenset(self.dtypes)
             backend = lifted_backend(
@@ -185,6 +189,7 @@ class Runs:
         """The rms deviation of one item over perturbed runs; infinite where one left it."""
         spread = self._spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
+            self.tell(f"measuring the noise, perturbed run {spread.runs + 1}")
             seen = self._perturbed(unit, spread.runs)
             if not self._usable(seen, "a perturbed run of the reference"):
                 return None

@@ -106,6 +106,7 @@ class _Verification:
             self.conditions,
             natives,
             lift=self.config.lift,
+            tell=self.tell,
         )
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
         verdicts = [collected.verdict(self.config)]

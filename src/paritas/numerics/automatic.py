@@ -249,17 +249,20 @@ def _excused_by_arbiter(
 ) -> Tensor:
     """Where the reference left the range of its dtype and the candidate did not, or conversely.
 
-    There the arbiter is finite. A finite candidate is then scored like any other value; an
-    infinite one is excused only if the true value lies at the edge of the dtype's range.
+    There the arbiter is finite. A finite candidate is then scored like any other value. One that is
+    not is excused where the reference is not finite either, or where the true value lies at the
+    edge of the dtype's range.
     """
     if arbiter is None or candidate.is_complex():
         return torch.zeros_like(mismatch)
     candidate = candidate.to(reference.device)
-    finite_candidate = torch.isfinite(candidate) & torch.isfinite(arbiter)
+    finite_arbiter = torch.isfinite(arbiter)
+    finite_candidate = torch.isfinite(candidate) & finite_arbiter
+    both_left = ~torch.isfinite(reference) & ~torch.isfinite(candidate) & finite_arbiter
     info = torch.finfo(candidate.dtype)
     at_the_edge = arbiter.abs() >= info.max * (1 - MAX_EDGE_UNITS * info.eps)
     right_sign = candidate.isinf() & (candidate.signbit() == arbiter.signbit())
-    return mismatch & (finite_candidate | (at_the_edge & right_sign))
+    return mismatch & (finite_candidate | both_left | (at_the_edge & right_sign))
 
 
 def _conclude(native: _Outcome, above: _Outcome | None) -> tuple[Status, str]:

@@ -162,7 +162,7 @@ def as_plain(leaf: Any) -> Any:
     """
     if isinstance(leaf, float | complex):
         wide = torch.complex128 if isinstance(leaf, complex) else torch.float64
-        return torch.tensor(leaf, dtype=wide)
+        return torch.tensor(leaf, dtype=wide, device="cpu")
     if not isinstance(leaf, torch.Tensor):
         return leaf
     tensor = leaf.detach()
