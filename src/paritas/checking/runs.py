@@ -48,6 +48,7 @@ class Runs:
     Attributes:
         notes: why something could not be run, for the verdict.
         settled: paths that need no evidence any more; their spread is not kept.
+        tell: hears of every step that may take long.
     """
 
     def __init__(
@@ -60,9 +61,8 @@ class Runs:
         native: list[Observation],
         *,
         lift: bool = True,
-        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`native` holds what the reference did, call by call; `tell` hears of long steps."""
+        """`native` holds what the reference did, call by call."""
         self.reference = reference
         self.candidate = candidate
         self.inputs = inputs
@@ -70,7 +70,7 @@ class Runs:
         self.conditions = conditions
         self.native = native
         self.lift = lift
-        self.tell = tell
+        self.tell: Callable[[str], None] = lambda _: None
         self.notes: list[str] = []
         self.settled: set[tuple[int, str]] = set()
         self.lift_unit = UNIT_F64

@@ -106,8 +106,8 @@ class _Verification:
             self.conditions,
             natives,
             lift=self.config.lift,
-            tell=self.tell,
         )
+        runs.tell = self.tell
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
         verdicts = [collected.verdict(self.config)]
         if len(mine) > 1:
