@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paritas._torch.lifting import WIDE
-from paritas._torch.modules import INTERNALS, tensor_slots
+from paritas._torch.modules import INTERNALS, tensor_slots, write_count
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.trees import children, map_leaves
 
@@ -132,6 +132,8 @@ class ModuleState:
             for path, module in root.named_modules():
                 self._read(f"{prefix}{path}", module, names)
         self.saved = {name: _detached_clone(tensor) for name, tensor in self.tensors.items()}
+        self._may_differ = True
+        self._untouched: dict[str, tuple[int, int]] = {}
 
     def _read(self, path: str, module: nn.Module, names: dict[int, str]) -> None:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -154,21 +156,31 @@ class ModuleState:
     def changed(self) -> dict[str, Tensor]:
         """The parameters and buffers whose bits are no longer what they were, copied.
 
-        In a wide run the tensors in the slots are float64; they are compared with the saved bits
-        widened.
+        In a wide run the tensors in the slots are float64 copies of our own; those never written
+        to need no comparison with the saved bits.
         """
         changed = {}
         for name, tensor in self._current().items():
             before = self.saved[name]
             if tensor.dtype is not before.dtype and tensor.dtype is WIDE.get(before.dtype):
+                if self._untouched.get(name) == (id(tensor), write_count(tensor)):
+                    continue
                 before = before.to(tensor.dtype)
             if not bitwise_equal(tensor.detach(), before):
                 changed[name] = _detached_clone(tensor)
+        self._may_differ = bool(changed)
         return changed
+
+    def touch(self) -> None:
+        """Say that a program is about to run on this state."""
+        self._may_differ = True
 
     def restore(self) -> None:
         """Put every parameter, buffer and attribute back, in place, keeping identities."""
         self._restore_places()
+        if not self._may_differ:
+            return  # looked at since the last run, and found as it was
+        self._may_differ = False
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 if not bitwise_equal(tensor.detach(), self.saved[name]):
@@ -204,6 +216,7 @@ class ModuleState:
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
             wide[name] = value
+        self._untouched = {name: (id(value), write_count(value)) for name, value in wide.items()}
         return wide
 
     def _current(self) -> dict[str, Tensor]:

@@ -154,6 +154,7 @@ def _observe_call(
     # Only a copy of what came in can tell whether it was changed in place.
     before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
     seen.rng_before = RandomState.now()
+    subject.state.touch()
     try:
         with conditions.around_the_program():
             result = subject.call(*inputs.args, **inputs.kwargs)
@@ -172,7 +173,7 @@ def _observe_call(
     for name, tensor in subject.state.changed().items():
         seen.state[f"{STATE} {name}{AFTER}"] = tensor
     if conditions.gradients:
-        _differentiate(live, named_inputs, values, conditions, seen)
+        _differentiate(subject, live, named_inputs, values, conditions, seen)
 
 
 def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation) -> None:
@@ -189,6 +190,7 @@ def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation)
 
 
 def _differentiate(
+    subject: Subject,
     live: dict[str, Any],
     named_inputs: dict[str, Tensor],
     values: dict[str, Tensor],
@@ -206,6 +208,7 @@ def _differentiate(
     if not outputs or not targets:
         return
     cotangents = [cotangent(path, leaf, conditions.seed) for path, leaf in outputs.items()]
+    subject.state.touch()
     try:
         with _no_autocast(outputs.values()), conditions.around_the_program():
             gradients = torch.autograd.grad(
