@@ -13,11 +13,6 @@ if TYPE_CHECKING:
 INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
-def write_count(tensor: Tensor) -> int:
-    """How often torch has noted a write to a tensor's memory."""
-    return tensor._version
-
-
 def tensor_slots(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """The module's own parameters and buffers by name, as the dicts it reads them from.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paritas._torch.lifting import WIDE
-from paritas._torch.modules import INTERNALS, tensor_slots, write_count
+from paritas._torch.modules import INTERNALS, tensor_slots
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.trees import children, map_leaves
 
@@ -133,7 +133,6 @@ class ModuleState:
                 self._read(f"{prefix}{path}", module, names)
         self.saved = {name: _detached_clone(tensor) for name, tensor in self.tensors.items()}
         self._may_differ = True
-        self._untouched: dict[str, tuple[int, int]] = {}
 
     def _read(self, path: str, module: nn.Module, names: dict[int, str]) -> None:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -153,22 +152,23 @@ class ModuleState:
         }
         self._attributes.append((module, {key: _Kept(value) for key, value in own.items()}))
 
-    def changed(self) -> dict[str, Tensor]:
+    def changed(self, among: frozenset[str] | None = None) -> dict[str, Tensor]:
         """The parameters and buffers whose bits are no longer what they were, copied.
 
-        In a wide run the tensors in the slots are float64 copies of our own; those never written
-        to need no comparison with the saved bits.
+        In a wide run the tensors in the slots are float64; they are compared with the saved bits
+        widened, and only those `among` the ones of interest. Counting writes is no substitute:
+        compiled code writes to buffers without torch noting it.
         """
         changed = {}
         for name, tensor in self._current().items():
+            if among is not None and name not in among:
+                continue
             before = self.saved[name]
             if tensor.dtype is not before.dtype and tensor.dtype is WIDE.get(before.dtype):
-                if self._untouched.get(name) == (id(tensor), write_count(tensor)):
-                    continue
                 before = before.to(tensor.dtype)
             if not bitwise_equal(tensor.detach(), before):
                 changed[name] = _detached_clone(tensor)
-        self._may_differ = bool(changed)
+        self._may_differ = bool(changed) or among is not None
         return changed
 
     def touch(self) -> None:
@@ -196,6 +196,7 @@ class ModuleState:
             yield
         finally:
             self._restore_places()
+            self._may_differ = False  # it ran on other tensors
 
     def _restore_places(self) -> None:
         """What stands where: the tensors in their slots, the attributes in their modules."""
@@ -216,7 +217,6 @@ class ModuleState:
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
             wide[name] = value
-        self._untouched = {name: (id(value), write_count(value)) for name, value in wide.items()}
         return wide
 
     def _current(self) -> dict[str, Tensor]:

@@ -70,6 +70,11 @@ class Observation:
         return not self.rng_before.same_torch(self.rng_after)
 
     @property
+    def changed_state(self) -> list[str]:
+        """The names of the parameters and buffers that changed."""
+        return [path.removeprefix(f"{STATE} ").removesuffix(AFTER) for path in self.state]
+
+    @property
     def is_stateless(self) -> bool:
         """Whether a second call with the same inputs must give the same."""
         return not (self.state or self.drew_random_numbers)
@@ -99,6 +104,7 @@ class Conditions:
         wide: inputs and state in float64.
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
+        changing: the parameters and buffers to look at after the call; None for all of them.
     """
 
     gradients: bool
@@ -106,6 +112,7 @@ class Conditions:
     wide: bool = False
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
+    changing: frozenset[str] | None = None
 
     @contextlib.contextmanager
     def around_the_program(self) -> Iterator[None]:
@@ -170,7 +177,7 @@ def _observe_call(
     for path, tensor in named_inputs.items():
         if not bitwise_equal(tensor.detach(), before[path]):
             seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
-    for name, tensor in subject.state.changed().items():
+    for name, tensor in subject.state.changed(conditions.changing).items():
         seen.state[f"{STATE} {name}{AFTER}"] = tensor
     if conditions.gradients:
         _differentiate(subject, live, named_inputs, values, conditions, seen)

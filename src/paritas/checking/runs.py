@@ -49,6 +49,7 @@ class Runs:
         notes: why something could not be run, for the verdict.
         settled: paths that need no evidence any more; their spread is not kept.
         tell: hears of every step that may take long.
+        changing: the parameters and buffers that either side changes, so worth looking at.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Runs:
         self.tell: Callable[[str], None] = lambda _: None
         self.notes: list[str] = []
         self.settled: set[tuple[int, str]] = set()
+        self.changing: frozenset[str] | None = None
         self.lift_unit = UNIT_F64
         self.default = torch.get_default_dtype()
         self.dtypes = set(self._count_dtypes())
@@ -278,7 +280,9 @@ class Runs:
         mode: LiftMode | None = None,
         watch: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[Observation]:
-        conditions = dataclasses.replace(self.conditions, wide=wide, mode=mode, watch=watch)
+        conditions = dataclasses.replace(
+            self.conditions, wide=wide, mode=mode, watch=watch, changing=self.changing
+        )
         with running(subject, self.rng, conditions) as call:
             return [call(self.inputs) for _ in self.native]
 

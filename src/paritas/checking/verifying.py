@@ -108,6 +108,7 @@ class _Verification:
             lift=self.config.lift,
         )
         runs.tell = self.tell
+        runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
         verdicts = [collected.verdict(self.config)]
         if len(mine) > 1:
