@@ -105,6 +105,7 @@ class Conditions:
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
         changing: the parameters and buffers to look at after the call; None for all of them.
+        precisions: output path -> dtype that its cotangent is drawn in, set by the first run.
     """
 
     gradients: bool
@@ -113,6 +114,7 @@ class Conditions:
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
     changing: frozenset[str] | None = None
+    precisions: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def around_the_program(self) -> Iterator[None]:
@@ -214,7 +216,10 @@ def _differentiate(
     targets = {name: t for name, t in named_values.items() if t.requires_grad and t.is_leaf}
     if not outputs or not targets:
         return
-    cotangents = [cotangent(path, leaf, conditions.seed) for path, leaf in outputs.items()]
+    cotangents = [
+        cotangent(path, leaf, conditions.seed, conditions.precisions.setdefault(path, leaf.dtype))
+        for path, leaf in outputs.items()
+    ]
     subject.state.touch()
     try:
         with _no_autocast(outputs.values()), conditions.around_the_program():
@@ -228,15 +233,17 @@ def _differentiate(
         seen.gradients[path] = None if gradient is None else _kept(gradient)
 
 
-def cotangent(path: str, output: Tensor, seed: int) -> Tensor:
-    """A random upstream gradient: the same numbers for every side and every precision.
+def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
+    """A random upstream gradient: the same numbers for every side and in every run.
 
-    Drawn with few bits, so that it is exact in bfloat16 as in float64.
+    They have the bits of the reference's own dtype, so that they are exact in every run and their
+    sums round as in any program.
     """
     generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(path))
     shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-    drawn = drawn.to(torch.bfloat16).to(torch.float64)
+    real = precision.to_real() if precision.is_complex else precision
+    drawn = drawn.to(real).to(torch.float64)
     if output.is_complex():
         drawn = torch.view_as_complex(drawn)
     return drawn.to(output.device, output.dtype)

@@ -265,7 +265,8 @@ class Runs:
         """What an input, parameter or buffer was before the call."""
         name = path.removesuffix(AFTER)
         known = dict(input_tensors(self.inputs))
-        known |= {f"state {key}": value for key, value in self.reference.state.saved.items()}
+        for side in (self.candidate, self.reference):
+            known |= {f"state {key}": value for key, value in side.state.saved.items()}
         return known.get(name)
 
     def _base(self) -> list[Observation]:

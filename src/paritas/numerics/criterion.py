@@ -36,6 +36,8 @@ OWN_SLICE = 2.0
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
 CHUNK = 1 << 21
+# The spread of one perturbation by u/2 * uniform[-1, 1], in units of u.
+ONE_ROUNDING = 0.5 / math.sqrt(3)
 
 UNIT_F64 = 2.0**-53
 UNIT_F32 = 2.0**-24
@@ -107,7 +109,9 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
         if spread is not None:
             # An infinite spread is about being finite or not; it is no measure of a value's noise.
             spread = torch.where(torch.isinf(spread), 0.0, spread)
-            local = noise.factor * (rounding + spread.clamp(min=floor))
+            # Perturbed runs leave exact results exact; another way to compute them rounds once.
+            once = ONE_ROUNDING * noise.unit * r.abs()
+            local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
         error = (c - r).abs()
         z = torch.where(error == 0, 0.0, error / local)
         z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
