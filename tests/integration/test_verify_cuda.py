@@ -62,6 +62,14 @@ def test_benign_rewrite_stays_quiet(dtype: torch.dtype, rewrite: str) -> None:
     assert verdict.passed, str(verdict)
 
 
+def test_a_float64_kernel_with_a_float32_constant_is_no_finding() -> None:
+    """Eager's hardswish multiplies by 1.0f / 6.0f in float64 as well."""
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+    function = nn.functional.hardswish
+    verdict = verify([x], function, torch.compile(lambda x: function(x)), QUIET)  # noqa: PLW0108
+    assert verdict.passed, str(verdict)
+
+
 def test_dropout_of_another_stream_is_unverified() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5)).cuda()
     verdict = verify([torch.randn(4, 16, device="cuda")], model, torch.compile(model), QUIET)

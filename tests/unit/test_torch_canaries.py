@@ -15,6 +15,7 @@ from paritas._torch import (
     backends,
     compiled,
     decisions,
+    kernels,
     lifting,
     modules,
     operators,
@@ -260,6 +261,26 @@ def test_the_margin_of_a_rounding_is_the_distance_to_its_edge(rounding, margin):
     assert isinstance(decision, decisions.Decision)
     assert decision.margin(result, result + 1).tolist() == [margin] * 3
     assert decision.margin(result, result + 2) is None, "no rounding leads two steps away"
+
+
+# --- paritas._torch.kernels -----------------------------------------------------------------------
+
+
+def test_torch_s_float64_kernels_are_used_where_they_are_exact():
+    x = values(8)
+    assert kernels.float64_kernel(ATEN.gelu.default, (x,)) is ATEN.gelu.default
+    assert kernels.float64_kernel(ATEN.mm.default, (x, x)) is ATEN.mm.default
+
+
+def test_a_float64_kernel_with_a_float32_constant_is_replaced(monkeypatch):
+    simpler = lambda x: x * torch.clamp(x + 3, 0, 6) * (1 / 6)  # noqa: E731
+    monkeypatch.setattr(kernels, "_CHECKED", {})
+    monkeypatch.setitem(kernels.decomposition_table, ATEN.hardswish.default, simpler)
+    assert kernels.float64_kernel(ATEN.hardswish.default, (values(8),)) is ATEN.hardswish.default
+    coarse = lambda x: x * torch.clamp(x + 3, 0, 6) * float(torch.tensor(1 / 6))  # noqa: E731
+    kernels._CHECKED.clear()
+    monkeypatch.setitem(kernels.decomposition_table, ATEN.hardswish.default, coarse)
+    assert kernels.float64_kernel(ATEN.hardswish.default, (values(8),)) is coarse
 
 
 # --- paritas._torch.lifting -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas._torch.decisions import Decision, Decisions
+from paritas._torch.kernels import float64_kernel
 from paritas._torch.operators import DRAWS_IN_ITS_DTYPE, Traits, traits
 
 if TYPE_CHECKING:
@@ -97,8 +98,11 @@ class LiftMode(TorchDispatchMode):
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operator on widened arguments; a subclass adds its noise here."""
-        del kind
-        return func(*args, **kwargs)
+        return self.kernel(func, kind, args)(*args, **kwargs)
+
+    def kernel(self, func: OpOverload, kind: Traits, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """What computes the operator, in float64 if this is a lifted run."""
+        return float64_kernel(func, args) if self.widths and kind.rounds else func
 
     def _run(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -74,7 +74,7 @@ class PerturbMode(LiftMode):
                 else map_tensors(value, lambda tensor: self._shaken(tensor, unit))
                 for place, value in enumerate(args)
             )
-        result = func(*shaken, **kwargs)
+        result = self.kernel(func, kind, args)(*shaken, **kwargs)
         accumulated = accumulation(Call(kind.name, func, args, kwargs, result))
         return self._perturb_results(kind, result, accumulated, unit)
 
