@@ -179,7 +179,8 @@ class Comparer:
         flags = reference.requires_grad.get(path), candidate.requires_grad.get(theirs)
         if None not in flags and flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
-            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+            advice = "for a candidate that is for inference only, verify under torch.no_grad()"
+            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
 
     def _is_inference_only(self, candidate: Observation) -> bool:
         """Whether nothing the candidate returns can be differentiated, nor is expected to be.

@@ -14,6 +14,7 @@ import torch
 
 from paritas._torch.lifting import WIDE
 from paritas._torch.modules import INTERNALS, tensor_slots
+from paritas.errors import UsageError
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.trees import children, map_leaves
 
@@ -143,6 +144,9 @@ class ModuleState:
                     continue
                 # Tied weights are one tensor in several slots, known by its first name.
                 name = names.setdefault(id(tensor), f"{path}.{key}".lstrip("."))
+                if torch.nn.parameter.is_lazy(tensor):
+                    message = f"{name} is not initialised yet; call the model once before verifying"
+                    raise UsageError(message)
                 self.tensors[name] = tensor
                 self._slots.setdefault(name, []).append((slots, key))
         own = {
@@ -297,6 +301,8 @@ def _reach(
     value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str, depth: int
 ) -> None:
     value = original(value)
+    if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        value = value.module  # whose names the parameters are known by
     if isinstance(value, torch.nn.Module):
         if not any(module is value for module in found.values()):
             found[name or "model"] = value

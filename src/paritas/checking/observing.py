@@ -289,7 +289,12 @@ def _memory(tensor: Tensor) -> int:
 def _kept(leaf: Any) -> Any:
     """A copy that nothing which runs later can change."""
     plain = as_plain(leaf)
-    return plain.clone() if isinstance(plain, torch.Tensor) else copy.copy(plain)
+    if isinstance(plain, torch.Tensor):
+        return plain.clone()
+    try:
+        return copy.copy(plain)
+    except TypeError:  # a generator, a file: nothing that could be compared either
+        return plain
 
 
 def _stable_hash(text: str) -> int:
