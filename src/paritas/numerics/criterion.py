@@ -244,7 +244,6 @@ class _Totals:
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
         axis, start, length = place
         squared = z.square()
-        self.squares += float(squared.sum())
         self.over += int((z > MAX_Z).sum())
         worst = float(z.max())
         if not math.isnan(self.worst) and not worst <= self.worst:  # a NaN is kept
@@ -253,11 +252,17 @@ class _Totals:
             where[axis] += start
             where = where[:-1] if self.is_complex else where
             self.index = () if self.scalar else tuple(where)
+        # Summed along the last axis once, for all the others: the whole is read twice, not n times.
+        rows = squared.sum(dim=-1)
+        self.squares += float(rows.sum())
         for dim, sums in enumerate(self.slices):
             if sums is None:
                 continue
-            others = [d for d in range(z.dim()) if d != dim]
-            part = squared.sum(dim=others)
+            if dim == z.dim() - 1:
+                part = squared.reshape(-1, z.shape[-1]).sum(dim=0)
+            else:
+                others = [d for d in range(rows.dim()) if d != dim]
+                part = rows.sum(dim=others) if others else rows
             here = slice(start, start + length) if dim == axis else slice(None)
             sums[here] += part
 
