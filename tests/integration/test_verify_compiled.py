@@ -131,6 +131,22 @@ def test_every_way_of_compiling_is_seen_through(how: str) -> None:
     assert verdict.passed, str(verdict)
 
 
+def test_a_fault_of_compiled_code_inside_a_wrapper_is_found_by_the_lifted_run() -> None:
+    """In bfloat16 the fault rounds away; lifting the wrapper's eager original would miss it."""
+
+    def scales(graph: Any, example_inputs: Any) -> Any:
+        del example_inputs
+        return lambda *args: tuple(out * 1.0005 for out in graph(*args))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh()).bfloat16().requires_grad_(False)
+    compiled = torch.compile(model, backend=scales)
+    x = torch.randn(4, 16).bfloat16()
+    verdict = verdict_on([x], model, lambda x: compiled(x).clone())
+    assert verdict.status is Status.DIFFERENT, str(verdict)
+    assert any("eager code around" in note for note in verdict.notes)
+
+
 def test_a_module_that_torch_skips_is_not_called_verified() -> None:
     """Dynamo runs an LSTM eagerly without a word; eager against eager verifies no compiler."""
     torch.compiler.reset()

@@ -128,6 +128,17 @@ def test_metadata(candidate: Any, aspect: str) -> None:
     assert aspect in {finding.aspect.value for finding in verdict.failures}
 
 
+def test_gradients_that_a_module_no_longer_gives_are_never_passed_over() -> None:
+    class Detached(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).detach()
+
+    reference, candidate = nn.Linear(4, 4), Detached(4, 4)
+    candidate.load_state_dict(reference.state_dict())
+    verdict = verdict_on([torch.ones(2, 4)], reference, candidate, verify_requires_grad=False)
+    assert verdict.status is Status.UNVERIFIED
+
+
 def test_strides_are_a_note_unless_asked() -> None:
     x = torch.randn(4, 5)
     candidate = lambda x: (x * 2).t().contiguous().t()  # noqa: E731

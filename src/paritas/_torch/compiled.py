@@ -66,11 +66,21 @@ def draws_like_eager(backend: Callable[..., Any]) -> bool:
     return bool(own.get("fallback_random", torch._inductor.config.fallback_random))
 
 
+def is_compiled_in_place(function: Any) -> bool:
+    """Whether `module.compile()` was called on it."""
+    return getattr(function, "_compiled_call_impl", None) is not None
+
+
+def is_made_by_compile(value: Any) -> bool:
+    """Whether a function is what `torch.compile` made of another."""
+    return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+
+
 def original_of(function: Any) -> Any:
     """The module or function that was compiled, or `function` itself."""
     if isinstance(function, OptimizedModule):
         return function._orig_mod
-    if getattr(function, "_torchdynamo_wrapper_id", None) == id(function):
+    if is_made_by_compile(function):
         return function._torchdynamo_orig_callable
     return function
 
@@ -199,7 +209,7 @@ def _contexts(function: Any) -> Iterator[_TorchDynamoContext]:
             elif (impl := getattr(module, "_compiled_call_impl", None)) is not None:
                 yield from _contexts(impl)
         return
-    if getattr(function, "_torchdynamo_wrapper_id", None) == id(function):
+    if is_made_by_compile(function):
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         contexts = [cell for cell in cells if isinstance(cell, _TorchDynamoContext)]
         if not contexts:

@@ -77,7 +77,7 @@ class Comparer:
             shape=config.verify_shape,
             values=config.verify_values,
             device=config.verify_device,
-            containers=runs.candidate.is_compiled,
+            containers=runs.candidate.is_wholly_compiled,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -196,6 +196,7 @@ class Comparer:
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
         if reference.outputs.keys() != candidate.outputs.keys():
+            self.out.skipped.append("aliases: the two sides name their outputs differently")
             return
         for pair in sorted(reference.aliases ^ candidate.aliases):
             other, path = pair
@@ -215,7 +216,8 @@ class Comparer:
             if left is None or right is None:
                 self.out.unmatched.append(f"{path}{self.label}")
                 reason = "changed on one side, and unknown on the other"
-                self.out.add(path, Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+                shown = f"{path}{self.label}"
+                self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason)
                 continue
             self._compare_item(path, left, right)
         if not paths:
@@ -249,7 +251,7 @@ class Comparer:
         for path, left in reference.gradients.items():
             if path not in missing:
                 self._compare_gradient(path, left, candidate.gradients[path])
-        if missing and any(candidate.requires_grad.values()):
+        if missing:
             self.out.unmatched += [f"{path}{self.label}" for path in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas._torch.compiled import is_made_by_compile
 from paritas._torch.lifting import WIDE
 from paritas._torch.modules import INTERNALS, tensor_slots
 from paritas.errors import UsageError
@@ -326,7 +327,10 @@ def _reach(
         with contextlib.suppress(ValueError):  # an empty cell
             _reach(cell.cell_contents, original, found, free, depth + 1)
     for used in code.co_names:
-        _reach_module(function.__globals__.get(used), original, found, used)
+        held = function.__globals__.get(used)
+        if is_made_by_compile(held):
+            _reach(held, original, found, used, depth + 1)
+        _reach_module(held, original, found, used)
 
 
 def _reach_module(

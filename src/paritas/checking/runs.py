@@ -153,7 +153,9 @@ class Runs:
             if backend.graphs == 0:
                 self.notes.append("only the native run was made: nothing was compiled in float64")
                 return None
-            leaks = backend.leaks
+            leaks = set(backend.leaks)
+            if not self.candidate.is_wholly_compiled:
+                leaks.add("eager code around the compiled may compute in float32")
         elif self.candidate.is_foreign:
             leaks = set()
             seen = self._observe(self.candidate, wide=True)

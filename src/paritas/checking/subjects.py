@@ -26,6 +26,7 @@ class Subject:
         role: "reference" or "candidate", for messages.
         state: the parameters, buffers and attributes it computes with.
         backends: the `torch.compile` backends behind it, none for an eager program.
+        is_wholly_compiled: it is itself what `torch.compile` made, not eager code around that.
         is_module: it is an nn.Module, or one that was compiled.
         is_foreign: it is an object of a class unknown to torch, another runtime perhaps.
     """
@@ -34,6 +35,7 @@ class Subject:
     role: str
     state: ModuleState
     backends: tuple[Callable[..., Any], ...]
+    is_wholly_compiled: bool
     is_module: bool
     is_foreign: bool
 
@@ -67,11 +69,20 @@ def subject(function: Any, role: str, parameter: str) -> Subject:
     plain = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
     is_module = isinstance(original, torch.nn.Module)
     is_compiled = original is not function
+    backends: list[Callable[..., Any]] = []
+
+    def unwrapped(value: Any) -> Any:
+        """Note what compiled code a closure holds while looking for the modules in it."""
+        backends.extend(b for b in compiled.backends_of(value) if b not in backends)
+        return compiled.original_of(value)
+
+    state = ModuleState(reachable_modules(function, unwrapped))
     return Subject(
         call=function,
         role=role,
-        state=ModuleState(reachable_modules(function, compiled.original_of)),
-        backends=tuple(compiled.backends_of(function)),
+        state=state,
+        backends=tuple(backends),
+        is_wholly_compiled=is_compiled or compiled.is_compiled_in_place(function),
         is_module=is_module,
         is_foreign=not (is_module or is_compiled or isinstance(function, plain)),
     )
