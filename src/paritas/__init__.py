@@ -16,11 +16,14 @@ __all__ = [
     "FullValueChecker",
     "Inputs",
     "MismatchError",
+    "Origin",
     "ParitasError",
+    "ParityWarning",
     "Status",
     "UsageError",
     "Verdict",
     "VerifyConfig",
+    "guard",
     "judge",
     "verify",
 ]
@@ -33,25 +36,29 @@ _HOMES = {
     "FullValueChecker": "paritas.numerics.checkers",
     "Inputs": "paritas.checking.config",
     "MismatchError": "paritas.errors",
+    "Origin": "paritas.numerics.findings",
     "ParitasError": "paritas.errors",
+    "ParityWarning": "paritas.errors",
     "Status": "paritas.numerics.findings",
     "UsageError": "paritas.errors",
     "Verdict": "paritas.numerics.findings",
     "VerifyConfig": "paritas.checking.config",
+    "guard": "paritas.checking.guarding.backend",
     "judge": "paritas.numerics.pairing",
     "verify": "paritas.checking.verifying",
 }
 
 if TYPE_CHECKING:
     from paritas.checking.config import Inputs, VerifyConfig
+    from paritas.checking.guarding.backend import guard
     from paritas.checking.verifying import verify
-    from paritas.errors import MismatchError, ParitasError, UsageError
+    from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
         FullValueChecker,
     )
-    from paritas.numerics.findings import Coverage, Finding, Status, Verdict
+    from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.numerics.pairing import judge
 
     __version__: str

@@ -6,6 +6,7 @@
     ├── UsageError             also ValueError: what was asked for makes no sense
     ├── MismatchError          also AssertionError and RuntimeError: the candidate failed
     └── UnsupportedTorchError  also RuntimeError: this torch does not answer as it should
+    ParityWarning                also UserWarning: told, not raised, because that was asked for
 
 A message shows the offending value and ends with what to do next. A failure inside the user's own
 program is no error of this tree: it becomes a finding, or passes through as it was raised.
@@ -49,6 +50,10 @@ class MismatchError(ParitasError, AssertionError, RuntimeError):
         # An exception is rebuilt from `args`, which hold the message alone; process pools and
         # parallel test runners would otherwise fail on the way back. The last item carries notes.
         return type(self), (str(self), self.verdict), dict(self.__dict__)
+
+
+class ParityWarning(UserWarning):
+    """A mismatch, or something that could not be checked, which the caller asked to be told of."""
 
 
 class UnsupportedTorchError(ParitasError, RuntimeError):

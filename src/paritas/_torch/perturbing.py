@@ -32,7 +32,7 @@ _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.
 class PerturbMode(LiftMode):
     """A lifted run with random rounding of the program's own precision."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         native: torch.dtype,
         default: torch.dtype,
@@ -42,17 +42,20 @@ class PerturbMode(LiftMode):
         log: dict[tuple[OpOverload, int], torch.dtype] | None = None,
         remember_decisions: bool = False,
         widen: bool = True,
+        shake_inputs: bool = False,
     ) -> None:
         """Perturb by unit roundoff `unit`, or by that of the dtype `log` says a call ran in.
 
         Without `widen` the run stays in the program's own dtype, for programs that have no
-        meaning in float64.
+        meaning in float64. With `shake_inputs` every operator's inputs are perturbed, whatever it
+        does: for one operator alone, whose inputs were rounded on their way to it.
         """
         super().__init__(native, default, remember_decisions=remember_decisions, widen=widen)
         # Half a unit of a dtype narrower than the one computed in. Of that one itself it would
         # always be rounded away; two units move a value to a neighbour or leave it.
         self.reach = 0.5 if widen and unit > torch.finfo(torch.float64).eps else 2.0
         self.unit = unit
+        self.shake_inputs = shake_inputs
         self.seed = seed
         self.log = log or {}
         self._counts: dict[OpOverload, int] = {}
@@ -64,10 +67,11 @@ class PerturbMode(LiftMode):
     ) -> Any:
         """Run the operator on perturbed arguments and perturb what it gives."""
         unit = self._unit_of(func)
-        if not kind.rounds or (kind.name == "_to_copy" and not _is_float(args[0])):
+        exact = not kind.rounds or (kind.name == "_to_copy" and not _is_float(args[0]))
+        if exact and not self.shake_inputs:
             return func(*args, **kwargs)
         shaken = args
-        if not kind.basic:
+        if self.shake_inputs or not kind.basic:
             shaken = tuple(
                 value
                 if place in kind.mutates
@@ -75,6 +79,8 @@ class PerturbMode(LiftMode):
                 for place, value in enumerate(args)
             )
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
+        if exact:
+            return result
         accumulated = accumulation(Call(kind.name, func, args, kwargs, result))
         return self._perturb_results(kind, result, accumulated, unit)
 

@@ -43,7 +43,7 @@ class Collected:
             Finding(path=path, aspect=aspect, status=status, reason=reason, advice=advice)
         )
 
-    def verdict(self, config: VerifyConfig) -> Verdict:
+    def verdict(self, *, strict: bool) -> Verdict:
         """Roll up."""
         coverage = Coverage(
             compared=self.compared,
@@ -54,7 +54,7 @@ class Collected:
             findings=tuple(self.findings),
             coverage=coverage,
             notes=tuple(dict.fromkeys(self.notes)),
-            strict=config.strict,
+            strict=strict,
         )
 
 

@@ -13,13 +13,13 @@ from paritas.numerics.criterion import MAX_Z
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.checking.runs import Runs
+    from paritas.checking.noise import NoiseRuns
 
 
 class ItemEvidence:
     """The runs, seen at one item of one call."""
 
-    def __init__(self, runs: Runs, path: str, call: int = 0, *, lifts: bool = True) -> None:
+    def __init__(self, runs: NoiseRuns, path: str, call: int = 0, *, lifts: bool = True) -> None:
         """`lifts=False` where the candidate has no lifted run of this call."""
         self.runs = runs
         self.path = path

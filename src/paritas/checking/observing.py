@@ -139,7 +139,7 @@ def running(
         if conditions.wide:
             values = subject.state.widened()
             stack.enter_context(subject.state.swapped(values))
-            stack.enter_context(_default_dtype(torch.float64))
+            stack.enter_context(default_dtype(torch.float64))
         if conditions.mode is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
 
@@ -173,7 +173,8 @@ def _observe_call(
     seen.rng_after = RandomState.now()
     live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
     seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
-    seen.aliases = _aliases(live, named_inputs, values)
+    state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
+    seen.aliases = aliases(live, {**named_inputs, **state})
     for path, leaf in live.items():
         _note_output(path, leaf, conditions.mode, seen)
     for path, tensor in named_inputs.items():
@@ -259,29 +260,28 @@ def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
             yield f"{INPUT}{path}", leaf
 
 
-def _aliases(
-    live: dict[str, Any], inputs: dict[str, Tensor], values: dict[str, Tensor]
-) -> frozenset[tuple[str, str]]:
-    """Which outputs share memory, with what."""
+def aliases(outputs: dict[str, Any], given: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """Which outputs share memory: with what was given, and with each other."""
     known: dict[int, list[str]] = {}
-    for table, prefix in ((inputs, ""), (values, f"{STATE} ")):
-        for path, tensor in table.items():
-            key = _memory(tensor)
-            if key:
-                known.setdefault(key, []).append(f"{prefix}{path}")
+    for path, value in given.items():
+        key = memory(value)
+        if key:
+            known.setdefault(key, []).append(path)
     pairs: set[tuple[str, str]] = set()
-    for path, leaf in live.items():
-        key = _memory(leaf) if isinstance(leaf, torch.Tensor) else 0
+    for path, leaf in outputs.items():
+        key = memory(leaf)
         if key:
             pairs |= {(other, path) for other in known.get(key, [])}
             known.setdefault(key, []).append(path)
     return frozenset(pairs)
 
 
-def _memory(tensor: Tensor) -> int:
-    """The address of a tensor's storage; 0 if it has none of its own."""
+def memory(value: Any) -> int:
+    """The address of a tensor's storage; 0 if it has none of its own, or is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return 0
     try:
-        return int(tensor.untyped_storage().data_ptr())
+        return int(value.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # sparse, nested and wrapper tensors
         return 0
 
@@ -302,7 +302,8 @@ def _stable_hash(text: str) -> int:
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype for a while."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -110,12 +110,12 @@ class _Verification:
         runs.tell = self.tell
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
-        verdicts = [collected.verdict(self.config)]
+        verdicts = [collected.verdict(strict=self.config.strict)]
         if len(mine) > 1:
             second = self._compare_second(runs, natives, mine)
-            verdicts.append(second.verdict(self.config))
+            verdicts.append(second.verdict(strict=self.config.strict))
         if all(verdict.passed for verdict in verdicts) and runs.ran_uncompiled():
-            verdicts.append(self._uncompiled().verdict(self.config))
+            verdicts.append(self._uncompiled().verdict(strict=self.config.strict))
         merged = Verdict.merge(verdicts)
         notes = tuple(dict.fromkeys((*merged.notes, *runs.notes)))
         return msgspec.structs.replace(merged, notes=notes)

@@ -92,4 +92,4 @@ def faulty_inductor(graph: GraphModule, example_inputs: list[Any]) -> Callable[.
         mask, diagonal = node.args
         node.args = (mask, diagonal + 1)
     graph.recompile()
-    return inductor_backend()(graph, example_inputs)
+    return inductor_backend()(graph, example_inputs)  # type: ignore[no-any-return]

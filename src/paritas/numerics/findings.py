@@ -100,6 +100,41 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return math.nan if any(map(math.isnan, ratios)) else max(ratios)
 
 
+class OriginKind(enum.StrEnum):
+    """What kind of thing a difference was traced back to."""
+
+    NODE = "node"
+    FUSION = "fusion"
+    PASS = "pass"  # noqa: S105  (a compiler's)
+    PARTITION = "partition"
+    GRAPH = "graph"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a difference starts.
+
+    Attributes:
+        kind: a node, a set of nodes compiled together, a compiler pass, the split of a graph into
+            forward and backward, or no less than a whole graph.
+        name: the node's, the pass's or the graph's name.
+        operator: what the node calls.
+        module: path of the module it was called in.
+        source: the user's file and line.
+        code: the text of that line.
+        nodes: all nodes of a fused set.
+        remedies: compiler options, each of which alone makes the difference go away.
+    """
+
+    kind: OriginKind
+    name: str
+    operator: str = ""
+    module: str = ""
+    source: str = ""
+    code: str = ""
+    nodes: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One compared item with its path, status and numbers."""
 
@@ -114,6 +149,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     native: Score | None = None
     lifted: Score | None = None
     source: str | None = None
+    origin: Origin | None = None
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,1 @@
+"""guard(): every graph a compiler makes, checked as it runs."""

@@ -1,0 +1,228 @@
+"""A captured graph whose backend cannot be looked into: its results and gradients, checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.checking.guarding.calls import GuardedCode
+from paritas.checking.guarding.captured_runs import (
+    CapturedReference,
+    CapturedRuns,
+    GradientRuns,
+    Surroundings,
+)
+from paritas.checking.guarding.graph_runs import copy_argument
+from paritas.checking.isolation import Copier, RandomState
+from paritas.checking.observing import AFTER, Observation
+from paritas.numerics.findings import Aspect, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.checking.guarding.journal import GraphEntry, Journal
+    from paritas.checking.guarding.settings import GuardSettings
+    from paritas.numerics.findings import Verdict
+
+
+class GuardedCapture(GuardedCode):
+    """A backend's code for a captured graph, checked on the calls its schedule names."""
+
+    def __init__(
+        self,
+        reference: CapturedReference,
+        compiled: Callable[..., Any],
+        settings: GuardSettings,
+        journal: Journal,
+        entry: GraphEntry,
+    ) -> None:
+        """`reference` was copied before the backend saw the graph."""
+        super().__init__(settings, journal, entry)
+        self.reference = reference
+        self.compiled = compiled
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the compiled code, and the check where one is due."""
+        if not self.is_due(args):
+            return self.compiled(*args)
+        copier = Copier()
+        kept = [copy_argument(copier, value) for value in args]
+        rng = RandomState.now()
+        surroundings = Surroundings.now()
+        runs = CapturedRuns(self.reference, kept, rng, surroundings, self.settings.seed)
+        watch = GradientWatch(self, kept, rng, surroundings)
+        rng.restore()
+        candidate = Observation(rng_before=rng)
+        results: Any = ()
+        try:
+            results = self.compiled(*watch.entering(list(args), runs.native[0]))
+        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+            candidate.error = error
+        candidate.rng_after = RandomState.now()
+        try:
+            if candidate.error is None:
+                self.reference.name_results(candidate, results, list(args), kept)
+            verdict = self._judge(runs, candidate)
+        finally:
+            candidate.rng_after.restore()
+        watch.leaving(results)
+        return self.conclude(
+            verdict, results, candidate.error, lambda: self._run_reference(args, kept, rng)
+        )
+
+    def _judge(self, runs: CapturedRuns, candidate: Observation) -> Verdict:
+        comparer = self.comparer(runs)
+        reference = runs.native[0]
+        if self.judge_errors(comparer.out, reference.error, candidate.error):
+            return self.rolled_up(comparer.out, runs)
+        comparer.compare_random(reference, candidate)
+        comparer.compare_values(reference.outputs, candidate.outputs)
+        written = sorted(reference.after.keys() | candidate.after.keys())
+        comparer.compare_values(
+            {name: runs.complete(reference, name) for name in written},
+            {name: runs.complete(candidate, name) for name in written},
+        )
+        comparer.compare_strides(reference, candidate, dict(reference.strides))
+        comparer.compare_aliases(reference, candidate, set(reference.outputs))
+        for name, needs in reference.requires_grad.items():
+            if candidate.requires_grad.get(name, needs) != needs:
+                reason = f"requires_grad is {not needs} instead of {needs}"
+                path = f"{self.entry.label}: {name}"
+                comparer.out.add(path, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+        return self.rolled_up(comparer.out, runs)
+
+    def _run_reference(self, args: tuple[Any, ...], kept: list[Any], rng: RandomState) -> Any:
+        """The reference on the caller's own arguments, so that gradients flow through it."""
+        with torch.no_grad():
+            for value, before in zip(args, kept, strict=True):
+                if isinstance(value, torch.Tensor):
+                    value.detach().copy_(before.detach())
+        rng.restore()
+        return self.reference.module(*args)
+
+    def judge_gradients(
+        self,
+        kept: list[Any],
+        rng: RandomState,
+        surroundings: Surroundings,
+        cotangents: dict[int, Tensor],
+        found: dict[str, Tensor | None],
+    ) -> dict[str, Tensor | None]:
+        """Compare gradients; give those that the program is to go on with."""
+        now = RandomState.now()
+        try:
+            runs = GradientRuns(
+                self.reference, kept, rng, surroundings, self.settings.seed, cotangents
+            )
+            comparer = self.comparer(runs)
+            reference = runs.native[0]
+            if not self.judge_errors(comparer.out, reference.error, None):
+                expected = {name: reference.gradients.get(name) for name in found}
+                for name, gradient in found.items():
+                    _compare_gradient(comparer, name, expected[name], gradient)
+            verdict = self.rolled_up(comparer.out, runs)
+        finally:
+            now.restore()
+        instead = {name: reference.gradients.get(name) for name in found}
+        result: dict[str, Tensor | None] = self.conclude(verdict, found, None, lambda: instead)
+        return result
+
+
+def _compare_gradient(comparer: Any, name: str, reference: Any, candidate: Any) -> None:
+    """No gradient and a gradient of zeros are the same to whoever adds it up."""
+    if (reference is None) != (candidate is None):
+        known = candidate if reference is None else reference
+        zeros = torch.zeros_like(known)
+        reference, candidate = (zeros if v is None else v for v in (reference, candidate))
+    comparer.compare_value(name, reference, candidate)
+
+
+class GradientWatch:
+    """Sees what gradients come down to a call's outputs and what its code makes of them.
+
+    Inputs that require grad go through an identity whose backward sees their gradients all at
+    once; outputs get hooks. An input that the graph writes to, or hands out, cannot be replaced so.
+    """
+
+    def __init__(
+        self, code: GuardedCapture, kept: list[Any], rng: RandomState, surroundings: Surroundings
+    ) -> None:
+        """For one call."""
+        self.code = code
+        self.kept = kept
+        self.rng = rng
+        self.surroundings = surroundings
+        self.names: list[str] = []
+        self.cotangents: dict[int, Tensor] = {}
+
+    def entering(self, args: list[Any], reference: Observation) -> list[Any]:
+        """The arguments for the compiled code."""
+        if not torch.is_grad_enabled() or reference.error is not None:
+            return args
+        handed_out = {name for pair in reference.aliases for name in pair}
+        positions = []
+        names = self.code.reference.inputs
+        for position, (name, value) in enumerate(zip(names, args, strict=False)):
+            needs = isinstance(value, torch.Tensor) and value.requires_grad
+            if needs and name not in handed_out and f"{name}{AFTER}" not in reference.after:
+                positions.append(position)
+        if not positions:
+            return args
+        self.names = [f"gradient of {names[p]}" for p in positions]
+        entering = [args[position] for position in positions]
+        replaced = _Entrance.apply(self, *entering)  # type: ignore[no-untyped-call]
+        args = list(args)
+        for position, value in zip(positions, replaced, strict=True):
+            args[position] = value
+        return args
+
+    def leaving(self, results: Any) -> None:
+        """Watch the outputs."""
+        if not self.names:
+            return
+        seen: set[int] = set()
+        for position, value in enumerate(results):
+            if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
+                seen.add(id(value))
+                value.register_hook(_Remember(self.cotangents, position))
+
+    def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Compare the gradients of the inputs, once they are there."""
+        cotangents, found = dict(self.cotangents), dict(zip(self.names, gradients, strict=True))
+        self.cotangents.clear()
+        if not cotangents:
+            return gradients
+        result = self.code.judge_gradients(
+            self.kept, self.rng, self.surroundings, cotangents, found
+        )
+        return tuple(result.values())
+
+
+class _Remember:
+    """A hook that keeps the gradient of one output."""
+
+    def __init__(self, table: dict[int, Tensor], position: int) -> None:
+        self.table = table
+        self.position = position
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.table[self.position] = gradient.detach().clone()
+
+
+class _Entrance(torch.autograd.Function):
+    """The identity, whose backward shows the gradients to a watch."""
+
+    @staticmethod
+    def forward(ctx: Any, watch: GradientWatch, *values: Tensor) -> tuple[Tensor, ...]:
+        """Hand on views."""
+        ctx.watch = watch
+        ctx.set_materialize_grads(False)
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Hand on gradients."""
+        return (None, *ctx.watch.check(gradients))

@@ -1,0 +1,188 @@
+"""A graph below AOTAutograd, with its compiled code checked against it as it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.graphs import placeholders, returned
+from paritas._torch.naming import lowered_input_names, lowered_output_names
+from paritas.checking.guarding.calls import GuardedCode, same_place
+from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, copy_argument
+from paritas.checking.guarding.substituting import substitute
+from paritas.checking.isolation import Copier, RandomState
+from paritas.checking.observing import Observation, memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paritas._torch.inductor import LoweredGraph
+    from paritas.checking.comparing import Collected
+    from paritas.checking.guarding.comparing import CallComparer
+    from paritas.checking.guarding.journal import GraphEntry, Journal
+    from paritas.checking.guarding.settings import GuardSettings
+    from paritas.numerics.findings import Finding, Verdict
+
+    Locator = Callable[["Suspect"], list[Finding]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """A call that differed, with everything needed to look for where it starts.
+
+    Attributes:
+        lowered: the graph and the circumstances of its compilation.
+        runs: the reference's runs on the arguments of the call.
+        candidate: what the compiled code gave.
+        label: what findings about the graph begin with.
+        failures: the findings that do not pass.
+        compare: compares what other code for this graph gave, and the arguments as it left them,
+            with what the reference did.
+    """
+
+    lowered: LoweredGraph
+    runs: GraphRuns
+    candidate: Observation
+    label: str
+    failures: tuple[Finding, ...]
+    compare: Callable[[Observation, list[Any]], list[Finding]]
+
+
+class GuardedGraph(GuardedCode):
+    """Compiled code that takes its arguments in a list and empties it.
+
+    Attributes:
+        late_findings: what the compile found out, to be told with the next call.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredGraph,
+        compiled: Callable[[list[Any]], Sequence[Any]],
+        captured_names: list[str],
+        settings: GuardSettings,
+        journal: Journal,
+        entry: GraphEntry,
+        locator: Locator | None,
+    ) -> None:
+        """`captured_names` are those of the inputs of the captured graph it comes from."""
+        super().__init__(settings, journal, entry)
+        # On the instance, where torch's own wrappers around it look for it.
+        self._boxed_call = True
+        self.lowered = lowered
+        self.compiled = compiled
+        self.locator = locator
+        self.reference = ReferenceGraph.of(
+            lowered.module,
+            lowered_input_names(lowered.module, captured_names),
+            lowered_output_names(lowered.module, captured_names),
+        )
+        self.late_findings: list[Finding] = []
+        self._promised = self._promised_strides()
+        self._located: list[Finding] | None = None
+        positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
+        self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the compiled code, and the check where one is due."""
+        if not self.is_due(args):
+            return self.compiled(args)
+        copier = Copier()
+        kept = [copy_argument(copier, value) for value in args]
+        given = list(args)
+        rng = RandomState.now()
+        candidate = Observation(rng_before=rng)
+        results: Sequence[Any] = ()
+        try:
+            results = self.compiled(args)
+        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+            candidate.error = error
+        rng_after = candidate.rng_after = RandomState.now()
+        runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
+        try:
+            if candidate.error is None:
+                self.reference.name_results(candidate, list(results), given)
+            verdict = self._judge(runs, candidate, given)
+        finally:
+            rng_after.restore()
+        return self.conclude(  # type: ignore[no-any-return]
+            verdict,
+            results,
+            candidate.error,
+            lambda: substitute(runs, candidate, given, self.lowered.visible),
+        )
+
+    def _judge(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Verdict:
+        verdict = self.rolled_up(self._compare(runs, candidate, given), runs)
+        if verdict.failures and candidate.error is None and runs.native[0].error is None:
+            verdict = self._with_origin(verdict, runs, candidate)
+        late, self.late_findings = self.late_findings, []
+        return msgspec.structs.replace(verdict, findings=(*late, *verdict.findings))
+
+    def _compare(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Collected:
+        comparer = self.comparer(runs)
+        reference = runs.native[0]
+        if self.judge_errors(comparer.out, reference.error, candidate.error):
+            return comparer.out
+        same = self._handed_on_names(candidate, given)
+        comparer.out.compared += len(same)
+        comparer.compare_random(reference, candidate)
+        comparer.compare_values(
+            _without(reference.outputs, same), _without(candidate.outputs, same)
+        )
+        comparer.compare_values(reference.after, candidate.after)
+        comparer.compare_strides(reference, candidate, self._promised)
+        comparer.compare_aliases(reference, candidate, set(self._promised))
+        self._compare_untouched(comparer, runs.kept, given)
+        return comparer.out
+
+    def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
+        """The outputs that are inputs, as they should be: no need to compare their bits."""
+        same = set()
+        for name, position in zip(self.reference.outputs, self._handed_on, strict=False):
+            if position is None or position in self.reference.written:
+                continue
+            value, original = candidate.outputs.get(name), given[position]
+            if value is original or same_place(value, original):
+                same.add(name)
+        return same
+
+    def _compare_untouched(self, comparer: CallComparer, kept: list[Any], given: list[Any]) -> None:
+        free = self.reference.written | self.lowered.donated
+        shared = {memory(given[position]) for position in free if position < len(given)}
+        for position, (before, after) in enumerate(zip(kept, given, strict=True)):
+            if isinstance(after, torch.Tensor) and memory(after) not in shared:
+                comparer.compare_untouched(self.reference.inputs[position], before, after)
+
+    def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
+        if self._located is None:
+            self._located = []
+            if self.locator is not None:
+                suspect = Suspect(
+                    self.lowered,
+                    runs,
+                    candidate,
+                    self.entry.label,
+                    verdict.failures,
+                    lambda seen, given: self._compare(runs, seen, given).findings,
+                )
+                self._located = self.locator(suspect)
+        return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
+
+    def _promised_strides(self) -> dict[str, tuple[int, ...]]:
+        """The strides that outputs which the user sees had when the graph was traced."""
+        promised = {}
+        values = returned(self.lowered.module)
+        for position in sorted(self.lowered.visible):
+            traced = getattr(values[position], "meta", {}).get("val")
+            if isinstance(traced, torch.Tensor) and traced.layout is torch.strided:
+                strides = tuple(step if isinstance(step, int) else -1 for step in traced.stride())
+                promised[self.reference.outputs[position]] = strides
+        return promised
+
+
+def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

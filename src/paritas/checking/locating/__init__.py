@@ -1,0 +1,1 @@
+"""Where a difference starts: the first wrong node, a fused set, a pass."""

@@ -1,0 +1,274 @@
+"""The first node whose own result is wrong although its inputs are right.
+
+The graph is compiled once more with every value as an output. Each node is then judged alone: its
+operator, run on the values that the compiled code itself had for the inputs, natively and in
+float64, against the value that the compiled code had for the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from paritas._torch.graphs import as_traced, node_traits, placeholders, provenance
+from paritas._torch.random_twins import draws_by_inductor
+from paritas._torch.tapping import tapped
+from paritas.checking.evidence import ItemEvidence
+from paritas.checking.guarding.graph_runs import copy_argument
+from paritas.checking.isolation import Copier
+from paritas.checking.locating.variants import Variant, run_variant, shows_it
+from paritas.checking.noise import NoiseRuns, is_inexact
+from paritas.checking.observing import Observation, default_dtype
+from paritas.numerics.findings import Finding, Origin, OriginKind
+from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.pairing import Checks, check_pair
+
+if TYPE_CHECKING:
+    from paritas._torch.lifting import LiftMode
+    from paritas.checking.guarding.lowered import Suspect
+
+_VALUE = "value"
+_CHECKS = Checks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapping:
+    """What tapping a graph showed.
+
+    Attributes:
+        findings: about nodes whose own result is wrong, in the order of the graph.
+        shows: whether the tapped program still differs.
+        changed: whether tapping changed the bits of any output.
+        error: why it could not be tapped, or "".
+    """
+
+    findings: list[Finding]
+    shows: bool
+    changed: bool
+    error: str = ""
+
+
+def tap(suspect: Suspect) -> Tapping:
+    """Compile with every value as an output and look for wrong nodes."""
+    module, names = tapped(suspect.lowered.module)
+    variant = run_variant(suspect, module)
+    if variant.error is not None:
+        text = str(variant.error).strip().splitlines()
+        error = f"{type(variant.error).__name__}: {text[0]:.100}" if text else "it raised"
+        return Tapping([], shows=False, changed=False, error=error)
+    values = dict(zip(names, variant.extra, strict=True))
+    findings = list(_wrong_nodes(suspect, values, variant))
+    return Tapping(findings, shows_it(suspect, variant), _changed(suspect, variant))
+
+
+def _changed(suspect: Suspect, variant: Variant) -> bool:
+    for name, value in suspect.candidate.outputs.items():
+        other = variant.seen.outputs.get(name)
+        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
+            return True
+    return False
+
+
+def _wrong_nodes(suspect: Suspect, values: dict[str, Any], variant: Variant) -> list[Finding]:
+    module = suspect.runs.reference.module
+    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.kept, strict=True))
+    findings = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            table[node] = _attribute(module, node.target)
+        elif node.op == "call_function" and _is_write(node):
+            findings += _check_write(suspect, node, table, variant)
+        elif node.op == "call_function":
+            own = values.get(node.name)
+            table[node] = own if node.name in values else _evaluated(node, table)
+            if isinstance(own, torch.Tensor) and not _draws(node):
+                findings += _check_node(suspect, node, table, own)
+    return findings
+
+
+def _check_node(
+    suspect: Suspect, node: Node, table: dict[Node, Any], own: torch.Tensor
+) -> list[Finding]:
+    runs = NodeRuns(node, table, suspect.runs.seed)
+    reference = runs.native[0].outputs.get(_VALUE)
+    if not isinstance(reference, torch.Tensor):
+        return []  # the operator cannot be run alone
+    path = f"{suspect.label}: node {node.name}"
+    evidence = ItemEvidence(runs, _VALUE)
+    found, _ = check_pair(path, reference.detach(), own.detach(), _CHECKS, evidence)
+    return _named(node, found)
+
+
+def _check_write(
+    suspect: Suspect, node: Node, table: dict[Node, Any], variant: Variant
+) -> list[Finding]:
+    """An input written to at the end has to hold the value that was computed for it."""
+    target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
+    inputs = placeholders(suspect.runs.reference.module)
+    table[node] = table.get(source) if isinstance(source, Node) else None
+    value = table[node]
+    plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
+    if not plain or target not in inputs or not isinstance(value, torch.Tensor):
+        return []
+    after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
+    wanted = value.to(after.dtype).expand(after.shape)
+    if bitwise_equal(after.detach(), wanted.detach().contiguous()):
+        return []
+    found, _ = check_pair(
+        f"{suspect.label}: node {node.name}", wanted.detach(), after.detach(), _CHECKS
+    )
+    return _named(node, found)
+
+
+def _named(node: Node, found: list[Finding]) -> list[Finding]:
+    """The findings that do not pass, with where their node comes from."""
+    bad = [finding for finding in found if not finding.status.passes()]
+    if not bad:
+        return []
+    where = provenance(node)
+    worst = max(bad, key=lambda finding: finding.status.gravity)
+    operand = where.operator
+    return [
+        Finding(
+            path=worst.path,
+            aspect=worst.aspect,
+            status=worst.status,
+            reason=f"starts here: {operand} gives a wrong result for right inputs; {worst.reason}",
+            dtype=worst.dtype,
+            shape=worst.shape,
+            metrics=worst.metrics,
+            native=worst.native,
+            source=where.source or None,
+            origin=Origin(
+                kind=OriginKind.NODE,
+                name=node.name,
+                operator=where.operator,
+                module=where.module,
+                source=where.source,
+                code=where.code,
+            ),
+        )
+    ]
+
+
+class NodeRuns(NoiseRuns):
+    """The runs of a single operator on given inputs."""
+
+    def __init__(self, node: Node, table: dict[Node, Any], seed: int) -> None:
+        """`table` holds the value of every node before this one."""
+        self.node = node
+        parent, self.item = node, None
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            parent, self.item = node.args[0], node.args[1]
+        self.parent = parent
+        self.args = map_arg(parent.args, table.__getitem__)
+        self.kwargs = map_arg(parent.kwargs, table.__getitem__)
+        super().__init__([], self._dtypes(), seed)
+        # What a compiler fuses it need not round between two operators.
+        self.shake_inputs = True
+        self.native = self.run_reference()
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run the operator once more."""
+        copier = Copier(widen=wide)
+        args = _copied(copier, self.args) if wide else self.args
+        kwargs = _copied(copier, self.kwargs) if wide else self.kwargs
+        seen = Observation()
+        try:
+            with (
+                default_dtype(torch.float64) if wide else contextlib.nullcontext(),
+                as_traced(),
+                watch or contextlib.nullcontext(),
+                mode or contextlib.nullcontext(),
+            ):
+                result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
+                result = result if self.item is None else result[self.item]
+        except Exception as error:  # noqa: BLE001  (then there is no such run)
+            seen.error = error
+            return [seen]
+        seen.outputs[_VALUE] = result
+        if mode is not None and isinstance(result, torch.Tensor) and not is_inexact(result):
+            decision = mode.decision_for(result)
+            if decision is not None:
+                seen.decisions[_VALUE] = decision
+        return [seen]
+
+    def lifted(self) -> list[Observation] | None:
+        """There is no other form of it."""
+        return None
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """The result."""
+        return seen.value(path)
+
+    def _dtypes(self) -> dict[torch.dtype, int]:
+        counts: dict[torch.dtype, int] = {}
+        values = [self.args, self.kwargs, self.node.meta.get("val")]
+        for tensor in _tensors(values):
+            if is_inexact(tensor):
+                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
+        return counts
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _copied(copier: Copier, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(copier, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(copier, item) for item in value)
+    return copy_argument(copier, value)
+
+
+def _evaluated(node: Node, table: dict[Node, Any]) -> Any:
+    """A value that was not tapped: sizes, tuples."""
+    try:
+        with as_traced():
+            args = map_arg(node.args, table.__getitem__)
+            kwargs = map_arg(node.kwargs, table.__getitem__)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # noqa: BLE001  (nodes that need it cannot be judged)
+        return None
+
+
+def _attribute(module: torch.nn.Module, target: Any) -> Any:
+    value: Any = module
+    for part in str(target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _is_write(node: Node) -> bool:
+    kind = node_traits(node)
+    return kind is not None and bool(kind.mutates)
+
+
+def _draws(node: Node) -> bool:
+    """Seeds and draws from torch's own generators cannot be drawn again alone."""
+    target: Any = node.target
+    if draws_by_inductor(target):
+        return "seeds" in getattr(target, "__name__", str(target))
+    kind = node_traits(node)
+    return kind is not None and kind.random

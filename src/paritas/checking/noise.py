@@ -1,0 +1,240 @@
+"""How much a program wavers by its own rounding: runs of it with every rounding drawn at random."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.lifting import DtypeLog, LiftMode
+from paritas._torch.perturbing import PerturbMode
+from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.criterion import UNIT_F64, unit_roundoff
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.checking.observing import Observation
+
+DECIDING_RUNS = 12
+# Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
+# measure of anything.
+MOST_LEAVING = 0.5
+
+
+@dataclasses.dataclass
+class _Spread:
+    runs: int = 0
+    squares: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
+
+
+class NoiseRuns(abc.ABC):
+    """Further runs of a reference, call by call, made when the judge first asks for them.
+
+    Attributes:
+        native: what the reference did, call by call.
+        notes: why something could not be run, for the verdict.
+        settled: paths that need no evidence any more; their spread is not kept.
+        tell: hears of every step that may take long.
+        dtype: the floating dtype that most of the program is in.
+        dtypes: all of them.
+        default: the default dtype under which it runs.
+        lift_unit: unit roundoff at which a lifted run is judged.
+        seed: of the perturbations.
+        shake_inputs: whether the inputs are themselves known to rounding only.
+    """
+
+    def __init__(
+        self, native: list[Observation], dtypes: dict[torch.dtype, int], seed: int
+    ) -> None:
+        """`dtypes` counts the values of each floating dtype of the program."""
+        self.native = native
+        self.notes: list[str] = []
+        self.settled: set[tuple[int, str]] = set()
+        self.tell: Callable[[str], None] = lambda _: None
+        self.default = torch.get_default_dtype()
+        counts = dtypes or {self.default: 0}
+        self.dtypes = set(counts)
+        self.dtype = max(counts.items(), key=lambda item: item[1])[0]
+        self.lift_unit = UNIT_F64
+        self.seed = seed
+        self.shake_inputs = False
+        self._asked: set[str] = set()
+        self._arbiter: list[Observation] | None = None
+        self._log: dict[Any, torch.dtype] | None = None
+        self._spreads: dict[float, _Spread] = {}
+        self._decided: dict[float, list[list[Observation]]] = {}
+
+    @abc.abstractmethod
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run the reference once more; `wide` on inputs and state in float64."""
+
+    @abc.abstractmethod
+    def lifted(self) -> list[Observation] | None:
+        """The candidate in float64, call by call, or None if that cannot be."""
+
+    @abc.abstractmethod
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run; an input or buffer it left alone has the value it came with."""
+
+    def arbiter(self) -> list[Observation] | None:
+        """The reference in float64, call by call, or None if that cannot be."""
+        if "arbiter" not in self._asked:
+            self._asked.add("arbiter")
+            if self.is_narrow:
+                self.tell("running the reference in float64")
+                mode = LiftMode(self.dtype, self.default)
+                watch = _AutocastWatch()
+                seen = self.run_reference(mode=mode, wide=True, watch=watch)
+                if self._usable(seen, "no arbiter: the reference in float64"):
+                    self._arbiter = seen
+                self.dtypes |= mode.casts | watch.dtypes
+            else:
+                self.notes.append("the program runs in float64: there is no wider arbiter")
+        return self._arbiter
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the coarsest arithmetic the reference does."""
+        return max(unit_roundoff(dtype) for dtype in self.dtypes)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is a wider precision to lift the program to."""
+        return self.unit > UNIT_F64
+
+    def spread(self, unit: float, call: int, path: str, runs: int) -> Tensor | None:
+        """The rms deviation of one item over perturbed runs; infinite where one left it."""
+        spread = self._spreads.setdefault(unit, _Spread())
+        while spread.runs < runs:
+            self.tell(f"measuring the noise, perturbed run {spread.runs + 1}")
+            seen = self._perturbed(unit, spread.runs)
+            if not self._usable(seen, "a perturbed run of the reference"):
+                return None
+            self._add_run(spread, seen)
+            spread.runs += 1
+        squares = spread.squares.get((call, path))
+        if squares is None:
+            return None
+        if float(torch.isinf(squares).double().mean()) > MOST_LEAVING:
+            self.notes.append(f"{path}: most of it left the finite numbers when perturbed")
+            return None
+        return (squares / spread.runs).sqrt()
+
+    def _add_run(self, spread: _Spread, seen: list[Observation]) -> None:
+        base = self._base()
+        for call, (still, moved) in enumerate(zip(base, seen, strict=False)):
+            for path, value in still.items():
+                key = (call, path)
+                if key in self.settled or not is_inexact(value):
+                    continue
+                if spread.runs and key not in spread.squares:
+                    continue
+                deviation = _squared_deviation(value, self.complete(moved, path))
+                known = spread.squares.get(key)
+                spread.squares[key] = deviation if known is None else known + deviation
+
+    def decided(self, unit: float) -> list[list[Observation]]:
+        """Runs that remember what decided their discrete results: a plain one, then perturbed."""
+        if unit not in self._decided:
+            plain = LiftMode(self.dtype, self.default, remember_decisions=True)
+            runs = [self.run_reference(wide=True, mode=plain)]
+            runs += [
+                self._perturbed(unit, seed, remember_decisions=True)
+                for seed in range(DECIDING_RUNS)
+            ]
+            self._decided[unit] = runs
+        return self._decided[unit]
+
+    def _perturbed(
+        self, unit: float, seed: int, *, remember_decisions: bool = False
+    ) -> list[Observation]:
+        wide = self.arbiter() is not None or not self.is_narrow
+        native = unit == self.unit and len(self.dtypes) > 1
+        mode = PerturbMode(
+            self.dtype,
+            self.default,
+            unit,
+            self.seed + seed,
+            log=self._dtype_log() if native else None,
+            remember_decisions=remember_decisions,
+            widen=wide,
+            shake_inputs=self.shake_inputs,
+        )
+        return self.run_reference(wide=wide, mode=mode)
+
+    def _dtype_log(self) -> dict[Any, torch.dtype]:
+        """In which dtype each operator of a mixed-precision program runs natively."""
+        if self._log is None:
+            log = DtypeLog()
+            self.run_reference(watch=log)
+            self._log = log.calls
+        return self._log
+
+    def _base(self) -> list[Observation]:
+        arbiter = self.arbiter()
+        return self.native if arbiter is None else arbiter
+
+    def _usable(self, seen: list[Observation], who: str) -> bool:
+        for observation in seen:
+            error = observation.error or observation.gradient_error
+            if error is not None:
+                text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+                self.notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
+                return False
+        return True
+
+
+class _AutocastWatch(torch.overrides.TorchFunctionMode):
+    """Notes the dtypes of autocast regions, which float64 values pass through untouched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                kind = value.device.type
+                with contextlib.suppress(RuntimeError):  # a device without autocast
+                    if torch.is_autocast_enabled(kind):
+                        self.dtypes.add(torch.get_autocast_dtype(kind))
+                break
+        return func(*args, **(kwargs or {}))
+
+
+def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
+    """(moved - value)^2, infinite where the two are not both finite or both the same."""
+    value = value.to(torch.complex128 if value.is_complex() else torch.float64)
+    wide = torch.float64
+    if not isinstance(moved, torch.Tensor) or moved.shape != value.shape:
+        return torch.full(value.shape, math.inf, dtype=wide, device=value.device)
+    moved = moved.to(value.device, value.dtype)
+    squared = (moved - value).abs().square()
+    agree = torch.isfinite(squared)
+    squared = torch.where(agree, squared, 0.0)
+    differ = nonfinite_mismatch(value, moved)
+    return squared if differ is None else torch.where(differ, math.inf, squared)
+
+
+def is_inexact(value: Any) -> bool:
+    """Whether a value is a floating or complex tensor."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
