@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 # Frames of torch's own that stand between the user's line and the operator.
 _INTERNAL = re.compile(r"[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils)\b")
+# After a graph break Dynamo goes on in a function of its own, named after the user's.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 _LOCAL = re.compile(r"[LG]\['(?P<name>\w+)'\]")
 _SLOT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _KEY = re.compile(r"\['([^'\]]+)'\]")
@@ -128,6 +130,18 @@ def provenance(node: Node) -> Provenance:
     return Provenance(node.name, operator_name(node), module, source, code)
 
 
+def ancestors(nodes: list[Any]) -> set[str]:
+    """The names of the nodes that given ones are computed from, and their own."""
+    found: set[str] = set()
+    waiting = [node for node in nodes if isinstance(node, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node.name not in found:
+            found.add(node.name)
+            waiting += node.all_input_nodes
+    return found
+
+
 def node_traits(node: Node) -> Traits | None:
     """The traits of the operator a node calls, if it calls one of torch's."""
     return traits(node.target) if isinstance(node.target, OpOverload) else None
@@ -203,5 +217,6 @@ def _user_line(trace: str) -> tuple[str, str]:
         code = "" if _FRAME.search(code) else code
         if best[0] and _INTERNAL.search(found["file"]):
             continue
-        best = (f"{found['file']}:{found['line']}, in {found['function']}", code)
+        function = _RESUMED.sub(r"\1", found["function"])
+        best = (f"{found['file']}:{found['line']}, in {function}", code)
     return best

@@ -12,7 +12,7 @@ import torch._inductor.config
 from torch._guards import TracingContext, tracing
 from torch._inductor.virtualized import V
 
-from paritas._torch.graphs import copy_graph, output_node, placeholders
+from paritas._torch.graphs import copy_graph, output_node
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class LoweredGraph:
         visible: positions of the outputs that the user sees, whose strides are promised.
         donated: positions of the inputs whose memory the compiled code may reuse.
         options: the settings in force when it was compiled.
+        inputs: what it was compiled for: fake tensors, whose strides may differ from those traced.
+        fake_mode: torch's, to which they belong.
+        arguments: what else the compiler was told.
     """
 
     module: GraphModule
@@ -40,6 +43,7 @@ class LoweredGraph:
     visible: frozenset[int]
     donated: frozenset[int]
     options: dict[str, Any]
+    inputs: tuple[Any, ...]
     fake_mode: Any
     arguments: dict[str, Any]
 
@@ -88,7 +92,6 @@ def compile_again(lowered: LoweredGraph, options: dict[str, Any] | None = None) 
     from torch._inductor.utils import BoxedBool
 
     module = copy_graph(lowered.module)
-    inputs = [node.meta.get("val") for node in placeholders(module)]
     arguments = {**lowered.arguments, "cudagraphs": BoxedBool(False)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(settings(lowered.options, options))
@@ -98,7 +101,7 @@ def compile_again(lowered: LoweredGraph, options: dict[str, Any] | None = None) 
         stack.enter_context(tracing(TracingContext(lowered.fake_mode)))
         if not lowered.fake_mode.allow_non_fake_inputs:
             stack.enter_context(_allowing_constants(lowered.fake_mode))
-        compiled: Boxed = compile_fx_inner(module, inputs, **arguments)
+        compiled: Boxed = compile_fx_inner(module, list(lowered.inputs), **arguments)
     return compiled
 
 
@@ -141,6 +144,7 @@ def _describe(
         visible=frozenset(visible),
         donated=frozenset(donated),
         options=current_settings(),
+        inputs=tuple(inputs),
         fake_mode=fake_mode,
         arguments=dict(arguments),
     )

@@ -10,7 +10,6 @@ from paritas._torch.graphs import graph_source
 from paritas._torch.inductor import compile_watched
 from paritas._torch.naming import captured_input_names
 from paritas.checking.guarding.captured import GuardedCapture
-from paritas.checking.guarding.captured_runs import CapturedReference
 from paritas.checking.guarding.journal import Journal
 from paritas.checking.guarding.lowered import GuardedGraph, Suspect
 from paritas.checking.guarding.settings import GuardSettings, is_enabled
@@ -105,10 +104,13 @@ class Guard:
     def _guard_captured(
         self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
     ) -> GuardedCapture:
-        entry = self.journal.enter(f"graph {number}", graph_source(graph))
-        reference = CapturedReference.of(graph)
-        compiled = self.backend.compile(graph, example_inputs, **given)
-        return GuardedCapture(reference, compiled, self.settings, self.journal, entry)
+        def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **given)
+            return compiled
+
+        return GuardedCapture.of(
+            graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
+        )
 
     def _guard_lowered(
         self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]

@@ -11,7 +11,7 @@ from paritas.checking.guarding.comparing import CallComparer, Experience
 from paritas.checking.guarding.settings import GuardSettings, Schedule
 from paritas.checking.observing import memory
 from paritas.errors import MismatchError, ParityWarning
-from paritas.numerics.findings import Aspect, Status, Verdict
+from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +86,22 @@ class GuardedCode:
         if error is not None:
             raise error
         return results
+
+
+def located(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
+    """Where it starts; if looking for that fails, the program shall not, and is told so."""
+    try:
+        return locator(suspect)
+    except Exception as error:  # noqa: BLE001
+        return [
+            Finding(
+                path=f"{suspect.label}: where it starts",
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=f"looking for it failed: {_told(error)}",
+                origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
+            )
+        ]
 
 
 def same_place(value: Any, original: Any) -> bool:

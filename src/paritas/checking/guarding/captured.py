@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
-from paritas.checking.guarding.calls import GuardedCode
+from paritas._torch.graphs import graph_source
+from paritas.checking.guarding.calls import GuardedCode, located
 from paritas.checking.guarding.captured_runs import (
     CapturedReference,
     CapturedRuns,
@@ -14,6 +17,7 @@ from paritas.checking.guarding.captured_runs import (
     Surroundings,
 )
 from paritas.checking.guarding.graph_runs import copy_argument
+from paritas.checking.guarding.journal import Journal
 from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.findings import Aspect, Status
@@ -22,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+    from torch.fx import GraphModule
 
-    from paritas.checking.guarding.journal import GraphEntry, Journal
+    from paritas.checking.guarding.journal import GraphEntry
     from paritas.checking.guarding.settings import GuardSettings
-    from paritas.numerics.findings import Verdict
+    from paritas.numerics.findings import Finding, Verdict
 
 
 class GuardedCapture(GuardedCode):
@@ -34,15 +39,43 @@ class GuardedCapture(GuardedCode):
     def __init__(
         self,
         reference: CapturedReference,
+        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
         compiled: Callable[..., Any],
         settings: GuardSettings,
         journal: Journal,
         entry: GraphEntry,
     ) -> None:
-        """`reference` was copied before the backend saw the graph."""
+        """`compiled` is what `compile_graph` made after `reference` was copied."""
         super().__init__(settings, journal, entry)
         self.reference = reference
+        self.compile_graph = compile_graph
         self.compiled = compiled
+        self._backward: GuardedCode | None = None
+        self._located: dict[bool, list[Finding]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        graph: GraphModule,
+        example_inputs: list[Any],
+        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
+        settings: GuardSettings,
+        journal: Journal,
+        label: str,
+    ) -> GuardedCapture:
+        """Compile a graph and guard what comes of it."""
+        entry = journal.enter(label, graph_source(graph))
+        reference = CapturedReference.of(graph)
+        compiled = compile_graph(graph, example_inputs)
+        return cls(reference, compile_graph, compiled, settings, journal, entry)
+
+    @property
+    def backward(self) -> GuardedCode:
+        """The gradients, with a page of their own."""
+        if self._backward is None:
+            entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
+            self._backward = GuardedCode(self.settings, self.journal, entry)
+        return self._backward
 
     def __call__(self, *args: Any) -> Any:
         """Run the compiled code, and the check where one is due."""
@@ -66,6 +99,7 @@ class GuardedCapture(GuardedCode):
             if candidate.error is None:
                 self.reference.name_results(candidate, results, list(args), kept)
             verdict = self._judge(runs, candidate)
+            verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
         finally:
             candidate.rng_after.restore()
         watch.leaving(results)
@@ -113,22 +147,60 @@ class GuardedCapture(GuardedCode):
     ) -> dict[str, Tensor | None]:
         """Compare gradients; give those that the program is to go on with."""
         now = RandomState.now()
+        code = self.backward
+        code.entry.calls += 1
         try:
             runs = GradientRuns(
                 self.reference, kept, rng, surroundings, self.settings.seed, cotangents
             )
-            comparer = self.comparer(runs)
+            comparer = code.comparer(runs)
             reference = runs.native[0]
-            if not self.judge_errors(comparer.out, reference.error, None):
-                expected = {name: reference.gradients.get(name) for name in found}
+            if not code.judge_errors(comparer.out, reference.error, None):
                 for name, gradient in found.items():
-                    _compare_gradient(comparer, name, expected[name], gradient)
-            verdict = self.rolled_up(comparer.out, runs)
+                    _compare_gradient(comparer, name, reference.gradients.get(name), gradient)
+            verdict = code.rolled_up(comparer.out, runs)
+            verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
         finally:
             now.restore()
         instead = {name: reference.gradients.get(name) for name in found}
-        result: dict[str, Tensor | None] = self.conclude(verdict, found, None, lambda: instead)
+        result: dict[str, Tensor | None] = code.conclude(verdict, found, None, lambda: instead)
         return result
+
+    def _with_origin(
+        self, verdict: Verdict, runs: CapturedRuns, label: str, *, gradients: bool
+    ) -> Verdict:
+        differs = any(f.status is not Status.UNVERIFIED for f in verdict.failures)
+        if not differs or not self.settings.locate or runs.native[0].error is not None:
+            return verdict
+        if gradients not in self._located:
+            from paritas.checking.locating.captured import CapturedSuspect, locate_captured
+
+            suspect = CapturedSuspect(runs, label, verdict.failures, gradients, self._check_part)
+            self._located[gradients] = located(locate_captured, suspect)
+        findings = (*self._located[gradients], *verdict.findings)
+        return msgspec.structs.replace(verdict, findings=findings)
+
+    def _check_part(
+        self,
+        graph: GraphModule,
+        args: list[Any],
+        gradients: bool,  # noqa: FBT001
+        calls: int,
+    ) -> Verdict:
+        """Guard what the backend makes of another graph, on given arguments."""
+        settings = dataclasses.replace(
+            self.settings, on_mismatch="record", every=1, locate=False, check_passes=False
+        )
+        journal = Journal(strict=settings.strict)
+        with torch.set_grad_enabled(gradients):
+            code = GuardedCapture.of(graph, args, self.compile_graph, settings, journal, "part")
+            for _ in range(calls):
+                copier = Copier()
+                results = code(*[copy_argument(copier, value) for value in args])
+                ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+                if gradients and ends:
+                    torch.autograd.backward(ends, [torch.randn_like(end) for end in ends])
+        return journal.verdict()
 
 
 def _compare_gradient(comparer: Any, name: str, reference: Any, candidate: Any) -> None:

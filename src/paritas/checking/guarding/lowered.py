@@ -10,7 +10,7 @@ import torch
 
 from paritas._torch.graphs import placeholders, returned
 from paritas._torch.naming import lowered_input_names, lowered_output_names
-from paritas.checking.guarding.calls import GuardedCode, same_place
+from paritas.checking.guarding.calls import GuardedCode, located, same_place
 from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, copy_argument
 from paritas.checking.guarding.substituting import substitute
 from paritas.checking.isolation import Copier, RandomState
@@ -169,7 +169,7 @@ class GuardedGraph(GuardedCode):
                     verdict.failures,
                     lambda seen, given: self._compare(runs, seen, given).findings,
                 )
-                self._located = self.locator(suspect)
+                self._located = located(self.locator, suspect)
         return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
 
     def _promised_strides(self) -> dict[str, tuple[int, ...]]:

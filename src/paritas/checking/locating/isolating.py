@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from paritas._torch.graphs import ancestors, returned
 from paritas._torch.selecting import ONLY_MARKED, compilable, with_compiled
 from paritas.checking.locating.variants import run_variant, shows_it
 
@@ -45,7 +46,14 @@ def smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
     Removing any one of them hides it, unless the time ran out before that was known.
     """
-    names = compilable(suspect.lowered.module)
+    failed = {finding.path for finding in suspect.failures}
+    outputs = returned(suspect.lowered.module)
+    named = zip(suspect.runs.reference.outputs, outputs, strict=False)
+    wrong = [node for name, node in named if f"{suspect.label}: {name}" in failed]
+    before = ancestors(wrong) if wrong else None
+    names = [
+        name for name in compilable(suspect.lowered.module) if before is None or name in before
+    ]
 
     def shows(kept: list[str]) -> bool:
         module = with_compiled(suspect.lowered.module, set(kept))

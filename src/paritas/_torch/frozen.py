@@ -1,0 +1,203 @@
+"""A graph as it is at one moment of a compile, in an order in which it can be run.
+
+Passes rewrite graphs in place, leave them unsorted for a later pass to sort, and take tensors and
+branches out of the module around them. So the nodes are copied in a sorted order, and what they
+name in the module is remembered with them. Sizes are those of the call that is compiled for: asking
+torch for a number would add a guard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of a size that is not known before the program runs.
+UNKNOWN_SIZE = 4
+
+
+class UnplayableError(RuntimeError):
+    """A graph that cannot be run on made-up inputs, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenGraph:
+    """A copy of a graph that no pass changes.
+
+    Attributes:
+        graph: the nodes, sorted, under the names they had.
+        attributes: target -> what it stood for in the module; branches are frozen too.
+    """
+
+    graph: Graph
+    attributes: dict[str, Any]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes, in the order in which they run."""
+        return list(self.graph.nodes)
+
+    @property
+    def placeholders(self) -> list[Node]:
+        """The inputs, in order."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def returned(self) -> Any:
+        """What it returns: nodes and constants, nested as they are."""
+        return next(reversed(self.graph.nodes)).args[0]
+
+    def bodies(self, node: Node) -> Iterator[tuple[str, FrozenGraph]]:
+        """The branches that a node is given, by name."""
+        for given in node.all_input_nodes:
+            body = self.attributes.get(str(given.target)) if given.op == "get_attr" else None
+            if isinstance(body, FrozenGraph):
+                yield str(given.target), body
+
+
+def freeze(module: GraphModule) -> FrozenGraph:
+    """Copy a graph, sorted; raises `UnplayableError` if it is in no order at all."""
+    result = Graph()
+    copies: dict[Node, Node] = {}
+    attributes: dict[str, Any] = {}
+    for node in _sorted(list(module.graph.nodes)):
+        copies[node] = result.node_copy(node, copies.__getitem__)
+        if node.op in {"get_attr", "call_module"}:
+            target = str(node.target)
+            attributes[target] = _attribute(module, target)
+    return FrozenGraph(result, attributes)
+
+
+class Fingerprint:
+    """What a graph looks like, to tell whether it was changed since."""
+
+    def __init__(self, module: GraphModule) -> None:
+        """Remember the nodes of a graph and of its branches."""
+        self._parts = list(_parts(module))
+        self._text: list[str] | None = None
+
+    def same(self, other: Fingerprint) -> bool:
+        """Whether the two graphs are one, node for node."""
+        if len(self._parts) != len(other._parts):
+            return False
+        # Arguments are never changed in place, so the same objects mean the same graph.
+        pairs = zip(self._parts, other._parts, strict=True)
+        if all(all(a is b for a, b in zip(*pair, strict=True)) for pair in pairs):
+            return True
+        return self.text == other.text
+
+    @property
+    def text(self) -> list[str]:
+        """The graph in words, made when it is first asked for."""
+        if self._text is None:
+            self._text = [
+                f"{node.op} {node.name} {target} {args} {kwargs}"
+                for node, target, args, kwargs in self._parts
+            ]
+        return self._text
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """What is known of a tensor before there is one."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def traced_value(node: Node) -> Any:
+    """What tracing said a node is: a tensor's spec, or a plain value."""
+    known = node.meta.get("val", node.meta.get("example_value"))
+    if known is None and not {"val", "example_value"} & node.meta.keys():
+        message = f"nothing is known of the input {node.name}"
+        raise UnplayableError(message)
+    return spec_of(known, node.name)
+
+
+def spec_of(value: Any, name: str) -> Any:
+    """The spec of a tensor, the number behind a symbol, or the value itself."""
+    if isinstance(value, torch.Tensor):
+        is_plain = value.layout is torch.strided and not is_traceable_wrapper_subclass(value)
+        if not is_plain or value.is_quantized:
+            message = f"{name} is a {type(value).__name__}, layout {value.layout}"
+            raise UnplayableError(message)
+        shape = tuple(int(concrete(size)) for size in value.shape)
+        stride = tuple(int(concrete(step)) for step in value.stride())
+        return TensorSpec(shape, stride, value.dtype)
+    return concrete(value)
+
+
+def concrete(value: Any) -> Any:
+    """The number that a symbol stands for in the call that is compiled for."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    node = value.node
+    known = node.hint
+    if known is None:
+        symbols = getattr(node.expr, "free_symbols", ())
+        values = getattr(node.shape_env, "backed_var_to_val", None)
+        values = node.shape_env.var_to_val if values is None else values
+        filled = {symbol: values.get(symbol, UNKNOWN_SIZE) for symbol in symbols}
+        known = node.pytype(node.expr.xreplace(filled))
+    return known
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor has no data."""
+    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
+
+
+def _sorted(nodes: list[Node]) -> list[Node]:
+    """The nodes in their order, each moved behind what it needs, as torch sorts them."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    waiting: dict[Node, list[Node]] = {}
+    pending = list(reversed(nodes))
+    while pending:
+        node = pending.pop()
+        missing = [given for given in node.all_input_nodes if given not in done]
+        if missing:
+            waiting.setdefault(missing[-1], []).append(node)
+            continue
+        done.add(node)
+        order.append(node)
+        pending.extend(reversed(waiting.pop(node, ())))
+    if waiting:
+        stuck = next(iter(waiting.values()))[0]
+        message = f"{stuck.name} needs a node that is not in the graph, or needs itself"
+        raise UnplayableError(message)
+    return order
+
+
+def _parts(module: GraphModule) -> Iterator[tuple[Any, ...]]:
+    for node in module.graph.nodes:
+        yield node, node.target, node.args, node.kwargs
+        if node.op == "get_attr":
+            child = _attribute_or_none(module, str(node.target))
+            if isinstance(child, GraphModule):
+                yield from _parts(child)
+
+
+def _attribute(module: GraphModule, target: str) -> Any:
+    try:
+        value = functools.reduce(getattr, target.split("."), module)
+    except AttributeError:
+        message = f"the graph names {target}, which its module does not have"
+        raise UnplayableError(message) from None
+    return freeze(value) if isinstance(value, GraphModule) else value
+
+
+def _attribute_or_none(module: GraphModule, target: str) -> Any:
+    try:
+        return functools.reduce(getattr, target.split("."), module)
+    except AttributeError:
+        return None

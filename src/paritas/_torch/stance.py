@@ -1,0 +1,113 @@
+"""The place where `torch.compile` chooses the backend of a call, and another in its stead.
+
+Torch's own switch for that, `torch.compiler.set_stance(force_backend=...)`, throws away which
+backend, mode and options each `torch.compile` was given. Here they are seen, and kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo import eval_frame
+from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+
+from paritas.errors import UnsupportedTorchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Backend = Callable[..., Any]
+    Replace = Callable[[Backend], Backend | None]
+
+# What is asked, for every call of compiled code, which callback is to compile it.
+_HOOK = "_callback_from_stance"
+_PARTS = (_HOOK, "innermost_backend", "get_compiler_fn")
+
+_left_alone = contextvars.ContextVar("paritas_left_alone", default=False)
+
+
+@contextlib.contextmanager
+def unguarded() -> Iterator[None]:
+    """Let what is compiled in here keep its backend: it belongs to paritas, not to the user."""
+    token = _left_alone.set(True)
+    try:
+        yield
+    finally:
+        _left_alone.reset(token)
+
+
+@contextlib.contextmanager
+def replacing_backends(replace: Replace) -> Iterator[None]:
+    """Let every `torch.compile` of the process, in whatever thread, use another backend.
+
+    Args:
+        replace: is given a backend as `torch.compile` keeps it, with its mode and options, and
+            gives the one to use, or None for the same. For equal backends it has to give the same
+            object, because Dynamo compares them to find its compiled code again. What gave it once
+            is remembered for as long as that compiled function lives.
+
+    Raises:
+        UnsupportedTorchError: this torch has no such place.
+    """
+    missing = [name for name in _PARTS if not callable(getattr(eval_frame, name, None))]
+    if missing:
+        message = (
+            f"torch {torch.__version__} has no torch._dynamo.eval_frame.{missing[0]}, by which "
+            "every torch.compile could be reached; guard each with "
+            "torch.compile(..., backend=paritas.guard(...)) instead"
+        )
+        raise UnsupportedTorchError(message)
+    original = getattr(eval_frame, _HOOK)
+    replaced = _Replaced(replace)
+
+    def callback_from_stance(callback: Any) -> Any:
+        if callback is None or callback is False or _left_alone.get():
+            return original(callback)
+        # A stance may put its own callback in place of the one it is given, hence also after it.
+        return replaced.of(original(replaced.of(callback)))
+
+    setattr(eval_frame, _HOOK, callback_from_stance)
+    try:
+        yield
+    finally:
+        setattr(eval_frame, _HOOK, original)
+
+
+class _Replaced:
+    """Callbacks with their backend replaced, each made once."""
+
+    def __init__(self, replace: Replace) -> None:
+        self.replace = replace
+        self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, callback: Any) -> Any:
+        if not isinstance(callback, CatchErrorsWrapper):
+            # None and False compile nothing; a function is torch's own around a callback that has
+            # been here before.
+            return callback
+        with self._lock:
+            if callback not in self._known:
+                self._known[callback] = self._make(callback)
+            made = self._known[callback]
+        return callback if made is None else made
+
+    def _make(self, callback: CatchErrorsWrapper) -> CatchErrorsWrapper | None:
+        convert: Any = callback._torchdynamo_orig_backend
+        if getattr(convert, "_export", False):  # the graph is what is wanted, not code
+            return None
+        backend = self.replace(eval_frame.innermost_backend(callback))
+        if backend is None:
+            return None
+        try:
+            # How DDP's optimizer does it: fullgraph, hooks and limits stay.
+            clone = convert._clone_with_backend(eval_frame.get_compiler_fn(backend))
+            return catch_errors_wrapper(clone, callback.hooks)
+        except (AttributeError, TypeError) as error:
+            message = f"torch {torch.__version__} does not let a backend be replaced: {error}"
+            raise UnsupportedTorchError(message) from error
