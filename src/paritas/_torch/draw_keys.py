@@ -40,19 +40,21 @@ _DRAWING += ("poisson", "cauchy", "geometric", "rrelu", "gumbel", "scaled_dot_pr
 
 
 @dataclasses.dataclass
-class _Draw:
+class Draw:
     """A node that gives random numbers.
 
     Attributes:
         path: its name, behind the names of the nodes it runs in.
         kind: what is drawn, and of which shape.
         source: path of what decides the numbers: its own, or that of a seed.
+        key: what its numbers are made from.
         reaches: names of the nodes that stay and that its numbers flow into.
     """
 
     path: str
     kind: tuple[str, str]
     source: str
+    key: str = ""
     reaches: frozenset[str] = frozenset()
 
 
@@ -90,13 +92,15 @@ def following_keys(before: FrozenGraph, keys: Keys, after: FrozenGraph) -> Keys:
     return result
 
 
-def used_keys(graph: FrozenGraph, keys: Keys) -> dict[str, str]:
-    """The keys that a graph draws with, each with the node that does."""
-    draws = _draws(graph).values()
-    return {keys.get(draw.source, draw.source): draw.source for draw in draws}
+def draws_of(graph: FrozenGraph, keys: Keys) -> list[Draw]:
+    """The draws of a graph, in order, with the key of each."""
+    draws = list(_draws(graph).values())
+    for draw in draws:
+        draw.key = keys.get(draw.source, draw.source)
+    return draws
 
 
-def _partner(draw: _Draw, gone: dict[str, _Draw]) -> _Draw | None:
+def _partner(draw: Draw, gone: dict[str, Draw]) -> Draw | None:
     """The vanished draw whose place a new one takes: of its kind, and flowing the same way."""
     (what, shape), best = draw.kind, None
     most = (False, False, -1)
@@ -108,8 +112,8 @@ def _partner(draw: _Draw, gone: dict[str, _Draw]) -> _Draw | None:
     return best
 
 
-def _draws(graph: FrozenGraph, prefix: str = "") -> dict[str, _Draw]:
-    found: dict[str, _Draw] = {}
+def _draws(graph: FrozenGraph, prefix: str = "") -> dict[str, Draw]:
+    found: dict[str, Draw] = {}
     for node in graph.nodes:
         path = f"{prefix}{node.name}"
         for name, body in graph.bodies(node):
@@ -117,7 +121,7 @@ def _draws(graph: FrozenGraph, prefix: str = "") -> dict[str, _Draw]:
         kind = _drawn_kind(node)
         source = _source(node, prefix) if kind else ""
         if kind and source:
-            found[path] = _Draw(path, (kind, _shape(node)), source)
+            found[path] = Draw(path, (kind, _shape(node)), source)
     return found
 
 
@@ -156,7 +160,7 @@ def _source(node: Node, prefix: str) -> str:
     return f"{prefix}{node.name}"
 
 
-def _note_reaches(graph: FrozenGraph, draws: dict[str, _Draw], stay: set[str]) -> None:
+def _note_reaches(graph: FrozenGraph, draws: dict[str, Draw], stay: set[str]) -> None:
     """Follow each draw through the nodes that the other graph does not have."""
     by_name = {node.name: node for node in graph.nodes}
     for draw in draws.values():

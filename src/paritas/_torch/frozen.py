@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._inductor.pattern_matcher import Match
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from paritas._torch.operators import traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +40,12 @@ class FrozenGraph:
     Attributes:
         graph: the nodes, sorted, under the names they had.
         attributes: target -> what it stood for in the module; branches are frozen too.
+        assumed: nodes that were taken to compute what they replaced.
     """
 
     graph: Graph
     attributes: dict[str, Any]
+    assumed: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> list[Node]:
@@ -63,17 +70,73 @@ class FrozenGraph:
                 yield str(given.target), body
 
 
-def freeze(module: GraphModule) -> FrozenGraph:
-    """Copy a graph, sorted; raises `UnplayableError` if it is in no order at all."""
+def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGraph:
+    """Copy a graph, sorted; raises `UnplayableError` if it is in no order at all.
+
+    A node that Inductor will compile by a function of its own is no operator: the nodes that it
+    stands for are taken from `origin`, the graph as it was before, and run in its place.
+    """
     result = Graph()
     copies: dict[Node, Node] = {}
+    by_name: dict[str, Node] = {}
     attributes: dict[str, Any] = {}
+    assumed: list[str] = []
     for node in _sorted(list(module.graph.nodes)):
-        copies[node] = result.node_copy(node, copies.__getitem__)
+        replaced = _replaced_by(node)
+        if replaced:
+            _restore(replaced, origin, result, by_name, attributes)
+            copies[node] = by_name[replaced[-1]]
+            assumed.append(node.name)
+            continue
+        copies[node] = by_name[node.name] = result.node_copy(node, copies.__getitem__)
         if node.op in {"get_attr", "call_module"}:
             target = str(node.target)
             attributes[target] = _attribute(module, target)
-    return FrozenGraph(result, attributes)
+    return FrozenGraph(result, attributes, tuple(assumed))
+
+
+def _replaced_by(node: Node) -> list[str]:
+    """The names of the nodes that one with a lowering of its own stands for, its value last."""
+    match = node.target.args[0] if isinstance(node.target, functools.partial) else None
+    return [old.name for old in match.nodes] if isinstance(match, Match) else []
+
+
+def _restore(
+    names: list[str],
+    origin: FrozenGraph | None,
+    graph: Graph,
+    by_name: dict[str, Node],
+    attributes: dict[str, Any],
+) -> None:
+    wanted = {*names} - by_name.keys()
+    for node in origin.nodes if origin is not None else ():
+        if node.name not in wanted:
+            continue
+        missing = [given.name for given in node.all_input_nodes if given.name not in by_name]
+        if missing:
+            message = f"{node.name} is to be compiled without {missing[0]}, which it needs"
+            raise UnplayableError(message)
+        by_name[node.name] = graph.node_copy(node, lambda given: by_name[given.name])
+        if origin is not None and str(node.target) in origin.attributes:
+            attributes[str(node.target)] = origin.attributes[str(node.target)]
+    if names[-1] not in by_name:
+        message = f"nothing is known of {names[-1]}, which Inductor compiles in its own way"
+        raise UnplayableError(message)
+
+
+def may_write(graph: FrozenGraph) -> bool:
+    """Whether running a graph may change its inputs."""
+    for node in graph.nodes:
+        if node.op in {"call_method", "call_module"}:
+            return True
+        if node.op == "call_function":
+            target = node.target
+            known = isinstance(target, OpOverload | HigherOrderOperator) or target is getitem
+            if not known or (isinstance(target, OpOverload) and traits(target).mutates):
+                return True
+            if any(may_write(body) for _, body in graph.bodies(node)):
+                return True
+    return False
 
 
 class Fingerprint:

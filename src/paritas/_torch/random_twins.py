@@ -16,7 +16,11 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 import torch._inductor.inductor_prims  # defines the operators below
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
+
+from paritas._torch.operators import traits
+from paritas._torch.stance import unguarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,15 +32,27 @@ _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
 def use_twins(module: GraphModule) -> None:
-    """Let a graph draw Inductor's random numbers when it is run op by op."""
+    """Let a graph draw Inductor's random numbers when it is run op by op, and run quickly."""
     for node in module.graph.nodes:
-        twin = _TWINS.get(node.target) if node.op == "call_function" else None
+        twin = None
+        if node.op == "call_function":
+            twin = _TWINS.get(node.target) or _DIRECT.get(node.target)
         if twin is not None:
             node.target = twin
     module.recompile()
     for child in module.children():
         if isinstance(child, torch.fx.GraphModule):
             use_twins(child)
+
+
+def draws_random_numbers(module: GraphModule) -> bool:
+    """Whether running a graph may move torch's random generators."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator):
+            return True
+        if isinstance(node.target, OpOverload) and traits(node.target).random:
+            return True
+    return False
 
 
 def draws_by_inductor(target: Any) -> bool:
@@ -75,6 +91,7 @@ def _drawn(kernel: Callable[..., Tensor], args: tuple[Any, ...], count: int) -> 
         _disable_current_modes(),
         torch.no_grad(),
         torch.compiler.set_stance("default"),
+        unguarded(),
         torch._inductor.config.patch(fallback_random=False, cpp_wrapper=False),
     ):
         torch._dynamo.maybe_mark_dynamic(shape, 0)
@@ -100,6 +117,22 @@ def _integer_kernel(low: int, high: int) -> Callable[..., Tensor]:
     return torch.compile(draw, fullgraph=True)
 
 
+def count_up(length: int, *, start: int, step: int, **how: Any) -> Tensor:
+    """`prims.iota`, without the detour of a prim."""
+    how.pop("requires_grad", None)
+    return torch.arange(start, start + length * step, step, **how)
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`prims.convert_element_type`, likewise."""
+    return tensor.to(dtype, copy=True)
+
+
+# Prims are written in Python, and cost more than what they do.
+_DIRECT: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.prims.iota.default: count_up,
+    torch.ops.prims.convert_element_type.default: converted,
+}
 _TWINS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.prims.inductor_seeds.default: draw_seeds,
     torch.ops.prims.inductor_random.default: draw_floats,

@@ -123,7 +123,7 @@ class _Player:
         value = graph.attributes[target]
         if isinstance(value, FrozenGraph):
             return _Body(self, value, f"{target}/")
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # A copy: the graph may write to it, and it is the user's own.
             wide = WIDE.get(value.dtype, value.dtype) if self.wide else value.dtype
             return value.detach().to("cpu", wide, copy=True)
@@ -163,6 +163,8 @@ class _Player:
         if may_draw(target):
             return self._drawn(target, args, kwargs, self._value(path))
         result = target(*args, **kwargs)
+        if result is None and name.startswith("_foreach_"):
+            return args[0]  # Inductor takes what an operator wrote to for what it returned
         return _zeroed(result) if name in _UNINITIALISED else result
 
     def _value(self, path: str) -> int:

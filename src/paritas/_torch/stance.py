@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo import eval_frame
 from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+from torch._dynamo.eval_frame import get_compiler_fn, innermost_backend
 
+from paritas._torch.arrival import HOOK, compile_hook
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
     Backend = Callable[..., Any]
     Replace = Callable[[Backend], Backend | None]
-
-# What is asked, for every call of compiled code, which callback is to compile it.
-_HOOK = "_callback_from_stance"
-_PARTS = (_HOOK, "innermost_backend", "get_compiler_fn")
 
 _left_alone = contextvars.ContextVar("paritas_left_alone", default=False)
 
@@ -48,21 +46,13 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
     Args:
         replace: is given a backend as `torch.compile` keeps it, with its mode and options, and
             gives the one to use, or None for the same. For equal backends it has to give the same
-            object, because Dynamo compares them to find its compiled code again. What gave it once
-            is remembered for as long as that compiled function lives.
+            object, because Dynamo compares them to find its compiled code again. What it gave
+            may come back to it.
 
     Raises:
         UnsupportedTorchError: this torch has no such place.
     """
-    missing = [name for name in _PARTS if not callable(getattr(eval_frame, name, None))]
-    if missing:
-        message = (
-            f"torch {torch.__version__} has no torch._dynamo.eval_frame.{missing[0]}, by which "
-            "every torch.compile could be reached; guard each with "
-            "torch.compile(..., backend=paritas.guard(...)) instead"
-        )
-        raise UnsupportedTorchError(message)
-    original = getattr(eval_frame, _HOOK)
+    original = compile_hook(eval_frame)
     replaced = _Replaced(replace)
 
     def callback_from_stance(callback: Any) -> Any:
@@ -71,11 +61,11 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
         # A stance may put its own callback in place of the one it is given, hence also after it.
         return replaced.of(original(replaced.of(callback)))
 
-    setattr(eval_frame, _HOOK, callback_from_stance)
+    setattr(eval_frame, HOOK, callback_from_stance)
     try:
         yield
     finally:
-        setattr(eval_frame, _HOOK, original)
+        setattr(eval_frame, HOOK, original)
 
 
 class _Replaced:
@@ -84,12 +74,11 @@ class _Replaced:
     def __init__(self, replace: Replace) -> None:
         self.replace = replace
         self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def of(self, callback: Any) -> Any:
-        if not isinstance(callback, CatchErrorsWrapper):
-            # None and False compile nothing; a function is torch's own around a callback that has
-            # been here before.
+        """The callback to use in place of one; what compiles nothing stays as it is."""
+        if callback is None or callback is False:
             return callback
         with self._lock:
             if callback not in self._known:
@@ -97,16 +86,16 @@ class _Replaced:
             made = self._known[callback]
         return callback if made is None else made
 
-    def _make(self, callback: CatchErrorsWrapper) -> CatchErrorsWrapper | None:
-        convert: Any = callback._torchdynamo_orig_backend
+    def _make(self, callback: Any) -> CatchErrorsWrapper | None:
+        convert = getattr(callback, "_torchdynamo_orig_backend", None)
         if getattr(convert, "_export", False):  # the graph is what is wanted, not code
             return None
-        backend = self.replace(eval_frame.innermost_backend(callback))
+        backend = self.replace(innermost_backend(callback))
         if backend is None:
             return None
         try:
             # How DDP's optimizer does it: fullgraph, hooks and limits stay.
-            clone = convert._clone_with_backend(eval_frame.get_compiler_fn(backend))
+            clone = convert._clone_with_backend(get_compiler_fn(backend))  # type: ignore[union-attr]
             return catch_errors_wrapper(clone, callback.hooks)
         except (AttributeError, TypeError) as error:
             message = f"torch {torch.__version__} does not let a backend be replaced: {error}"

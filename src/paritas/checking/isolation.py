@@ -96,8 +96,8 @@ class RandomState:
 
     cpu: Tensor
     devices: tuple[Tensor, ...]
-    python: Any
-    numpy: Any
+    python: Any = None
+    numpy: Any = None
 
     @classmethod
     def now(cls) -> RandomState:
@@ -105,11 +105,19 @@ class RandomState:
         devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
         return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002
 
+    @classmethod
+    def of_torch(cls) -> RandomState:
+        """Take the state of torch's own generators alone: graphs draw from no other."""
+        devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), devices)
+
     def restore(self) -> None:
         """Make it the current state."""
         torch.set_rng_state(self.cpu)
         if self.devices:
             torch.cuda.set_rng_state_all(list(self.devices))
+        if self.python is None:
+            return
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.frozen import FrozenGraph, TensorSpec, UnplayableError, traced_value
-from paritas._torch.graphs import operator_name
+from paritas._torch.graphs import as_traced, operator_name
 from paritas._torch.lifting import WIDE
 from paritas._torch.replaying import Stream
 
@@ -54,22 +54,27 @@ class Inputs:
 
     def copies(self, graph: FrozenGraph, *, wide: bool) -> list[Any]:
         """The inputs of a graph in order, to be written to."""
-        taken: list[Any] = []
-        for node in graph.placeholders:
-            if node.name not in self.values:
-                message = f"the input {node.name} was not there before"
-                raise UnplayableError(message)
-            value = self.values[node.name]
-            if isinstance(value, torch.Tensor):
-                value = _as_dtype(value, self.dtypes[node.name], wide=wide)
-            taken.append(value)
-        return taken
+        return [self.copy(node.name, wide=wide) for node in graph.placeholders]
 
-    def renamed(self, names: dict[str, Any]) -> Inputs:
+    def copy(self, name: str, *, wide: bool) -> Any:
+        """One input, to be written to."""
+        if name not in self.values:
+            message = f"the input {name} was not there before"
+            raise UnplayableError(message)
+        value = self.values[name]
+        if isinstance(value, torch.Tensor):
+            return _as_dtype(value, self.dtypes[name], wide=wide)
+        return value
+
+    def with_values(self, values: dict[str, Any]) -> Inputs:
         """With other values under some names."""
-        dtypes = {name: v.dtype for name, v in names.items() if isinstance(v, torch.Tensor)}
+        given = {
+            name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        dtypes = {name: v.dtype for name, v in given.items() if isinstance(v, torch.Tensor)}
         return dataclasses.replace(
-            self, values={**self.values, **names}, dtypes={**self.dtypes, **dtypes}
+            self, values={**self.values, **given}, dtypes={**self.dtypes, **dtypes}
         )
 
 
@@ -163,7 +168,8 @@ def _takes_for_variance(user: Node, given: Node) -> bool:
 def _as_dtype(value: Tensor, dtype: torch.dtype, *, wide: bool) -> Tensor:
     """A copy with the same strides, in the program's dtype or in its wide one."""
     wanted = WIDE.get(dtype, dtype) if wide else dtype
-    storage = value.untyped_storage()
-    flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
-    copied = flat.to(wanted, copy=True)
-    return copied.as_strided(value.shape, value.stride(), value.storage_offset())
+    with as_traced():  # out of the way of a mode that this is called in
+        storage = value.untyped_storage()
+        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
+        copied = flat.to(wanted, copy=True)
+        return copied.as_strided(value.shape, value.stride(), value.storage_offset())

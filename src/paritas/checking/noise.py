@@ -98,7 +98,7 @@ class NoiseRuns(abc.ABC):
                 mode = LiftMode(self.dtype, self.default)
                 watch = _AutocastWatch()
                 seen = self.run_reference(mode=mode, wide=True, watch=watch)
-                if self._usable(seen, "no arbiter: the reference in float64"):
+                if self.is_usable(seen, "no arbiter: the reference in float64"):
                     self._arbiter = seen
                 self.dtypes |= mode.casts | watch.dtypes
             else:
@@ -121,7 +121,7 @@ class NoiseRuns(abc.ABC):
         while spread.runs < runs:
             self.tell(f"measuring the noise, perturbed run {spread.runs + 1}")
             seen = self._perturbed(unit, spread.runs)
-            if not self._usable(seen, "a perturbed run of the reference"):
+            if not self.is_usable(seen, "a perturbed run of the reference"):
                 return None
             self._add_run(spread, seen)
             spread.runs += 1
@@ -187,7 +187,8 @@ class NoiseRuns(abc.ABC):
         arbiter = self.arbiter()
         return self.native if arbiter is None else arbiter
 
-    def _usable(self, seen: list[Observation], who: str) -> bool:
+    def is_usable(self, seen: list[Observation], who: str) -> bool:
+        """Whether a run went well; if not, a note says why."""
         for observation in seen:
             error = observation.error or observation.gradient_error
             if error is not None:

@@ -68,7 +68,7 @@ class Runs(NoiseRuns):
                 self.notes.append(f"only the native run was made: {reason}")
                 return None
             seen = self._lift_candidate()
-            if seen is not None and self._usable(
+            if seen is not None and self.is_usable(
                 seen, "only the native run was made: the candidate in float64"
             ):
                 self._lifted = seen

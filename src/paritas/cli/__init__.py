@@ -21,6 +21,7 @@ UNVERIFIED, INTERRUPTED = 3, 130
 _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
+    "run": "paritas.cli.run:run",
 }
 
 

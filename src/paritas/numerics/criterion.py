@@ -164,6 +164,43 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     )
 
 
+def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, float] | None:
+    """The worst and the rms difference, in multiples of the reference's rms.
+
+    Of few operations, for use on every call; None where something is not finite or all is zero.
+    """
+    candidate, reference = _real_view(candidate), _real_view(reference)
+    apart = candidate - reference
+    norm = torch.linalg.vector_norm
+    size = float(norm(reference, dtype=torch.float64))
+    worst, total = float(norm(apart, math.inf)), float(norm(apart, dtype=torch.float64))
+    if not (math.isfinite(total) and math.isfinite(size) and size > 0):
+        return None
+    return worst * math.sqrt(reference.numel()) / size, total / size
+
+
+def error_ratios(
+    candidate: Tensor, reference: Tensor, arbiter: Tensor
+) -> tuple[float, float] | None:
+    """The candidate's errors over the reference's own: the worst over the worst, rms over rms.
+
+    None where something is not finite, or where the reference has no error to compare with.
+    """
+    worst: list[float] = []
+    total: list[float] = []
+    for side in (candidate, reference):
+        largest, squares = 0.0, 0.0
+        for _, (mine, true) in chunks(_real_view(side), _real_view(arbiter)):
+            error = mine.to(torch.float64) - true
+            largest = max(largest, float(torch.linalg.vector_norm(error, math.inf)))
+            squares += float(torch.linalg.vector_norm(error)) ** 2
+        worst.append(largest)
+        total.append(squares)
+    if not all(map(math.isfinite, total)) or total[1] == 0:
+        return None
+    return worst[0] / worst[1], math.sqrt(total[0] / total[1])
+
+
 def rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
     return _rms(part.double() for _, (part,) in chunks(_real_view(tensor)))

@@ -148,6 +148,9 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    plain = a.device.type == b.device.type == "cpu" and a.is_contiguous() and b.is_contiguous()
+    if plain and same_bits(a, b):
+        return True  # the usual case, in one call; otherwise NaNs may make the difference
     if a.layout is torch.strided:
         # In the order of memory: a permuted tensor then goes as fast as a contiguous one.
         order = sorted(range(a.ndim), key=a.stride, reverse=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paritas.numerics.findings import Status
+from paritas.numerics.findings import OriginKind, Status
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Finding, Verdict
+    from paritas.numerics.findings import Finding, Origin, Verdict
 
 MOST_SHOWN = 10
 
@@ -82,8 +82,41 @@ def finding_lines(finding: Finding) -> list[str]:
                     f"    {name}: at {score.slice_index} along axis {score.slice_axis}, rms "
                     f"{score.slice_z:.3g} (allowed {score.slice_limit:.3g})"
                 )
-    if finding.source:
-        lines.append(f"    at {finding.source}")
+    lines += _place_lines(finding)
     if finding.advice:
         lines.append(f"    {finding.advice}")
     return lines
+
+
+def _place_lines(finding: Finding) -> list[str]:
+    """Where it starts in the compiler's terms, then in the user's, then what makes it go away."""
+    origin = finding.origin
+    lines = [] if origin is None else [f"    {words}" for words in _origin_words(origin)]
+    source = finding.source or (origin.source if origin is not None else "")
+    if source:
+        lines.append(f"    at {source}")
+    if origin is not None and origin.code:
+        lines.append(f"      {origin.code}")
+    if origin is not None and any(remedy not in finding.reason for remedy in origin.remedies):
+        lines.append(f"    it goes away with the option {' or '.join(origin.remedies)}")
+    return lines
+
+
+def _origin_words(origin: Origin) -> list[str]:
+    """What a difference starts with; nothing where there is no more than the graph's name."""
+    inside = f" in module {origin.module}" if origin.module else ""
+    called = f"{origin.operator}{inside}" if origin.operator else inside.strip()
+    match origin.kind:
+        case OriginKind.NODE:
+            return [f"node {origin.name}: {called}" if called else f"node {origin.name}"]
+        case OriginKind.FUSION:
+            first = f"the first of them: {called}"
+            together = f"compiled together: {', '.join(origin.nodes or (origin.name,))}"
+            return [together, *([first] if called else [])]
+        case OriginKind.PASS:
+            what = f"compiler pass {origin.name}"
+        case OriginKind.PARTITION:
+            what = "the split of the graph into forward and backward"
+        case OriginKind.GRAPH:
+            return [f"nearest operator: {called}"] if called else []
+    return [f"{what}: {called}" if called else what]

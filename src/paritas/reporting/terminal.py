@@ -7,8 +7,11 @@ is not wrapped, so that a script finds it whole: print with `crop=False`.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich import box
 from rich.console import Group
 from rich.padding import Padding
@@ -57,13 +60,17 @@ def report(verdict: Verdict) -> Group:
         table = findings_table(verdict)
         has_figures = len(table.columns) > FIXED + 1
         parts += [table, *([Text(LEGEND, style="dim")] if has_figures else []), Text()]
-    details = list(_details(verdict))
-    if details:
-        parts += [*details, Text()]
-    parts += _remarks(verdict)
-    style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
-    parts.append(Text(headline(verdict), style=style, no_wrap=True, overflow="ignore"))
+    told = list(details(verdict))
+    if told:
+        parts += [*told, Text()]
+    parts += [*remarks(verdict), last_line(verdict)]
     return Group(*parts)
+
+
+def last_line(verdict: Verdict) -> Text:
+    """The verdict in one line."""
+    style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
+    return Text(headline(verdict), style=style, no_wrap=True, overflow="ignore")
 
 
 def findings_table(verdict: Verdict) -> Table:
@@ -165,17 +172,18 @@ def _worst(finding: Finding) -> str:
     return f"{figures} lifted" if run == "lifted" else figures
 
 
-def _details(verdict: Verdict) -> Iterator[RenderableType]:
+def details(verdict: Verdict) -> Iterator[RenderableType]:
     """What failed, in words; where nothing did, what is unstable. The same words come once."""
     found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in found:
+    for finding in map(_with_near_paths, found):
         groups.setdefault(tuple(finding_lines(finding)[1:]), []).append(finding)
     shown = list(groups.items())[:MOST_SHOWN]
     for lines, (first, *others) in shown:
         yield Text(finding_lines(first)[0].strip(), style=STYLES[first.status])
         for line in lines:
-            yield _indented(line.strip())
+            words = line.lstrip()
+            yield _indented(words, len(line) - len(words) - 2)
         if others:
             yield _indented(f"likewise: {_enumerated([finding.path for finding in others])}")
     left = len(found) - sum(len(members) for _, members in shown)
@@ -183,7 +191,20 @@ def _details(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(f"and {left} more")
 
 
-def _remarks(verdict: Verdict) -> Iterator[RenderableType]:
+def near_path(source: str) -> str:
+    """A source line's file relative to the current directory, where it lies below it."""
+    return source.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def _with_near_paths(finding: Finding) -> Finding:
+    origin = finding.origin
+    if origin is not None:
+        origin = msgspec.structs.replace(origin, source=near_path(origin.source))
+    source = None if finding.source is None else near_path(finding.source)
+    return msgspec.structs.replace(finding, source=source, origin=origin)
+
+
+def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     """Coverage and notes."""
     coverage = verdict.coverage
     counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
@@ -206,5 +227,5 @@ def _enumerated(items: list[str]) -> str:
     return f"{', '.join(items[:MOST_SHOWN])}{more}"
 
 
-def _indented(words: str) -> RenderableType:
-    return Padding(Text(words), (0, 0, 0, 2), expand=False)
+def _indented(words: str, left: int = 2) -> RenderableType:
+    return Padding(Text(words), (0, 0, 0, left), expand=False)

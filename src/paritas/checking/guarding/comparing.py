@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.checking.comparing import Collected
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.noise import is_inexact
 from paritas.checking.observing import AFTER, Observation
-from paritas.numerics.criterion import rms, rms_difference
+from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pairing import Checks, check_pair
+from paritas.numerics.ulps import same_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,59 +22,53 @@ if TYPE_CHECKING:
     from paritas.checking.noise import NoiseRuns
 
 CHECKS = Checks(device=True)
-# A noise so many times the reference's own error is measured anew each time.
+# What was measured to be noise explains later errors up to so many times as large.
+MARGIN = 1.5
+# Errors so many times the reference's own are measured anew each time.
 MOST_LEARNED = 64.0
+
+Sizes = tuple[float, float]
 
 
 class Experience:
-    """What earlier calls of a graph taught: how large noise is over the reference's own error.
+    """What earlier calls of a graph taught about how compiled code and reference differ by noise.
 
-    Measuring noise takes perturbed runs, many times the cost of the call. The ratio is a trait of
-    the program (a sum added up in another order), so that later calls begin with the ratio of
-    earlier ones; only what that does not explain is measured again. Nothing fails by experience.
+    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
+    cost of the call. But how large the noise is, relative to the values or to the reference's own
+    error, is a trait of the program: a later call that differs by no more needs no such runs.
+    Nothing fails by experience.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self._ratios: dict[tuple[str, float], float] = {}
+        self._differences: dict[str, Sizes] = {}
+        self._ratios: dict[str, Sizes] = {}
 
-    def learn(self, path: str, unit: float, spread: Tensor, own_error: float) -> None:
-        """Remember a measured spread."""
-        measured = rms(spread)
-        if own_error > 0 and math.isfinite(measured):
-            self._ratios[path, unit] = measured / own_error
+    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
+        """Remember what was measured to be noise."""
+        _grow(self._differences, path, difference)
+        if ratios is not None and max(ratios) <= MOST_LEARNED:
+            _grow(self._ratios, path, ratios)
 
-    def expect(self, path: str, unit: float, like: Tensor, own_error: float) -> Tensor | None:
-        """The spread that earlier calls lead to expect, or None."""
-        ratio = self._ratios.get((path, unit))
-        if ratio is None or not 0 < ratio <= MOST_LEARNED:
-            return None
-        return torch.full(like.shape, ratio * own_error, dtype=torch.float64, device=like.device)
+    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
+        """Whether the two sides are no further apart than before, relative to their values."""
+        return _within(difference, self._differences.get(path))
+
+    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
+        """Whether the candidate's errors over the reference's own are no larger than before."""
+        return _within(ratios, self._ratios.get(path))
 
 
-class GuardEvidence(ItemEvidence):
-    """Evidence about one item of a call, with the experience of earlier calls."""
+def _grow(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
+    if sizes is not None:
+        worst, rms = table.get(path, (0.0, 0.0))
+        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
 
-    def __init__(self, runs: NoiseRuns, path: str, experience: Experience) -> None:
-        """See `ItemEvidence`."""
-        super().__init__(runs, path)
-        self.experience = experience
 
-    def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The measured spread; the expected one where a single run is asked for."""
-        arbiter = self.arbiter()
-        own_error = 0.0
-        if arbiter is not None:
-            reference = self.runs.complete(self.runs.native[self.call], self.path)
-            own_error = rms_difference(reference, arbiter)
-            if runs == 1:
-                expected = self.experience.expect(self.path, unit, arbiter, own_error)
-                if expected is not None:
-                    return expected
-        measured = super().spread(unit, runs)
-        if measured is not None:
-            self.experience.learn(self.path, unit, measured, own_error)
-        return measured
+def _within(sizes: Sizes | None, known: Sizes | None) -> bool:
+    if sizes is None or known is None:
+        return False
+    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
 
 
 class CallComparer:
@@ -102,9 +97,28 @@ class CallComparer:
         if reference is None and candidate is None:
             return
         self.out.compared += 1
-        evidence = GuardEvidence(self.runs, name, self.experience)
         path = f"{self.label}: {name}"
-        findings, notes = check_pair(path, _plain(reference), _plain(candidate), CHECKS, evidence)
+        evidence = ItemEvidence(self.runs, name)
+        reference, candidate = _plain(reference), _plain(candidate)
+        difference: Sizes | None = None
+        ratios: Sizes | None = None
+        if _comparable(reference, candidate):
+            if _same_bits(reference, candidate):
+                self._add_pass(path, Status.IDENTICAL, reference)
+                return
+            difference = relative_difference(candidate, reference)
+            if self.experience.explains_difference(name, difference):
+                self._add_pass(path, Status.EQUIVALENT, reference)
+                return
+            arbiter = evidence.arbiter()
+            ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
+            if self.experience.explains_errors(name, ratios):
+                self.experience.learn(name, difference, None)
+                self._add_pass(path, Status.EQUIVALENT, reference)
+                return
+        findings, notes = check_pair(path, reference, candidate, CHECKS, evidence)
+        if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
+            self.experience.learn(name, difference, ratios)
         self.out.findings += findings
         self.out.notes += notes
 
@@ -113,11 +127,13 @@ class CallComparer:
     ) -> None:
         """Compare the strides of outputs that the user sees; `promised` holds what was traced."""
         for name, traced in promised.items():
-            mine, theirs = candidate.strides.get(name), reference.strides.get(name)
-            value = candidate.outputs.get(name)
-            if mine is None or theirs is None or not isinstance(value, torch.Tensor):
+            if name not in candidate.outputs:
                 continue
-            if any(_same_strides(value.shape, mine, other) for other in (theirs, traced)):
+            mine, theirs = _strides(candidate.outputs[name]), _strides(reference.outputs[name])
+            if mine is None or theirs is None:
+                continue
+            shape = candidate.outputs[name].shape
+            if any(_same_strides(shape, mine, other) for other in (theirs, traced)):
                 continue
             self._add(name, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
 
@@ -146,7 +162,7 @@ class CallComparer:
 
     def compare_untouched(self, name: str, before: Tensor, after: Tensor) -> None:
         """Report an input that was written to, though the graph leaves it alone."""
-        if bitwise_equal(before.detach(), after.detach()):
+        if not isinstance(after, torch.Tensor) or bitwise_equal(before, after.detach()):
             return
         self.out.findings.append(
             Finding(
@@ -158,13 +174,43 @@ class CallComparer:
             )
         )
 
+    def _add_pass(self, path: str, status: Status, value: Tensor) -> None:
+        dtype = str(value.dtype).removeprefix("torch.")
+        shape = tuple(value.shape)
+        self.out.findings.append(
+            Finding(path=path, aspect=Aspect.VALUE, status=status, dtype=dtype, shape=shape)
+        )
+
     def _add(self, name: str, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
         self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
 
 
+def _same_bits(reference: Tensor, candidate: Tensor) -> bool:
+    plain = reference.is_contiguous() and candidate.is_contiguous()
+    return plain and same_bits(reference, candidate)
+
+
+def _comparable(reference: Any, candidate: Any) -> bool:
+    """Whether both are floating tensors of one kind, so that values alone are left to compare."""
+    return (
+        is_inexact(reference)
+        and isinstance(candidate, torch.Tensor)
+        and reference.dtype is candidate.dtype
+        and reference.shape == candidate.shape
+        and reference.device == candidate.device
+        and reference.layout is candidate.layout is torch.strided
+    )
+
+
 def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _strides(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return tuple(value.stride())
 
 
 def _same_strides(shape: torch.Size, left: tuple[int, ...], right: tuple[int, ...]) -> bool:

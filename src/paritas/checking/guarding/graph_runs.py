@@ -16,15 +16,16 @@ from paritas._torch.graphs import (
     returned,
     written_placeholders,
 )
-from paritas._torch.random_twins import use_twins
+from paritas._torch.lifting import LiftMode
+from paritas._torch.random_twins import draws_random_numbers, use_twins
+from paritas._torch.widening import widened
 from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, aliases, default_dtype, memory
+from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-    from paritas._torch.lifting import LiftMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,8 @@ class ReferenceGraph:
         outputs: a name for each output.
         written: positions of the inputs it may write to.
         dtypes: the floating dtypes it computes in, counted.
+        draws: whether it draws random numbers.
+        wide: the same in float64.
     """
 
     module: GraphModule
@@ -44,6 +47,8 @@ class ReferenceGraph:
     outputs: tuple[str, ...]
     written: frozenset[int]
     dtypes: dict[torch.dtype, int]
+    draws: bool
+    wide: WideGraph
 
     @classmethod
     def of(
@@ -55,24 +60,26 @@ class ReferenceGraph:
         """Copy a graph; without names, positions name its inputs and outputs."""
         mine = copy_graph(module)
         use_twins(mine)
+        written = written_placeholders(module)
         return cls(
             module=mine,
             inputs=tuple(inputs or [node.name for node in placeholders(mine)]),
             outputs=tuple(outputs or [f"output[{i}]" for i in range(len(returned(mine)))]),
-            written=written_placeholders(module),
+            written=written,
             dtypes=node_dtypes(module),
+            draws=draws_random_numbers(module),
+            wide=WideGraph(mine, written),
         )
 
     def observe(self, args: list[Any], mode: LiftMode | None = None) -> Observation:
         """Run it on arguments that it may write to, and name what came out."""
-        seen = Observation(rng_before=RandomState.now())
+        seen = Observation()
         try:
             with as_traced(), mode or contextlib.nullcontext():
-                results = self.module(*args)
+                results = self.module.forward(*args)
         except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
             seen.error = error
             return seen
-        seen.rng_after = RandomState.now()
         self.name_results(seen, list(results), args, mode)
         return seen
 
@@ -80,22 +87,69 @@ class ReferenceGraph:
         self, seen: Observation, results: list[Any], args: list[Any], mode: LiftMode | None = None
     ) -> None:
         """Put results and written inputs into an observation, under their names."""
-        for name, value in zip(self.outputs, results, strict=False):
-            seen.outputs[name] = value
-            if not isinstance(value, torch.Tensor):
-                continue
-            if value.layout is torch.strided:
-                seen.strides[name] = tuple(value.stride())
-            if mode is None:
-                continue
-            decision = mode.decision_for(value)
-            if decision is not None:
-                seen.decisions[name] = decision
+        seen.outputs = dict(zip(self.outputs, results, strict=False))
         for position in sorted(self.written):
             value = args[position]
             if isinstance(value, torch.Tensor):
                 seen.after[f"{self.inputs[position]}{AFTER}"] = value.detach()
-        seen.aliases = aliases(seen.outputs, dict(zip(self.inputs, args, strict=False)))
+        if mode is None:
+            return
+        for name, value in seen.outputs.items():
+            decision = mode.decision_for(value) if isinstance(value, torch.Tensor) else None
+            if decision is not None:
+                seen.decisions[name] = decision
+
+    def aliases(self, seen: Observation, args: list[Any]) -> frozenset[tuple[str, str]]:
+        """Which outputs of a run share memory, and with what."""
+        return aliases(seen.outputs, dict(zip(self.inputs, args, strict=False)))
+
+
+class WideGraph:
+    """The graph rewritten for float64, once that was seen to give what the mode gives."""
+
+    def __init__(self, module: GraphModule, written: frozenset[int]) -> None:
+        """Nothing is rewritten before it is first needed."""
+        self._original = module
+        self._written = written
+        self._module: GraphModule | None = None
+        self._trusted: bool | None = None
+
+    def run(self, reference: ReferenceGraph, args: list[Any]) -> Observation | None:
+        """Run it on arguments as they are; None where the mode has to do it."""
+        if not self._trusted or self._module is None:
+            return None
+        return self._observe(self._module, reference, args)
+
+    def compare_once(self, reference: ReferenceGraph, args: list[Any], truth: Observation) -> None:
+        """Rewrite the graph, and trust it from now on if it gives the same bits as the mode."""
+        if self._trusted is not None or truth.error is not None:
+            return
+        self._trusted = False
+        self._module = widened(self._original, self._written)
+        if self._module is None:
+            return
+        seen = self._observe(self._module, reference, args)
+        values = dict(truth.items())
+        self._trusted = seen.error is None and all(
+            _same(value, values.get(name)) for name, value in seen.items()
+        )
+
+    def _observe(
+        self, module: GraphModule, reference: ReferenceGraph, args: list[Any]
+    ) -> Observation:
+        seen = Observation()
+        try:
+            with as_traced(), default_dtype(torch.float64):
+                results = list(module.forward(*args))
+        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+            seen.error = error
+            return seen
+        count = len(reference.outputs)
+        seen.outputs = dict(zip(reference.outputs, results[:count], strict=True))
+        for position, value in zip(sorted(self._written), results[count:], strict=True):
+            if isinstance(value, torch.Tensor):
+                seen.after[f"{reference.inputs[position]}{AFTER}"] = value
+        return seen
 
 
 class GraphRuns(NoiseRuns):
@@ -114,8 +168,28 @@ class GraphRuns(NoiseRuns):
         self.kept = kept
         self.rng = rng
         self.used = self.arguments()
-        self.rng.restore()
-        super().__init__([reference.observe(self.used)], reference.dtypes, seed)
+        self._restore_random()
+        seen = reference.observe(self.used)
+        seen.rng_after = RandomState.of_torch() if reference.draws else rng
+        super().__init__([seen], reference.dtypes, seed)
+
+    def arbiter(self) -> list[Observation] | None:
+        """The reference in float64, or None if that cannot be."""
+        if "arbiter" not in self._asked and self.is_narrow:
+            self._restore_random()
+            seen = self.reference.wide.run(self.reference, self.kept)
+            if seen is not None:
+                self._asked.add("arbiter")
+                self._arbiter = [seen] if seen.error is None else None
+                return self._arbiter
+            self._asked.add("arbiter")
+            mode = LiftMode(self.dtype, self.default)
+            runs = self.run_reference(wide=True, mode=mode)
+            if self.is_usable(runs, "no arbiter: the reference in float64"):
+                self._arbiter = runs
+                self._restore_random()
+                self.reference.wide.compare_once(self.reference, self.kept, runs[0])
+        return self._arbiter
 
     def run_reference(
         self,
@@ -126,7 +200,7 @@ class GraphRuns(NoiseRuns):
     ) -> list[Observation]:
         """Run the reference once more."""
         args = self.wide_arguments() if wide else self.arguments()
-        self.rng.restore()
+        self._restore_random()
         with (
             default_dtype(torch.float64) if wide else contextlib.nullcontext(),
             watch or contextlib.nullcontext(),
@@ -150,6 +224,10 @@ class GraphRuns(NoiseRuns):
         """An item of a run."""
         return seen.value(path)
 
+    def _restore_random(self) -> None:
+        if self.reference.draws:
+            self.rng.restore()
+
 
 def copy_argument(copier: Copier, value: Any) -> Any:
     """A tensor's copy; numbers, generators and the like as they are."""
@@ -166,3 +244,9 @@ def written_copied(args: list[Any], written: frozenset[int]) -> list[Any]:
         copy_argument(copier, value) if position in written or memory(value) in shared else value
         for position, value in enumerate(args)
     ]
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return bitwise_equal(left.detach(), right.detach())
+    return type(left) is type(right) and bool(left == right)

@@ -11,17 +11,19 @@ import torch
 from paritas._torch.graphs import placeholders, returned
 from paritas._torch.naming import lowered_input_names, lowered_output_names
 from paritas.checking.guarding.calls import GuardedCode, located, same_place
-from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, copy_argument
+from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, written_copied
 from paritas.checking.guarding.substituting import substitute
-from paritas.checking.isolation import Copier, RandomState
-from paritas.checking.observing import Observation, memory
+from paritas.checking.isolation import RandomState
+from paritas.checking.observing import Observation
+from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from paritas._torch.inductor import LoweredGraph
     from paritas.checking.comparing import Collected
-    from paritas.checking.guarding.comparing import CallComparer
     from paritas.checking.guarding.journal import GraphEntry, Journal
     from paritas.checking.guarding.settings import GuardSettings
     from paritas.numerics.findings import Finding, Verdict
@@ -81,6 +83,7 @@ class GuardedGraph(GuardedCode):
             lowered_output_names(lowered.module, captured_names),
         )
         self.late_findings: list[Finding] = []
+        self._may_change = self.reference.written | lowered.donated
         self._promised = self._promised_strides()
         self._located: list[Finding] | None = None
         positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
@@ -90,30 +93,41 @@ class GuardedGraph(GuardedCode):
         """Run the compiled code, and the check where one is due."""
         if not self.is_due(args):
             return self.compiled(args)
-        copier = Copier()
-        kept = [copy_argument(copier, value) for value in args]
         given = list(args)
-        rng = RandomState.now()
-        candidate = Observation(rng_before=rng)
+        kept = written_copied(given, self._may_change)
+        before = self._clones(kept, given)
+        rng = RandomState.of_torch()
+        candidate = Observation()
         results: Sequence[Any] = ()
         try:
             results = self.compiled(args)
         except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
             candidate.error = error
-        rng_after = candidate.rng_after = RandomState.now()
+        candidate.rng_after = RandomState.of_torch()
+        if candidate.error is None:
+            self.reference.name_results(candidate, list(results), given)
+        touched = _touched(given, before)
+        for position in touched:
+            kept[position] = before[position]
         runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
         try:
-            if candidate.error is None:
-                self.reference.name_results(candidate, list(results), given)
             verdict = self._judge(runs, candidate, given)
         finally:
-            rng_after.restore()
+            candidate.rng_after.restore()
         return self.conclude(  # type: ignore[no-any-return]
             verdict,
             results,
             candidate.error,
             lambda: substitute(runs, candidate, given, self.lowered.visible),
         )
+
+    def _clones(self, kept: list[Any], given: list[Any]) -> dict[int, Tensor]:
+        """The values of the arguments that nothing should write to."""
+        return {
+            position: value.detach().clone()
+            for position, (mine, value) in enumerate(zip(kept, given, strict=True))
+            if mine is value and isinstance(value, torch.Tensor)
+        }
 
     def _judge(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Verdict:
         verdict = self.rolled_up(self._compare(runs, candidate, given), runs)
@@ -135,8 +149,12 @@ class GuardedGraph(GuardedCode):
         )
         comparer.compare_values(reference.after, candidate.after)
         comparer.compare_strides(reference, candidate, self._promised)
+        reference.aliases = self.reference.aliases(reference, runs.used)
+        candidate.aliases = self.reference.aliases(candidate, given)
         comparer.compare_aliases(reference, candidate, set(self._promised))
-        self._compare_untouched(comparer, runs.kept, given)
+        for position, (before, after) in enumerate(zip(runs.kept, given, strict=True)):
+            if before is not after and position not in self._may_change:
+                comparer.compare_untouched(self.reference.inputs[position], before, after)
         return comparer.out
 
     def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
@@ -149,13 +167,6 @@ class GuardedGraph(GuardedCode):
             if value is original or same_place(value, original):
                 same.add(name)
         return same
-
-    def _compare_untouched(self, comparer: CallComparer, kept: list[Any], given: list[Any]) -> None:
-        free = self.reference.written | self.lowered.donated
-        shared = {memory(given[position]) for position in free if position < len(given)}
-        for position, (before, after) in enumerate(zip(kept, given, strict=True)):
-            if isinstance(after, torch.Tensor) and memory(after) not in shared:
-                comparer.compare_untouched(self.reference.inputs[position], before, after)
 
     def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
         if self._located is None:
@@ -182,6 +193,15 @@ class GuardedGraph(GuardedCode):
                 strides = tuple(step if isinstance(step, int) else -1 for step in traced.stride())
                 promised[self.reference.outputs[position]] = strides
         return promised
+
+
+def _touched(given: list[Any], before: dict[int, Tensor]) -> list[int]:
+    """The arguments whose bits changed."""
+    return [
+        position
+        for position, value in before.items()
+        if not bitwise_equal(given[position].detach(), value)
+    ]
 
 
 def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:

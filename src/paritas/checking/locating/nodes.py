@@ -79,18 +79,19 @@ def _changed(suspect: Suspect, variant: Variant) -> bool:
 
 def _wrong_nodes(suspect: Suspect, values: dict[str, Any], variant: Variant) -> list[Finding]:
     module = suspect.runs.reference.module
+    traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
     table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.kept, strict=True))
     findings = []
     for node in module.graph.nodes:
         if node.op == "get_attr":
             table[node] = _attribute(module, node.target)
         elif node.op == "call_function" and _is_write(node):
-            findings += _check_write(suspect, node, table, variant)
+            findings += _named(traced[node.name], _check_write(suspect, node, table, variant))
         elif node.op == "call_function":
             own = values.get(node.name)
             table[node] = own if node.name in values else _evaluated(node, table)
             if isinstance(own, torch.Tensor) and not _draws(node):
-                findings += _check_node(suspect, node, table, own)
+                findings += _named(traced[node.name], _check_node(suspect, node, table, own))
     return findings
 
 
@@ -104,7 +105,7 @@ def _check_node(
     path = f"{suspect.label}: node {node.name}"
     evidence = ItemEvidence(runs, _VALUE)
     found, _ = check_pair(path, reference.detach(), own.detach(), _CHECKS, evidence)
-    return _named(node, found)
+    return found
 
 
 def _check_write(
@@ -125,7 +126,7 @@ def _check_write(
     found, _ = check_pair(
         f"{suspect.label}: node {node.name}", wanted.detach(), after.detach(), _CHECKS
     )
-    return _named(node, found)
+    return found
 
 
 def _named(node: Node, found: list[Finding]) -> list[Finding]:

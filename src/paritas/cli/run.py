@@ -1,0 +1,157 @@
+"""`paritas run`: an unmodified script with every `torch.compile` in it guarded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.checking.guarding.journal import Journal
+    from paritas.checking.guarding.settings import GuardSettings
+    from paritas.cli.running import Ending
+
+ACTIONS = ("raise", "warn", "record", "fallback")
+
+
+class _Every(click.ParamType[float]):
+    """A whole number of calls, or a share of them."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it; `1.5` is neither."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (0 < number <= 1 or (math.isfinite(number) and number == int(number) > 0)):
+            self.fail(
+                f"{value!r} is neither a whole number n (each n-th call is checked) nor a share "
+                "of the calls between 0 and 1",
+                param,
+                ctx,
+            )
+        return number
+
+
+@click.command(
+    short_help="Run a script with every torch.compile in it checked.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(ACTIONS),
+    default="record",
+    show_default=True,
+    help="Raise an error in the script, warn, only record, or give the script the reference's "
+    "result and go on.",
+)
+@click.option(
+    "--every",
+    type=_Every(),
+    default=1,
+    metavar="N|SHARE",
+    help="Check each N-th call of a graph, or a share of its calls below 1. The first call of a "
+    "graph is always checked.",
+)
+@click.option("--thorough", is_flag=True, help="Check the compiler's graph passes, too.")
+@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the verdict with all its findings to this file.",
+)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(  # noqa: PLR0913  (one for each option)
+    ctx: click.Context,
+    *,
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    on_mismatch: str,
+    every: float,
+    thorough: bool,
+    strict: bool,
+    json_path: Path | None,
+) -> None:
+    """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
+
+    Each keeps the backend, mode and options that the script gave it; each call of a compiled
+    graph is compared with the graph run op by op, natively and in float64. Options of paritas
+    come before SCRIPT, those after it are the script's. What is found is told on stderr when the
+    script ends. Processes that the script starts are not watched.
+
+    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 tells of
+    all.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (a script
+    that fails by itself is one way of that), 130 interrupted.
+    """
+    from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
+    from paritas.cli.ranks import Meeting, Ranks
+    from paritas.cli.running import Program, check_program, exits_told, run_program
+
+    if not is_enabled(None):
+        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment switches guards off; unset it")
+    settings = GuardSettings(
+        on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
+    )
+    program = Program(script, is_module, args)
+    check_program(program)
+    if json_path is not None:
+        from paritas.reporting.json_file import check_writable
+
+        check_writable(json_path)
+    ranks = Ranks.from_environment(os.environ)
+    meeting = None if ranks is None else Meeting(ranks, os.environ)
+    watch = _Watch(settings)
+
+    def finish(ending: Ending) -> int:
+        from paritas.cli.run_ending import Course, finish
+
+        course = Course(program, ending, watch.journal, watch.failure, strict=strict)
+        return finish(course, meeting, json_path)
+
+    with exits_told(finish):
+        with watch.watching():
+            ending = run_program(program)
+        ctx.exit(finish(ending))
+
+
+class _Watch:
+    """Guards everything that is compiled, from when the script first compiles something."""
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self.settings = settings
+        self.journal: Journal | None = None
+        self.failure: Exception | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        from paritas._torch.arrival import on_first_compile
+
+        with contextlib.ExitStack() as stack, on_first_compile(lambda: self._start(stack)):
+            yield
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        try:
+            from paritas.checking.guarding.everywhere import guard_everywhere
+
+            self.journal = stack.enter_context(guard_everywhere(self.settings))
+        except Exception as error:
+            self.failure = error  # for the report, should the script pass over it
+            raise

@@ -1,0 +1,265 @@
+"""Run a script or a module as python itself would, and say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_OURS = {__file__, runpy.__file__, "<frozen runpy>"}
+_LONGEST_TEXT = 160
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is to be run: `paritas run [-m] target args...`."""
+
+    target: str
+    is_module: bool
+    args: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How a program ended.
+
+    Attributes:
+        code: what python would have exited with.
+        words: what happened, or "" if it ran to its end.
+        by_signal: whether it was told to stop from outside.
+    """
+
+    code: int = 0
+    words: str = ""
+    by_signal: bool = False
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised in the program like Ctrl-C: torchrun and batch systems send it."""
+
+
+def check_program(program: Program) -> None:
+    """Raise `UsageError` where there is nothing to run."""
+    target = program.target
+    if program.is_module:
+        _check_module(target)
+        return
+    path = Path(target)
+    if path.is_dir() and (path / "__main__.py").is_file():
+        return
+    if path.is_dir():
+        raise UsageError(f"SCRIPT {target!r} is a directory without a __main__.py; name a file")
+    if not path.exists():
+        raise UsageError(f"SCRIPT {target!r} does not exist{_hint(path)}")
+
+
+def run_program(program: Program) -> Ending:
+    """Run it as the main program of this process, until its threads have ended too."""
+
+    def run() -> None:
+        if program.is_module:
+            runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+        elif Path(program.target).is_dir():
+            runpy.run_path(program.target, run_name="__main__")
+        else:
+            _run_file(Path(program.target).absolute())
+
+    with _as_main_program(program), _termination_raised():
+        ending = _ending_of(run)
+        if ending.by_signal:
+            return ending
+        joined = _ending_of(_join_threads)
+        return ending if ending.words else joined
+
+
+def _ending_of(run: Callable[[], None]) -> Ending:
+    try:
+        run()
+    except SystemExit as error:
+        return _exited(error.code)
+    except KeyboardInterrupt:
+        return Ending(INTERRUPTED, "was interrupted by Ctrl-C", by_signal=True)
+    except _Terminated:
+        return Ending(TERMINATED, "was terminated by SIGTERM", by_signal=True)
+    except BaseException as error:  # noqa: BLE001  (whatever a program may raise ends it)
+        _show(error)
+        return Ending(1, f"ended with {_told(error)}")
+    return Ending()
+
+
+def _run_file(path: Path) -> None:
+    """As python does and `runpy.run_path` does not: `sys.argv[0]` stays what was typed."""
+    loader = importlib.machinery.SourceFileLoader("__main__", str(path))
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    main = types.ModuleType("__main__")
+    vars(main).update(__file__=str(path), __loader__=loader, __cached__=None)
+    sys.modules["__main__"] = main
+    exec(code, vars(main))  # noqa: S102  (it is what was asked for)
+
+
+@contextlib.contextmanager
+def exits_told(tell: Callable[[Ending], int]) -> Iterator[None]:
+    """Let `os._exit` in the program, which nothing else sees, be told and give another code."""
+    original, process = os._exit, os.getpid()
+
+    def exit_told(status: int) -> Any:
+        # A process that the program forked ends in this way, and is none of our business.
+        if os.getpid() == process:
+            status = tell(_exited(status))
+            sys.stdout.flush()
+            sys.stderr.flush()
+        original(status)
+
+    os._exit = exit_told
+    try:
+        yield
+    finally:
+        os._exit = original
+
+
+@contextlib.contextmanager
+def signals_hurry() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set, instead of ending the process in here."""
+    hurried = threading.Event()
+    with _handlers(lambda *_: hurried.set(), signal.SIGINT, signal.SIGTERM):
+        yield hurried
+
+
+def ignore_termination() -> None:
+    """Let a process that has nothing left to do but to end do so with its own exit code."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _check_module(name: str) -> None:
+    if name.endswith(".py"):
+        raise UsageError(f"-m {name!r} names a file; leave out -m, or the .py and use dots")
+    path = list(sys.path)
+    if not _is_path_safe():
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except Exception as error:  # whatever importing the packages around it raises
+        raise UsageError(f"-m {name!r} cannot be run: {_told(error)}") from error
+    finally:
+        sys.path[:] = path
+    if spec is None:
+        raise UsageError(f"-m {name!r}: there is no such module, or no __main__ in it")
+
+
+def _hint(path: Path) -> str:
+    name = path.name
+    if name == "torchrun":
+        return "; torchrun starts paritas: torchrun ... --no-python paritas run script.py"
+    if name.startswith("python"):
+        return "; leave the interpreter out: paritas run script.py"
+    if path.suffix != ".py" and path.parent == Path() and "." in name:
+        return f"; for a module, say paritas run -m {name}"
+    beside = path.parent if path.parent.is_dir() else Path()
+    near = difflib.get_close_matches(name, [found.name for found in beside.glob("*.py")], n=1)
+    return f"; did you mean {str(beside / near[0])!r}?" if near else ""
+
+
+def _is_path_safe() -> bool:
+    """Whether python was told to leave the program's folder out of `sys.path`."""
+    return bool(sys.flags.safe_path)
+
+
+@contextlib.contextmanager
+def _as_main_program(program: Program) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as the program would find them."""
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    sys.argv = [program.target, *program.args]
+    if not _is_path_safe():
+        folder = Path() if program.is_module else Path(program.target).resolve()
+        folder = folder if folder.is_dir() else folder.parent
+        # Where python put the folder of what it was asked to run, which was paritas.
+        sys.path[:1] = [str(folder.absolute())]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _termination_raised() -> Iterator[None]:
+    process = os.getpid()
+
+    def raise_it(number: int, _: Any) -> None:
+        if os.getpid() == process:
+            raise _Terminated
+        # In a process that the program forked, it ends that process as ever.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    ignored = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    with contextlib.nullcontext() if ignored else _handlers(raise_it, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may
+        return
+    former = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in former.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def _join_threads() -> None:
+    """As python does before it ends."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _exited(code: Any) -> Ending:
+    """What `sys.exit(code)` means."""
+    if code is None or code == 0:
+        return Ending()
+    if isinstance(code, int):
+        return Ending(code & 0xFF, f"exited with {code}")
+    click.echo(code, err=True)
+    return Ending(1, f"exited with {str(code)[:_LONGEST_TEXT]!r}")
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as python shows it, without the frames that led to the program."""
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    sys.excepthook(type(error), error, frames)
+
+
+def _told(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    kind = type(error).__name__
+    return f"{kind}: {text[0][:_LONGEST_TEXT]}" if text else kind
