@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paritas.cli.run import run
 from paritas.cli.verify import verify
 from paritas.numerics.findings import Status
 
@@ -32,10 +33,15 @@ def test_the_code_runs_as_written(capsys):
     torch.compiler.reset()
 
 
-def test_every_option_it_names_exists_and_none_is_left_out():
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [(verify, "paritas verify package.module:factory "), (run, "paritas run ")],
+    ids=["verify", "run"],
+)
+def test_every_option_it_names_exists_and_none_is_left_out(command, start):
     text = README.read_text(encoding="utf-8")
-    usage = text.partition("\nparitas verify package.module:factory ")[2].partition("```")[0]
-    known = {name for option in verify.params for name in [*option.opts, *option.secondary_opts]}
+    usage = text.partition(f"\n{start}")[2].partition("```")[0].partition("\ntorchrun ")[0]
+    known = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
     known = {name for name in known if name.startswith("--")} - {"--help"}
     assert set(re.findall(r"--[a-z-]+", usage)) == known
 

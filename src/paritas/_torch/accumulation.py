@@ -222,6 +222,19 @@ def _most(indices: Tensor) -> int:
     return int(torch.bincount(indices.reshape(-1)).max()) if indices.numel() else 1
 
 
+# Vectorised forms of the error function are rational approximations, good to so many half units of
+# one whatever the value: nobody promises more, and gelu inherits it.
+_ERF = 8.0
+
+
+def _erf(call: Call) -> Amplitudes:
+    return [torch.full_like(call.result, _ERF)]
+
+
+def _gelu(call: Call) -> Amplitudes:
+    return [_ERF / 2 * call.args[0].abs()]
+
+
 _RULES: dict[str, Callable[[Call], Amplitudes]] = {
     "mm": _matmul(0),
     "bmm": _matmul(0),
@@ -257,6 +270,10 @@ _RULES: dict[str, Callable[[Call], Amplitudes]] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding_dense_backward": _embedding_backward,
+    "erf": _erf,
+    "erfc": _erf,
+    "gelu": _gelu,
+    "gelu_backward": _gelu,
     "index_add": _indexed_sum,
     "scatter_add": _indexed_sum,
 }

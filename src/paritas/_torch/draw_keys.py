@@ -35,8 +35,12 @@ OFFSETS = getattr(PRIMS, "inductor_rand_eager_offsets", None)
 LOOKUP = PRIMS.inductor_lookup_seed.default
 RANDOM, RANDINT = PRIMS.inductor_random.default, PRIMS.inductor_randint.default
 # Words in the names of torch's functions and methods that draw.
-_DRAWING = ("rand", "dropout", "bernoulli", "normal", "multinomial", "uniform", "exponential")
-_DRAWING += ("poisson", "cauchy", "geometric", "rrelu", "gumbel", "scaled_dot_product")
+_DRAWING = frozenset(
+    """
+    rand dropout bernoulli normal multinomial uniform exponential poisson cauchy geometric rrelu
+    gumbel scaled_dot_product
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclasses.dataclass
@@ -132,8 +136,8 @@ def _drawn_kind(node: Node) -> str:
     target: Any = node.target
     if isinstance(target, HigherOrderOperator):
         name = target.name()
-        op = node.args[0] if node.args else None
-        return traits(op).name if name in {SAVE_STATE, GRAPH_SAFE} and _is_op(op) else ""
+        op: Any = node.args[0] if name in {SAVE_STATE, GRAPH_SAFE} else None
+        return traits(op).name if isinstance(op, OpOverload) else ""
     if target is RANDOM:
         return str(node.args[2])
     if target is RANDINT:
@@ -186,7 +190,3 @@ def _shape(node: Node) -> str:
 def _is_offset(target: Any) -> bool:
     packet = getattr(target, "overloadpacket", None)
     return packet is not None and packet in {OFFSET, OFFSETS}
-
-
-def _is_op(value: Any) -> bool:
-    return isinstance(value, OpOverload)

@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from operator import getitem
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor.pattern_matcher import Match
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import key_get
 
 from paritas._torch.operators import traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of a size that is not known before the program runs.
+    Sizes = dict[Any, int]
+
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# A size that is not known before the program runs.
 UNKNOWN_SIZE = 4
+# Operators of Python's own that write to what they are given.
+_WRITING = ("setitem", "delitem", "i")
 
 
 class UnplayableError(RuntimeError):
@@ -131,12 +136,22 @@ def may_write(graph: FrozenGraph) -> bool:
             return True
         if node.op == "call_function":
             target = node.target
-            known = isinstance(target, OpOverload | HigherOrderOperator) or target is getitem
+            known = (
+                isinstance(target, OpOverload | HigherOrderOperator) or target is operator.getitem
+            )
             if not known or (isinstance(target, OpOverload) and traits(target).mutates):
                 return True
             if any(may_write(body) for _, body in graph.bodies(node)):
                 return True
     return False
+
+
+def _is_pure(target: Any) -> bool:
+    """Whether a function is one of Python's, on numbers, or of `torch.sym_*`."""
+    name = str(getattr(target, "__name__", ""))
+    if getattr(target, "__module__", "") in {"_operator", "math", "builtins"}:
+        return not name.startswith(_WRITING)
+    return name.startswith(("sym_", "_sym_"))
 
 
 class Fingerprint:
@@ -145,27 +160,21 @@ class Fingerprint:
     def __init__(self, module: GraphModule) -> None:
         """Remember the nodes of a graph and of its branches."""
         self._parts = list(_parts(module))
-        self._text: list[str] | None = None
 
     def same(self, other: Fingerprint) -> bool:
         """Whether the two graphs are one, node for node."""
         if len(self._parts) != len(other._parts):
             return False
         # Arguments are never changed in place, so the same objects mean the same graph.
-        pairs = zip(self._parts, other._parts, strict=True)
-        if all(all(a is b for a, b in zip(*pair, strict=True)) for pair in pairs):
-            return True
-        return self.text == other.text
+        return all(
+            all(map(operator.is_, left, right)) or self._told(left) == self._told(right)
+            for left, right in zip(self._parts, other._parts, strict=True)
+        )
 
-    @property
-    def text(self) -> list[str]:
-        """The graph in words, made when it is first asked for."""
-        if self._text is None:
-            self._text = [
-                f"{node.op} {node.name} {target} {args} {kwargs}"
-                for node, target, args, kwargs in self._parts
-            ]
-        return self._text
+    @staticmethod
+    def _told(part: tuple[Any, ...]) -> tuple[Any, ...]:
+        node, target, args, kwargs, attribute = part
+        return node.op, node.name, target, str(args), str(kwargs), id(attribute)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,46 +186,52 @@ class TensorSpec:
     dtype: torch.dtype
 
 
-def traced_value(node: Node) -> Any:
+def traced_value(node: Node, sizes: Sizes | None = None) -> Any:
     """What tracing said a node is: a tensor's spec, or a plain value."""
     known = node.meta.get("val", node.meta.get("example_value"))
     if known is None and not {"val", "example_value"} & node.meta.keys():
         message = f"nothing is known of the input {node.name}"
         raise UnplayableError(message)
-    return spec_of(known, node.name)
+    if not isinstance(known, torch.Tensor):
+        return concrete(known, sizes)
+    is_plain = known.layout is torch.strided and not is_traceable_wrapper_subclass(known)
+    if not is_plain or known.is_quantized:
+        message = f"{node.name} is a {type(known).__name__}, layout {known.layout}"
+        raise UnplayableError(message)
+    shape = tuple(int(concrete(size, sizes)) for size in known.shape)
+    stride = tuple(int(concrete(step, sizes)) for step in known.stride())
+    return TensorSpec(shape, stride, known.dtype)
 
 
-def spec_of(value: Any, name: str) -> Any:
-    """The spec of a tensor, the number behind a symbol, or the value itself."""
-    if isinstance(value, torch.Tensor):
-        is_plain = value.layout is torch.strided and not is_traceable_wrapper_subclass(value)
-        if not is_plain or value.is_quantized:
-            message = f"{name} is a {type(value).__name__}, layout {value.layout}"
-            raise UnplayableError(message)
-        shape = tuple(int(concrete(size)) for size in value.shape)
-        stride = tuple(int(concrete(step)) for step in value.stride())
-        return TensorSpec(shape, stride, value.dtype)
-    return concrete(value)
+def has_known_size(node: Node) -> bool:
+    """Whether the size of a node's tensor, or its number, is known before the program runs."""
+    known = node.meta.get("val", node.meta.get("example_value"))
+    parts = [*known.shape, *known.stride()] if isinstance(known, torch.Tensor) else [known]
+    return all(part.node.hint is not None for part in parts if isinstance(part, SYMBOLS))
 
 
-def concrete(value: Any) -> Any:
-    """The number that a symbol stands for in the call that is compiled for."""
-    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+def concrete(value: Any, sizes: Sizes | None = None) -> Any:
+    """The number that a symbol stands for: in the call that is compiled for, or in `sizes`."""
+    if not isinstance(value, SYMBOLS):
         return value
     node = value.node
-    known = node.hint
-    if known is None:
-        symbols = getattr(node.expr, "free_symbols", ())
-        values = getattr(node.shape_env, "backed_var_to_val", None)
-        values = node.shape_env.var_to_val if values is None else values
-        filled = {symbol: values.get(symbol, UNKNOWN_SIZE) for symbol in symbols}
-        known = node.pytype(node.expr.xreplace(filled))
-    return known
+    if node.hint is not None:
+        return node.hint
+    known = getattr(node.shape_env, "backed_var_to_val", None)
+    known = node.shape_env.var_to_val if known is None else known
+    known = {**known, **(sizes or {})}
+    symbols = getattr(node.expr, "free_symbols", ())
+    filled = {symbol: known.get(symbol, UNKNOWN_SIZE) for symbol in symbols}
+    return node.pytype(node.expr.xreplace(filled))
 
 
-def is_fake(value: Any) -> bool:
-    """Whether a tensor has no data."""
-    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
+def note_sizes(node: Node, value: Any, sizes: Sizes) -> None:
+    """Note the sizes that became known when a node was run, or was given as an input."""
+    for symbol, path in (node.meta.get("unbacked_bindings") or {}).items():
+        sizes[symbol] = key_get(value, path)
+    known = node.meta.get("val", node.meta.get("example_value"))
+    if node.op == "placeholder" and isinstance(known, torch.SymInt):
+        sizes.setdefault(known.node.expr, value)
 
 
 def _sorted(nodes: list[Node]) -> list[Node]:
@@ -243,11 +258,13 @@ def _sorted(nodes: list[Node]) -> list[Node]:
 
 def _parts(module: GraphModule) -> Iterator[tuple[Any, ...]]:
     for node in module.graph.nodes:
-        yield node, node.target, node.args, node.kwargs
-        if node.op == "get_attr":
-            child = _attribute_or_none(module, str(node.target))
-            if isinstance(child, GraphModule):
-                yield from _parts(child)
+        value = None
+        if node.op in {"get_attr", "call_module"}:
+            value = _attribute_or_none(module, str(node.target))
+        if isinstance(value, GraphModule):
+            yield from _parts(value)
+            value = None
+        yield node, node.target, node.args, node.kwargs, value
 
 
 def _attribute(module: GraphModule, target: str) -> Any:

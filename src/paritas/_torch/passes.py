@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch._functorch.config
 import torch._inductor.config
 from torch._guards import TracingContext, tracing
 
@@ -81,7 +82,10 @@ def telling(listener: PassListener) -> Iterator[None]:
     _install()
     _listening.to = listener
     try:
-        with torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+        with (
+            torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
             yield
     finally:
         _listening.to = before

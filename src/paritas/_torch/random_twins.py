@@ -19,6 +19,7 @@ import torch._inductor.inductor_prims  # defines the operators below
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
+from paritas._torch.higher_order import PLAIN_FORMS
 from paritas._torch.operators import traits
 from paritas._torch.stance import unguarded
 
@@ -36,7 +37,7 @@ def use_twins(module: GraphModule) -> None:
     for node in module.graph.nodes:
         twin = None
         if node.op == "call_function":
-            twin = _TWINS.get(node.target) or _DIRECT.get(node.target)
+            twin = _FORMS.get(node.target)
         if twin is not None:
             node.target = twin
     module.recompile()
@@ -129,7 +130,7 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # Prims are written in Python, and cost more than what they do.
-_DIRECT: dict[Any, Callable[..., Tensor]] = {
+_DIRECT: dict[Any, Callable[..., Any]] = {
     torch.ops.prims.iota.default: count_up,
     torch.ops.prims.convert_element_type.default: converted,
 }
@@ -138,3 +139,4 @@ _TWINS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.prims.inductor_random.default: draw_floats,
     torch.ops.prims.inductor_randint.default: draw_integers,
 }
+_FORMS = {**_TWINS, **_DIRECT, **PLAIN_FORMS}

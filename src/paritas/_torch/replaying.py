@@ -31,7 +31,7 @@ from paritas._torch.draw_keys import (
     may_draw,
     value_of,
 )
-from paritas._torch.frozen import FrozenGraph, UnplayableError, concrete
+from paritas._torch.frozen import FrozenGraph, UnplayableError, concrete, note_sizes
 from paritas._torch.lifting import WIDE
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ _BODY_AT = {
 }
 _UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted"}
 _UNINITIALISED |= {"new_empty", "new_empty_strided"}
-_ASSERTIONS = ("_assert", "sym_constrain", "_check")
+# What is said or asserted of values is no part of what is computed.
+_IGNORED = ("_assert", "sym_constrain", "_check", "_print", "print")
 # What these do to tensors on made-up inputs may reach beyond them.
 _UNSAFE = ("triton_kernel_wrapper",)
 _LARGEST_SEED = 2**62 - 1
@@ -66,6 +67,13 @@ class Stream:
     """Stands for a generator that is handed to the graph."""
 
     key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsized:
+    """An input whose size is known only when the graph is half run."""
+
+    make: Callable[[dict[Any, int]], Tensor]
 
 
 def replay(
@@ -92,6 +100,7 @@ class _Player:
         self.keys = keys
         self.wide = wide
         self.visits: collections.Counter[str] = collections.Counter()
+        self.sizes: dict[Any, int] = {}
 
     def play(self, graph: FrozenGraph, inputs: Sequence[Any], path: str = "") -> Any:
         values: dict[Node, Any] = {}
@@ -101,16 +110,21 @@ class _Player:
             for node in graph.nodes:
                 if node.op == "placeholder":
                     values[node] = next(given)
+                    note_sizes(node, values[node], self.sizes)
                     continue
                 if node.op == "get_attr":
                     values[node] = self._attribute(graph, str(node.target))
                     continue
-                args = map_aggregate(node.args, lambda leaf: _real(leaf, values))
-                kwargs = dict(map_aggregate(node.kwargs, lambda leaf: _real(leaf, values)))
+                args = map_aggregate(node.args, lambda leaf: self._real(leaf, values))
+                kwargs = dict(map_aggregate(node.kwargs, lambda leaf: self._real(leaf, values)))
                 if node.op == "output":
                     return args[0]
-                args = tuple(_placed(arg, f"{path}{node.name}/") for arg in args)
-                values[node] = self._run(graph, node, args, kwargs, f"{path}{node.name}")
+                here = f"{path}{node.name}"
+                args = tuple(_placed(arg, f"{here}/") for arg in args)
+                target, args = _called(graph, node, args)
+                name = _name(node.target)
+                values[node] = self._run(target, name, args, kwargs, here)
+                note_sizes(node, values[node], self.sizes)
                 entered.note(node, args, values[node])
                 for used in node.all_input_nodes:
                     uses[used] -= 1
@@ -118,6 +132,16 @@ class _Player:
                         del values[used]
         message = "the graph has no output"
         raise UnplayableError(message)
+
+    def _real(self, leaf: Any, values: dict[Node, Any]) -> Any:
+        if isinstance(leaf, torch.fx.Node):
+            value = values[leaf]
+            if isinstance(value, Unsized):
+                value = values[leaf] = value.make(self.sizes)
+            return value
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu") if leaf.type != "meta" else leaf
+        return concrete(leaf, self.sizes)
 
     def _attribute(self, graph: FrozenGraph, target: str) -> Any:
         value = graph.attributes[target]
@@ -130,39 +154,26 @@ class _Player:
         return value
 
     def _run(
-        self,
-        graph: FrozenGraph,
-        node: Node,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        path: str,
+        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
     ) -> Any:
-        target: Any = node.target
-        if "generator" in kwargs:
-            kwargs = {**kwargs, "generator": None}  # it is the user's own
-        if node.op == "call_method":
-            if target == "cuda":
-                return args[0]
-            target = getattr(args[0], target)
-            args = args[1:]
-        elif node.op == "call_module":
-            target = copy.deepcopy(graph.attributes[str(target)])
-        name = _name(node.target)
-        if name.startswith(_ASSERTIONS):
+        if name.startswith(_IGNORED):
             return None
         if isinstance(target, HigherOrderOperator):
             return self._higher_order(target, args, kwargs, path)
-        made = self._seeds(target, args, path)
-        if made is not None:
-            return made
+        result = self._seeds(target, args, path)
+        if result is not None:
+            return result
         if target in {RANDOM, RANDINT}:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
             return _as_if_alone(name, args)
+        if "generator" in kwargs:
+            kwargs = {**kwargs, "generator": None}  # it is the user's own
         if may_draw(target):
-            return self._drawn(target, args, kwargs, self._value(path))
-        result = target(*args, **kwargs)
+            result = self._drawn(target, args, kwargs, self._value(path))
+        else:
+            result = target(*args, **kwargs)
         if result is None and name.startswith("_foreach_"):
             return args[0]  # Inductor takes what an operator wrote to for what it returned
         return _zeroed(result) if name in _UNINITIALISED else result
@@ -179,8 +190,7 @@ class _Player:
         if drawn is not None:
             return drawn
         torch.default_generator.manual_seed(value)
-        result = target(*args, **kwargs)
-        return _zeroed(result) if _name(target) in _UNINITIALISED else result
+        return target(*args, **kwargs)
 
     def _canonical(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int
@@ -262,7 +272,7 @@ class _Entered:
     def note(self, node: Node, args: tuple[Any, ...], value: Any) -> None:
         name = _name(node.target)
         if name.startswith("_enter_"):
-            module = __import__(node.target.__module__, fromlist=["_"])  # type: ignore[union-attr]
+            module = __import__(node.target.__module__, fromlist=["_"])
             leave = getattr(module, name.replace("_enter_", "_exit_"))
             self.contexts.append((leave, value))
         elif name.startswith("_exit_"):
@@ -287,12 +297,17 @@ def _interpreters() -> int:
     return len(torch._C._functorch.get_interpreter_stack() or ())
 
 
-def _real(leaf: Any, values: dict[Node, Any]) -> Any:
-    if isinstance(leaf, torch.fx.Node):
-        return values[leaf]
-    if isinstance(leaf, torch.device):
-        return torch.device("cpu") if leaf.type != "meta" else leaf
-    return concrete(leaf)
+def _called(graph: FrozenGraph, node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """What a node calls, and with what."""
+    target: Any = node.target
+    if node.op == "call_method":
+        if target == "cuda":
+            return torch.Tensor.cpu, args[:1]
+        return getattr(args[0], target), args[1:]
+    if node.op == "call_module":
+        # A copy: it may count, or keep statistics, and it is the user's own.
+        return copy.deepcopy(graph.attributes[target]), args
+    return target, args
 
 
 def _placed(value: Any, prefix: str) -> Any:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from paritas._torch.frozen import FrozenGraph
-    from paritas.checking.made_up_inputs import Inputs
+    from paritas.checking.pass_inputs import Inputs
     from paritas.checking.pass_runs import Comparison
-    from paritas.checking.splits import SplitProgram
+    from paritas.checking.split_runs import SplitProgram
 
 SPLIT = "forward/backward split"
 MOST_NAMED = 8
@@ -52,8 +52,7 @@ def wrong_split(comparison: Comparison, parts: SplitProgram) -> Finding:
             f"({_listed(again)}), and gets others"
         )
     nodes = [node for node in parts.backward.nodes if node.name in again]
-    finding = _finding(SPLIT, OriginKind.PARTITION, SPLIT, told, comparison, nodes)
-    return finding
+    return _finding(SPLIT, OriginKind.PARTITION, SPLIT, told, comparison, nodes)
 
 
 def changed_nodes(before: FrozenGraph, after: FrozenGraph) -> list[Node]:

@@ -22,9 +22,9 @@ from paritas._torch.lifting import WIDE, LiftMode, is_rounding
 from paritas._torch.replaying import replay
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.isolation import RandomState
-from paritas.checking.made_up_inputs import Inputs, Numbers, make_up
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, default_dtype
+from paritas.checking.pass_inputs import Inputs, Numbers, make_up
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, as_plain, check_pair
@@ -46,7 +46,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def play(self, inputs: Inputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
-        """Its results, and by name the inputs as it left them."""
+        """Its results, and by name the inputs that it may have written to."""
 
     @property
     @abc.abstractmethod
@@ -85,7 +85,9 @@ class Program(abc.ABC):
                 decision = mode.decision_for(leaf)
                 if decision is not None:
                     seen.decisions[f"output{path}"] = decision
-        seen.after = {f"{name}{AFTER}": value for name, value in after.items()}
+        for name, value in after.items():
+            if not bitwise_equal(value, inputs.copy(name, wide=wide, always=False)):
+                seen.after[f"{name}{AFTER}"] = value
         return seen
 
     def seen(
@@ -121,25 +123,17 @@ class GraphProgram(Program):
 
     def play(self, inputs: Inputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
         """Run the graph."""
-        args = inputs.copies(self.graph, wide=wide)
+        writes = may_write(self.graph)
+        args = inputs.of(self.graph, wide=wide, copied=writes)
         results = replay(self.graph, args, self.keys, wide=wide)
         results = list(results) if isinstance(results, list | tuple) else [results]
-        return results, written(self.graph, args, inputs, wide=wide)
+        return results, tensors_in(self.graph, args) if writes else {}
 
 
-def written(
-    graph: FrozenGraph, args: list[Any], inputs: Inputs, *, wide: bool
-) -> dict[str, Tensor]:
-    """The inputs of a graph, by name, that running it has changed."""
-    if not may_write(graph):
-        return {}
-    changed: dict[str, Tensor] = {}
-    for node, value in zip(graph.placeholders, args, strict=True):
-        if isinstance(value, torch.Tensor):
-            before = inputs.copy(node.name, wide=wide)
-            if not bitwise_equal(value, before):
-                changed[node.name] = value
-    return changed
+def tensors_in(graph: FrozenGraph, args: list[Any]) -> dict[str, Tensor]:
+    """The tensors that a graph is given, by name."""
+    named = zip(graph.placeholders, args, strict=True)
+    return {node.name: value for node, value in named if isinstance(value, torch.Tensor)}
 
 
 class ProgramRuns(NoiseRuns):
@@ -341,5 +335,6 @@ def _share_of_nans(seen: Observation) -> float:
 
 
 def told(error: BaseException) -> str:
+    """An error in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]:.160}" if lines else type(error).__name__

@@ -18,10 +18,9 @@ from paritas._torch.draw_keys import following_keys
 from paritas._torch.frozen import Fingerprint, UnplayableError, freeze
 from paritas._torch.graphs import as_traced
 from paritas._torch.passes import JOINT, run_post_grad_passes, telling
-from paritas.checking.made_up_inputs import Inputs
 from paritas.checking.pass_findings import could_not_check, wrong_pass, wrong_split
-from paritas.checking.pass_runs import GraphProgram, compare, inputs_for, output_dtypes
-from paritas.checking.splits import SplitProgram
+from paritas.checking.pass_runs import GraphProgram, compare, inputs_for, output_dtypes, told
+from paritas.checking.split_runs import SplitProgram
 from paritas.numerics.findings import Finding, Status
 
 if TYPE_CHECKING:
@@ -31,10 +30,12 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.inductor import LoweredGraph
+    from paritas.checking.pass_inputs import Inputs
     from paritas.checking.pass_runs import Comparison, Program
 
 # What the pattern matcher calls itself inside passes that have names of their own.
 ANONYMOUS = "pattern_matcher"
+HARNESS = "the check itself raised"
 
 
 @dataclasses.dataclass
@@ -108,8 +109,7 @@ def _unharmed(method: Callable[..., None]) -> Callable[..., None]:
                 method(self, *args)
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
             name = self.frames[-1].name if self.frames else "the compile"
-            reason = f"the check itself raised {type(error).__name__}: {error}"
-            self.findings.append(could_not_check(f"pass {name}", reason))
+            self.findings.append(could_not_check(f"pass {name}", f"{HARNESS} {told(error)}"))
 
     return run
 
@@ -236,6 +236,8 @@ class PassChecks:
             comparison, inputs = self._compare(before, after.program)
         except UnplayableError as error:
             return frame.found or [could_not_check(where, str(error))]
+        except Exception as error:  # noqa: BLE001  (it becomes a finding)
+            return [*frame.found, could_not_check(where, f"{HARNESS} {told(error)}")]
         self.passes += 1
         if not comparison.differ:
             return []
@@ -306,6 +308,6 @@ def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
         with checks.watching():
             run_post_grad_passes(lowered)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        reason = f"the passes could not be run by themselves: {type(error).__name__}: {error}"
+        reason = f"the passes could not be run by themselves: {told(error)}"
         return [*checks.findings, could_not_check("passes", reason)]
     return checks.findings

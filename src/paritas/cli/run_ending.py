@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 UNREACHED = "what it did not get to was not checked"
 NOTHING_BEFORE = "nothing was compiled before that"
 NOTHING = "nothing was compiled: no call of anything that torch.compile made was seen"
+NO_GRAPH = "nothing was compiled: in what torch.compile was given, there was no graph to capture"
 NOTHING_ADVICE = (
     "only the script's own process is watched, not those that it starts; and torch.compile does "
     "nothing where it is switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, set_stance)"
@@ -95,8 +96,10 @@ def report_on(course: Course) -> Report:
     if course.ending.words:
         missed = UNREACHED if graphs else NOTHING_BEFORE
         found.append(unverified(path, f"it {course.ending.words}; {missed}"))
-    elif not graphs and course.failure is None:
+    elif course.journal is None and course.failure is None:
         found.append(unverified(path, NOTHING, NOTHING_ADVICE))
+    elif not graphs and course.failure is None:
+        found.append(unverified(path, NO_GRAPH))
     return Report(graphs, msgspec.structs.replace(verdict, findings=tuple(found)))
 
 

@@ -178,7 +178,7 @@ def _judge_native(
     if scored.score.passed and mismatch is None:
         shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
         return _Outcome(scored, passed=True, shaky=shaky)
-    if evidence.unit is None:
+    if evidence.unit is None or evidence.spread(evidence.unit, RUNS[0]) is None:
         if mismatch is not None:
             return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
         source = f"{_short(reference.dtype)} alone, with no program to measure: weak"

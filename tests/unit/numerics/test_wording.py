@@ -6,7 +6,16 @@ import textwrap
 import pytest
 import torch
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.numerics.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Score,
+    Status,
+    Verdict,
+)
 from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.pairing import judge
 
@@ -223,3 +232,81 @@ def test_values_on_one_side_only_are_listed():
             the reference returns 2 values, the candidate 1
           not compared: value['b'] (reference only)
     """)
+
+
+# --- where it starts ------------------------------------------------------------------------------
+
+
+def lines_about(origin: Origin, **fields) -> list[str]:
+    text = str(of(finding(Status.DIFFERENT, "graph 0: it", origin=origin, **fields)))
+    return [line.removeprefix("    ") for line in text.splitlines()[2:]]
+
+
+def test_a_wrong_node_is_told_with_its_operator_module_and_line():
+    origin = Origin(
+        kind=OriginKind.NODE,
+        name="relu_1",
+        operator="aten.relu.default",
+        module="layers.0.act",
+        source="model.py:18, in forward",
+        code="x = torch.relu(x)",
+    )
+    told = [
+        "node relu_1: aten.relu.default in module layers.0.act",
+        "at model.py:18, in forward",
+        "  x = torch.relu(x)",
+    ]
+    assert lines_about(origin) == told
+    assert lines_about(origin, source="model.py:18, in forward") == told
+
+
+def test_nodes_compiled_together_are_all_named():
+    origin = Origin(
+        kind=OriginKind.FUSION,
+        name="tanh, exp",
+        operator="aten.tanh.default",
+        nodes=("tanh", "exp"),
+        remedies=("max_fusion_size=1", "layout_optimization=False"),
+    )
+    assert lines_about(origin) == [
+        "compiled together: tanh, exp",
+        "the first of them: aten.tanh.default",
+        "it goes away with the option max_fusion_size=1 or layout_optimization=False",
+    ]
+
+
+def test_a_remedy_that_the_reason_names_is_not_told_again():
+    origin = Origin(kind=OriginKind.GRAPH, name="graph 0", remedies=("max_fusion_size=1",))
+    assert lines_about(origin, reason="it goes away with max_fusion_size=1") == [
+        "it goes away with max_fusion_size=1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        (Origin(kind=OriginKind.NODE, name="add"), ["node add"]),
+        (
+            Origin(kind=OriginKind.NODE, name="add", module="head"),
+            ["node add: in module head"],
+        ),
+        (Origin(kind=OriginKind.FUSION, name="a, b"), ["compiled together: a, b"]),
+        (Origin(kind=OriginKind.PASS, name="fuse_all"), ["compiler pass fuse_all"]),
+        (
+            Origin(kind=OriginKind.PASS, name="fuse_all", operator="aten.mm.default"),
+            ["compiler pass fuse_all: aten.mm.default"],
+        ),
+        (
+            Origin(kind=OriginKind.PARTITION, name="min_cut"),
+            ["the split of the graph into forward and backward"],
+        ),
+        (Origin(kind=OriginKind.GRAPH, name="graph 0"), []),
+        (
+            Origin(kind=OriginKind.GRAPH, name="graph 0", operator="aten.mm.default"),
+            ["nearest operator: aten.mm.default"],
+        ),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Origin) else "",
+)
+def test_every_kind_of_origin_has_its_words(origin, told):
+    assert lines_about(origin) == told

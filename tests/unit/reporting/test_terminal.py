@@ -8,7 +8,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.numerics.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Score,
+    Status,
+    Verdict,
+)
 from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.wording import headline
 from paritas.reporting.terminal import MOST_ROWS, STYLES, report
@@ -224,6 +233,26 @@ def test_findings_with_the_same_words_are_told_together():
         "ids: unverified (value)",
         "  no match",
         "",
+    ]
+
+
+def test_where_it_starts_is_told_with_a_path_relative_to_the_current_directory(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    origin = Origin(
+        kind=OriginKind.NODE,
+        name="mm",
+        operator="aten.mm.default",
+        source=f"{tmp_path}/net.py:7, in forward",
+        code="return x @ w",
+    )
+    lines = printed(verdict_of(finding("mm", Status.DIFFERENT, origin=origin)))
+    start = lines.index("mm: different (value)")
+    assert lines[start + 1 : start + 4] == [
+        "  node mm: aten.mm.default",
+        "  at net.py:7, in forward",
+        "    return x @ w",
     ]
 
 

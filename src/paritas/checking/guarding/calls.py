@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.checking.comparing import Collected
 from paritas.checking.guarding.comparing import CallComparer, Experience
 from paritas.checking.guarding.settings import GuardSettings, Schedule
 from paritas.checking.observing import memory
@@ -16,7 +17,6 @@ from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Statu
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.checking.comparing import Collected
     from paritas.checking.guarding.journal import GraphEntry, Journal
     from paritas.checking.noise import NoiseRuns
 
@@ -44,6 +44,13 @@ class GuardedCode:
     def rolled_up(self, out: Collected, runs: NoiseRuns) -> Verdict:
         """The verdict about one call."""
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
+        return out.verdict(strict=self.settings.strict)
+
+    def own_failure(self, error: Exception) -> Verdict:
+        """A verdict that says that the check itself failed; the program goes on."""
+        out = Collected()
+        reason = f"the check itself failed: {_told(error)}"
+        out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
         return out.verdict(strict=self.settings.strict)
 
     def judge_errors(
@@ -79,7 +86,9 @@ class GuardedCode:
         if differs and action == "raise":
             raise MismatchError(str(verdict), verdict) from error
         # What could not be checked does not stop the program, but is never passed over.
-        if verdict.failures and (not differs or action in {"warn", "fallback"}):
+        if verdict.failures and (
+            action in {"warn", "fallback"} or (not differs and action == "raise")
+        ):
             warnings.warn(str(verdict), ParityWarning, stacklevel=3)
         if differs and action == "fallback":
             return substitute()

@@ -100,6 +100,8 @@ class GuardedCapture(GuardedCode):
                 self.reference.name_results(candidate, results, list(args), kept)
             verdict = self._judge(runs, candidate)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict = self.own_failure(error)
         finally:
             candidate.rng_after.restore()
         watch.leaving(results)
@@ -160,9 +162,11 @@ class GuardedCapture(GuardedCode):
                     _compare_gradient(comparer, name, reference.gradients.get(name), gradient)
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
+            instead = {name: reference.gradients.get(name) for name in found}
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
-        instead = {name: reference.gradients.get(name) for name in found}
         result: dict[str, Tensor | None] = code.conclude(verdict, found, None, lambda: instead)
         return result
 

@@ -10,6 +10,7 @@ import torch
 
 from paritas._torch.graphs import copy_graph, node_dtypes
 from paritas._torch.naming import captured_input_names
+from paritas._torch.random_twins import use_twins
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.noise import NoiseRuns
@@ -43,7 +44,9 @@ class CapturedReference:
     def of(cls, module: GraphModule) -> CapturedReference:
         """Copy a graph."""
         names = _unique(captured_input_names(module))
-        return cls(copy_graph(module), tuple(names), node_dtypes(module))
+        mine = copy_graph(module)
+        use_twins(mine)
+        return cls(mine, tuple(names), node_dtypes(module))
 
     def named(self, args: list[Any]) -> dict[str, Any]:
         """The arguments by name."""

@@ -107,7 +107,9 @@ class Journal:
         return [
             f"{finding.path}: {finding.status.value} in {self._repeats[key]} calls"
             for key, finding in self._findings.items()
-            if self._repeats[key] > 1 and not finding.status.passes(strict=self.strict)
+            if self._repeats[key] > 1
+            and finding.origin is None
+            and not finding.status.passes(strict=self.strict)
         ]
 
 

@@ -112,6 +112,8 @@ class GuardedGraph(GuardedCode):
         runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
         try:
             verdict = self._judge(runs, candidate, given)
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict = self.own_failure(error)
         finally:
             candidate.rng_after.restore()
         return self.conclude(  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ class GuardSettings:
             raise UsageError(message)
         every = self.every
         is_number = isinstance(every, int | float) and not isinstance(every, bool)
-        if not is_number or not every > 0 or (every > 1 and every != int(every)):
+        if not is_number or not every > 0 or (every > 1 and every % 1 != 0):
             message = (
                 f"every must be a whole number n (each n-th call is checked) or a share of the "
                 f"calls between 0 and 1, not {every!r}"

@@ -117,12 +117,13 @@ def _part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
     known: dict[Node, Node] = {}
     names: list[str] = []
     inside = set(nodes)
-    for node in nodes:
+    for node in nodes:  # the placeholders come first, whenever they are first needed
         for given in node.all_input_nodes:
-            if given not in known:
+            if given not in known and given not in inside:
                 known[given] = graph.placeholder(given.name)
                 known[given].meta = dict(given.meta)
                 names.append(given.name)
+    for node in nodes:
         known[node] = graph.node_copy(node, known.__getitem__)
         known[node].meta = dict(node.meta)
     ends = [
@@ -131,11 +132,6 @@ def _part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
         if not node.users or any(user not in inside for user in node.users)
     ]
     graph.output(tuple(ends))
-    # The placeholders have to come first, whenever they were first needed.
-    first = next(iter(graph.nodes))
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and node is not first:
-            first.prepend(node)
     return GraphModule(nodes[0].graph.owning_module or {}, graph), names
 
 
@@ -149,7 +145,8 @@ def _worst(
     except Exception:  # noqa: BLE001  (a part that does not work alone shows nothing)
         return None
     bad = [finding for finding in verdict.failures if finding.status is not Status.UNVERIFIED]
-    return bad[0] if bad else None
+    gradients = [finding for finding in bad if "gradient of" in finding.path]
+    return next(iter(gradients if suspect.gradients else bad), None)
 
 
 def _finding(

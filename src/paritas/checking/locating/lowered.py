@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from paritas._torch.graphs import provenance, returned
 from paritas.checking.locating.isolating import remedies, smallest_set
-from paritas.checking.locating.nodes import Tapping, tap
+from paritas.checking.locating.nodes import Tapping, is_wrong_alone, tap
 from paritas.checking.locating.variants import run_variant, shows_it
+from paritas.checking.passes import check_graph_passes
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
 
 if TYPE_CHECKING:
@@ -18,35 +22,38 @@ if TYPE_CHECKING:
 # What is spent on finding a smallest set; a larger one is given when it runs out.
 SECONDS = 40.0
 MOST_NAMED = 3
+# Among nodes that are wrong by themselves, one this much less wrong than the worst is passed over:
+# it may be just over what noise explains.
+CLEARLY = 50.0
 
 
 def locate(suspect: Suspect) -> list[Finding]:
     """What the difference starts with; always at least one finding with an origin."""
     tapping = tap(suspect)
     passes = _wrong_passes(suspect)
-    nodes = _first_nodes(tapping)
-    if nodes:
-        return [*nodes, *passes]
-    if passes:
-        return passes
-    return [_isolated(suspect, tapping)]
+    node = _first_node(tapping)
+    if node is not None and node.origin is not None:
+        if is_wrong_alone(suspect, node.origin.name) or passes:
+            return [node, *passes]
+        told = f"{node.origin.name} is wrong, but not when it is compiled alone"
+        fused = _smallest(suspect, told, ())
+        return [node if fused is None else fused]
+    return passes or [_isolated(suspect, tapping)]
 
 
 def _wrong_passes(suspect: Suspect) -> list[Finding]:
-    try:
-        from paritas.checking.passes import check_graph_passes
-    except ImportError:
-        return []
-
     found = check_graph_passes(suspect.lowered)
     return [finding for finding in found if finding.status is Status.DIFFERENT]
 
 
-def _first_nodes(tapping: Tapping) -> list[Finding]:
-    """The first wrong node; later ones are named in its reason."""
+def _first_node(tapping: Tapping) -> Finding | None:
+    """The first node that is clearly wrong; others are named in its reason."""
     if not tapping.findings:
-        return []
-    first, *others = tapping.findings
+        return None
+    worst = max(map(_excess, tapping.findings))
+    clear = [finding for finding in tapping.findings if _excess(finding) * CLEARLY >= worst]
+    first = clear[0]
+    others = [finding for finding in tapping.findings if finding is not first]
     extra = []
     if others:
         named = ", ".join(f.origin.name for f in others[:MOST_NAMED] if f.origin is not None)
@@ -54,10 +61,13 @@ def _first_nodes(tapping: Tapping) -> list[Finding]:
         extra.append(f"other nodes wrong by themselves: {named}{more}")
     if tapping.changed:
         extra.append("observation changed the program: its outputs have other bits when tapped")
-    if not extra:
-        return [first]
     reason = "; ".join([first.reason, *extra])
-    return [_with_reason(first, reason)]
+    return msgspec.structs.replace(first, reason=reason)
+
+
+def _excess(finding: Finding) -> float:
+    """How far over its limit a node is; a wrong integer or shape is as wrong as can be."""
+    return math.inf if finding.native is None else finding.native.excess
 
 
 def _isolated(suspect: Suspect, tapping: Tapping) -> Finding:
@@ -65,36 +75,39 @@ def _isolated(suspect: Suspect, tapping: Tapping) -> Finding:
     again = run_variant(suspect)
     if not shows_it(suspect, again):
         return _whole_graph(suspect, "it does not show when the graph is compiled once more", ())
+    if tapping.error:
+        seen = f"the graph could not be tapped ({tapping.error})"
+    elif tapping.shows:
+        seen = "no node is wrong by itself"
+    else:
+        seen = "observation changed the program: with every value as an output it is right"
     away = tuple(remedies(suspect))
+    found = _smallest(suspect, seen, away)
+    if found is not None:
+        return found
+    return _whole_graph(suspect, f"{seen}, and no set of compiled nodes shows it", away)
+
+
+def _smallest(suspect: Suspect, seen: str, away: tuple[str, ...]) -> Finding | None:
+    """The nodes that have to be compiled together; None if no set of nodes shows it."""
     nodes = smallest_set(suspect, SECONDS)
-    seen = (
-        f"the graph could not be tapped ({tapping.error})"
-        if tapping.error
-        else "no node is wrong by itself"
-        if tapping.shows
-        else "observation changed the program: with every value as an output it is right"
-    )
     if not nodes:
-        reason = f"{seen}, and no set of compiled nodes shows it"
-        return _whole_graph(suspect, reason, away)
+        return None
     by_name = {node.name: node for node in suspect.lowered.module.graph.nodes}
     where = provenance(by_name[nodes[0]])
     kind = OriginKind.NODE if len(nodes) == 1 else OriginKind.FUSION
     told = f"it takes {_listed(nodes)} compiled together" if len(nodes) > 1 else "compiled alone"
-    return _finding(
-        suspect,
-        f"{seen}; {told} to show it",
-        Origin(
-            kind=kind,
-            name=", ".join(nodes),
-            operator=where.operator,
-            module=where.module,
-            source=where.source,
-            code=where.code,
-            nodes=tuple(nodes),
-            remedies=away,
-        ),
+    origin = Origin(
+        kind=kind,
+        name=", ".join(nodes),
+        operator=where.operator,
+        module=where.module,
+        source=where.source,
+        code=where.code,
+        nodes=tuple(nodes),
+        remedies=away,
     )
+    return _finding(suspect, f"{seen}; {told} to show it", origin)
 
 
 def _whole_graph(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
@@ -125,8 +138,6 @@ def _whole_graph(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
 
 def _finding(suspect: Suspect, reason: str, origin: Origin) -> Finding:
     worst = suspect.failures[0]
-    if origin.remedies:
-        reason = f"{reason}; it goes away with {' or '.join(origin.remedies)}"
     return Finding(
         path=f"{suspect.label}: {origin.kind.value} {origin.name}",
         aspect=Aspect.VALUE,
@@ -135,12 +146,6 @@ def _finding(suspect: Suspect, reason: str, origin: Origin) -> Finding:
         source=origin.source or None,
         origin=origin,
     )
-
-
-def _with_reason(finding: Finding, reason: str) -> Finding:
-    import msgspec
-
-    return msgspec.structs.replace(finding, reason=reason)
 
 
 def _listed(names: list[str]) -> str:

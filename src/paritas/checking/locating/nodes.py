@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from paritas._torch.graphs import as_traced, node_traits, placeholders, provenance
 from paritas._torch.random_twins import draws_by_inductor
+from paritas._torch.selecting import ONLY_MARKED, with_compiled
 from paritas._torch.tapping import tapped
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.guarding.graph_runs import copy_argument
@@ -65,6 +66,17 @@ def tap(suspect: Suspect) -> Tapping:
     values = dict(zip(names, variant.extra, strict=True))
     findings = list(_wrong_nodes(suspect, values, variant))
     return Tapping(findings, shows_it(suspect, variant), _changed(suspect, variant))
+
+
+def is_wrong_alone(suspect: Suspect, name: str) -> bool:
+    """Whether a node is wrong even if nothing but it is compiled; so it is taken if that fails."""
+    module, names = tapped(with_compiled(suspect.lowered.module, {name}))
+    variant = run_variant(suspect, module, ONLY_MARKED)
+    if variant.error is not None:
+        return True
+    values = dict(zip(names, variant.extra, strict=True))
+    found = _wrong_nodes(suspect, values, variant)
+    return any(finding.origin is not None and finding.origin.name == name for finding in found)
 
 
 def _changed(suspect: Suspect, variant: Variant) -> bool:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.frozen import FrozenGraph, TensorSpec, UnplayableError, traced_value
+from paritas._torch.frozen import (
+    UNKNOWN_SIZE,
+    FrozenGraph,
+    TensorSpec,
+    UnplayableError,
+    has_known_size,
+    traced_value,
+)
 from paritas._torch.graphs import as_traced, operator_name
 from paritas._torch.lifting import WIDE
-from paritas._torch.replaying import Stream
+from paritas._torch.replaying import Stream, Unsized
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Node
 
 # What a value passes through on its way to a square root and stays the variance that it is.
-_CARRIERS = ("convert_element_type", "_to_copy", "to", "unsqueeze", "view", "reshape", "expand")
-_CARRIERS += ("add", "detach", "alias", "float", "double", "clone")
+_CARRIERS = frozenset(
+    """
+    convert_element_type _to_copy to unsqueeze view reshape expand add detach alias float double
+    clone
+    """.split()  # noqa: SIM905
+)
 _ROOTS = ("sqrt", "rsqrt")
-_SEED_USERS = ("inductor_lookup_seed", "inductor_random", "inductor_randint")
-_STATE_USERS = ("run_with_rng_state",)
+_SEED_USERS = frozenset({"inductor_lookup_seed", "inductor_random", "inductor_randint"})
+_STATE_USERS = frozenset({"run_with_rng_state"})
 # Weights of this many dimensions or more are scaled so that sums of their products stay near one.
 _MATRIX = 2
 
@@ -36,6 +48,7 @@ class Numbers(enum.Enum):
     POSITIVE = "positive numbers"
     ANY_AND_ZEROS = "numbers of both signs, integers zero"
     POSITIVE_AND_ZEROS = "positive numbers, integers zero"
+    NEAR_IDENTITY = "square matrices near the identity"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +65,23 @@ class Inputs:
     values: dict[str, Any]
     dtypes: dict[str, torch.dtype]
 
-    def copies(self, graph: FrozenGraph, *, wide: bool) -> list[Any]:
-        """The inputs of a graph in order, to be written to."""
-        return [self.copy(node.name, wide=wide) for node in graph.placeholders]
+    def of(self, graph: FrozenGraph, *, wide: bool, copied: bool) -> list[Any]:
+        """The inputs of a graph in order; `copied` if it may write to them."""
+        return [self.copy(node.name, wide=wide, always=copied) for node in graph.placeholders]
 
-    def copy(self, name: str, *, wide: bool) -> Any:
-        """One input, to be written to."""
+    def copy(self, name: str, *, wide: bool, always: bool = True) -> Any:
+        """One input; itself if no copy is asked for and it has the dtype."""
         if name not in self.values:
             message = f"the input {name} was not there before"
             raise UnplayableError(message)
         value = self.values[name]
-        if isinstance(value, torch.Tensor):
-            return _as_dtype(value, self.dtypes[name], wide=wide)
+        dtype = self.dtypes.get(name)
+        wanted = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
+        if isinstance(value, Unsized) and wanted is not None:
+            make = value.make
+            return Unsized(lambda sizes: _copied(make(sizes), wanted))
+        if isinstance(value, torch.Tensor) and wanted is not None:
+            return value if value.dtype is wanted and not always else _copied(value, wanted)
         return value
 
     def with_values(self, values: dict[str, Any]) -> Inputs:
@@ -80,44 +98,59 @@ class Inputs:
 
 def make_up(graph: FrozenGraph, numbers: Numbers) -> Inputs:
     """Inputs for a graph, the same ones every time."""
-    values: dict[str, Any] = {}
-    dtypes: dict[str, torch.dtype] = {}
+    inputs = Inputs(numbers, {}, {})
+    # The size of what a mask selects has to be the one that was made up for it.
+    masks = not all(map(has_known_size, graph.placeholders))
     for position, node in enumerate(graph.placeholders):
         spec = traced_value(node)
         if isinstance(spec, TensorSpec):
-            generator = torch.Generator("cpu").manual_seed(position + 1)
-            flat = _flat_numbers(node, spec, numbers, generator)
-            values[node.name] = flat.as_strided(spec.shape, spec.stride)
-            dtypes[node.name] = spec.dtype
+            inputs.dtypes[node.name] = spec.dtype
+            make = functools.partial(_numbers_for, node, numbers, position + 1, masks=masks)
+            inputs.values[node.name] = make({}) if has_known_size(node) else Unsized(make)
         elif isinstance(spec, torch.Generator):
-            values[node.name] = Stream(node.name)
+            inputs.values[node.name] = Stream(node.name)
         elif spec is None or isinstance(spec, bool | int | float | complex | str):
-            values[node.name] = spec
+            inputs.values[node.name] = spec
         else:
             message = f"the input {node.name} is a {type(spec).__name__}"
             raise UnplayableError(message)
-    return Inputs(numbers, values, dtypes)
+    return inputs
+
+
+def _numbers_for(
+    node: Node, numbers: Numbers, seed: int, sizes: dict[Any, int], *, masks: bool
+) -> Tensor:
+    spec = traced_value(node, sizes)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    with as_traced():  # out of the way of a mode that this is called in
+        flat = _flat_numbers(node, spec, numbers, generator, masks=masks)
+        tensor = flat.as_strided(spec.shape, spec.stride)
+        is_square = len(spec.shape) >= _MATRIX and spec.shape[-1] == spec.shape[-2]
+        if numbers is Numbers.NEAR_IDENTITY and is_square and tensor.is_floating_point():
+            symmetric = (tensor + tensor.mT) / 8
+            tensor.copy_(symmetric + torch.eye(spec.shape[-1], dtype=tensor.dtype, device="cpu"))
+        return tensor
 
 
 def _flat_numbers(
-    node: Node, spec: TensorSpec, numbers: Numbers, generator: torch.Generator
+    node: Node, spec: TensorSpec, numbers: Numbers, generator: torch.Generator, *, masks: bool
 ) -> Tensor:
     steps = zip(spec.shape, spec.stride, strict=True)
     count = 0 if 0 in spec.shape else 1 + sum((size - 1) * step for size, step in steps)
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
         return _flat_floats(node, spec, numbers, generator, count)
+    if spec.dtype is torch.bool and masks:
+        return torch.arange(count, device="cpu") < UNKNOWN_SIZE
     if spec.dtype is torch.bool:
         return torch.randint(2, (count,), generator=generator, device="cpu").bool()
-    users = {operator_name(user).partition(".")[2] or operator_name(user) for user in node.users}
-    users = {user.partition(".")[0] for user in users}
-    if users and users <= {*_SEED_USERS}:
-        large = torch.randint(2**62, (count,), generator=generator, device="cpu")
-        return large.to(spec.dtype)
-    if spec.dtype is torch.uint8 and users and users <= {*_STATE_USERS}:
-        return torch.randint(256, (count,), generator=generator, device="cpu").to(torch.uint8)
-    zeros = numbers in {Numbers.ANY_AND_ZEROS, Numbers.POSITIVE_AND_ZEROS}
-    small = torch.randint(1 if zeros else 2, (count,), generator=generator, device="cpu")
-    return small.to(spec.dtype)
+    users = {_base_name(user) for user in node.users}
+    end = 1 if numbers in {Numbers.ANY_AND_ZEROS, Numbers.POSITIVE_AND_ZEROS} else 2
+    if users and users <= _SEED_USERS:
+        end = 2**62
+    elif users and users <= _STATE_USERS:
+        end = 256
+    drawn = torch.randint(end, (count,), generator=generator, device="cpu")
+    return drawn.to(spec.dtype)
 
 
 def _flat_floats(
@@ -147,7 +180,7 @@ def _is_variance(node: Node) -> bool:
             if user in seen:
                 continue
             seen.add(user)
-            name = operator_name(user).replace("aten.", "").replace("prims.", "").partition(".")[0]
+            name = _base_name(user)
             if name.strip("_") in _ROOTS or _takes_for_variance(user, here):
                 return True
             if name in _CARRIERS and len(user.all_input_nodes) == 1:
@@ -158,18 +191,23 @@ def _is_variance(node: Node) -> bool:
 def _takes_for_variance(user: Node, given: Node) -> bool:
     """Whether a node of batch normalisation takes its argument for the running variance."""
     arguments = getattr(getattr(user.target, "_schema", None), "arguments", ())
-    for argument, value in zip(arguments, user.args, strict=False):
-        if value is given and argument.name == "running_var":
-            return True
-    third = user.args[2] if len(user.args) > _MATRIX else user.kwargs.get("running_var")
-    return operator_name(user) == "batch_norm" and third is given
+    names = [argument.name for argument in arguments]
+    if not names and _base_name(user) == "batch_norm":
+        names = ["input", "running_mean", "running_var"]
+    taken = {**dict(zip(names, user.args, strict=False)), **user.kwargs}
+    return taken.get("running_var") is given
 
 
-def _as_dtype(value: Tensor, dtype: torch.dtype, *, wide: bool) -> Tensor:
-    """A copy with the same strides, in the program's dtype or in its wide one."""
-    wanted = WIDE.get(dtype, dtype) if wide else dtype
+def _base_name(node: Node) -> str:
+    """`aten.sqrt.default` as `sqrt`."""
+    parts = operator_name(node).split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _copied(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype with the same strides."""
     with as_traced():  # out of the way of a mode that this is called in
         storage = value.untyped_storage()
         flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
-        copied = flat.to(wanted, copy=True)
+        copied = flat.to(dtype, copy=True)
         return copied.as_strided(value.shape, value.stride(), value.storage_offset())

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.draw_keys import draws_of, following_keys
-from paritas._torch.frozen import FrozenGraph, UnplayableError
+from paritas._torch.frozen import SYMBOLS, FrozenGraph, UnplayableError, may_write
 from paritas._torch.replaying import Stream, replay
-from paritas.checking.pass_runs import Program, written
+from paritas.checking.pass_runs import Program, tensors_in
 from paritas.numerics.trees import leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.checking.made_up_inputs import Inputs
+    from paritas.checking.pass_inputs import Inputs
     from paritas.checking.pass_runs import GraphProgram
 
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # The generators that torch hands to both graphs, each to draw what the other draws.
 FORWARD_STREAM, BACKWARD_STREAM = "fwd_rng_state", "bwd_rng_state"
 
@@ -55,7 +54,8 @@ class SplitProgram(Program):
         """Run the forward graph and then the backward graph."""
         streams = [node for node in self.forward.placeholders if FORWARD_STREAM in node.name]
         inputs = inputs.with_values({node.name: Stream(node.name) for node in streams})
-        args = inputs.copies(self.forward, wide=wide)
+        writes = any(map(may_write, self.graphs))
+        args = inputs.of(self.forward, wide=wide, copied=writes)
         results = list(replay(self.forward, args, self._keys, wide=wide))
         given = [results[position] for position in self._saved]
         for node in self.backward.placeholders[len(given) :]:
@@ -64,8 +64,8 @@ class SplitProgram(Program):
             else:
                 given.append(inputs.copy(node.name, wide=wide))
         gradients = replay(self.backward, given, self._backward_keys, wide=wide)
-        changed = written(self.forward, args, inputs, wide=wide)
-        return [*results[: self.outputs], *gradients], changed
+        given_tensors = tensors_in(self.forward, args) if writes else {}
+        return [*results[: self.outputs], *gradients], given_tensors
 
     def _keys_of_backward(self, joint: GraphProgram) -> tuple[dict[str, str], list[str]]:
         drawn = {draw.key for draw in draws_of(self.forward, self._keys)}
@@ -86,7 +86,8 @@ class SplitProgram(Program):
         Autograd keeps numbers apart from tensors and hands them over first.
         """
         returned = [leaf for _, leaf in leaves(self.forward.returned)]
-        numbers, tensors = [], []
+        numbers: list[int] = []
+        tensors: list[int] = []
         for position in range(self.outputs, len(returned)):
             value = getattr(returned[position], "meta", {}).get("val")
             kept = numbers if isinstance(value, SYMBOLS) else tensors

@@ -1,0 +1,117 @@
+"""No pass over a correct program is called wrong, whatever the passes do to its random draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from integration.pass_checks import checked, inputs
+from paritas.checking.passes import PassChecks
+from quality.guard_program_table import run
+from quality.guard_programs import PROGRAMS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+RIGHT = [
+    "adam_training",
+    "autocast_bfloat16",
+    "bfloat16",
+    "branch_inside_the_graph",
+    "causal_attention",
+    "checkpointed_dropout",
+    "checkpointed_dropout_with_random_numbers_of_eager",
+    "compiled_optimizer_step",
+    "convolution_batch_norm_relu_training",
+    "custom_operator_that_writes",
+    "dropout",
+    "dropout_inside_a_model",
+    "dropout_with_random_numbers_of_eager",
+    "dynamic_shapes",
+    "embedding_and_cross_entropy",
+    "empty_tensors",
+    "freezing",
+    "nan_from_the_inputs_and_the_formula",
+    "random_numbers",
+    "random_numbers_of_eager",
+    "scatter_and_index_put",
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch warns of is not the matter here
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_passes_over_a_correct_program_are_passed_over(name):
+    checks = PassChecks()
+    with checks.watching():
+        run(PROGRAMS[name], "inductor")
+    assert checks.findings == []
+    assert checks.passes + checks.splits > 0
+
+
+def attention(q, k, v):
+    weights = (q @ k.transpose(-2, -1)).div(4.0).softmax(-1)
+    return F.dropout(weights, 0.3) @ v
+
+
+def many_draws(x):
+    floats = torch.rand(4, 8) + torch.rand(4, 8, dtype=torch.bfloat16) * torch.randn(4, 8)
+    integers = torch.randint(3, 9, (4, 8)) + torch.randint(0, 5, (4, 8), dtype=torch.int32)
+    return x * floats + integers + torch.rand_like(x) + torch.bernoulli(torch.full((4, 8), 0.3))
+
+
+def sampled(logits):
+    noise = torch.empty_like(logits).exponential_(1.0)
+    return (F.softmax(logits, dim=-1) / noise).argmax(dim=-1, keepdim=True)
+
+
+@torch.compiler.nested_compile_region
+def region(x, weight):
+    return F.dropout((x @ weight).sin(), 0.4)
+
+
+def regions(x, weight):
+    return region(region(x, weight), weight) + 1
+
+
+def both_branches_draw(x):
+    return torch.cond(
+        x.sum() > 0, lambda x: F.dropout(x.sin(), 0.5), lambda x: x * torch.rand(4, 8), (x,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "settings"),
+    [
+        (attention, inputs(2, 2, 8, 16, count=3), {}),
+        (attention, inputs(2, 2, 8, 16, count=3), {"fallback_random": True}),
+        (many_draws, inputs(4, 8), {}),
+        (many_draws, inputs(4, 8), {"fallback_random": True}),
+        (sampled, [torch.randn(16, 50)], {"apply_gumbel_max_trick": True}),
+        (regions, inputs(8, 8, count=2), {}),
+        (both_branches_draw, [torch.randn(4, 8)], {}),
+    ],
+)
+def test_draws_that_passes_move_and_replace_stay_the_same_draws(function, args, settings):
+    checks = checked(function, *args, **settings)
+    assert checks.findings == []
+    assert checks.passes > 0
+
+
+def test_batch_normalisation_folded_into_a_convolution_is_passed_over():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    for _, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 2)
+    checks = checked(net, torch.randn(2, 3, 8, 8), efficient_conv_bn_eval_fx_passes=True)
+    assert checks.findings == []
+    assert checks.passes > 0

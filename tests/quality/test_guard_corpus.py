@@ -1,0 +1,99 @@
+"""guard() stays silent on every correct program, and finds and names every fault of a compiler."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from paritas import Status, Verdict, guard
+from quality.guard_faults import FAULTS, Fault, healed, planted
+from quality.guard_program_table import disagreements, leaves
+from quality.guard_programs import PROGRAMS, run
+
+pytestmark = [
+    pytest.mark.slow,
+    # Inductor hands complex numbers to eager's own operators, and says so.
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex"),
+    # Dynamo looks at the inputs of a graph that follows on another.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+# Its comparisons fall as rounding decides, so eager and compiled code need not agree on them.
+DECIDED_BY_ROUNDING = {"threshold_that_rounding_decides"}
+# In a set of nodes that must be compiled together, more than these is no help to a person.
+LARGEST_FUSION = 12
+
+
+def watched(program: Any) -> tuple[Any, Verdict]:
+    """What a program computes when guarded, and what the guard says about it."""
+    backend = guard("inductor", on_mismatch="record", check_passes=True)
+    result = run(program, backend)
+    return result, backend.verdict()
+
+
+def assert_silent(verdict: Verdict) -> None:
+    assert verdict.passed, str(verdict)
+    assert verdict.exit_code == 0
+    assert verdict.coverage.compared > 0
+    assert not [finding for finding in verdict.findings if finding.status is Status.UNVERIFIED]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str) -> None:
+    expected = run(PROGRAMS[name], None)
+    result, verdict = watched(PROGRAMS[name])
+    assert_silent(verdict)
+    if name not in DECIDED_BY_ROUNDING:
+        assert not disagreements(expected, result)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_and_named(name: str) -> None:
+    fault = FAULTS[name]
+    expected = run(fault.program, None)
+    with planted(fault):
+        result, verdict = watched(fault.program)
+    assert disagreements(expected, result), "the program does not show the fault"
+    assert verdict.exit_code == 1, str(verdict)
+    named = [finding for finding in verdict.failures if finding.origin is not None]
+    assert named, f"found, but not named:\n{verdict}"
+    origin = named[0].origin
+    assert is_right(origin, fault), f"{origin} instead of {fault.kind} {set(fault.names)}"
+    if fault.kind in {"node", "fusion"}:
+        assert ("backward" in named[0].path) is fault.backward
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_same_program_without_the_fault_is_silent(name: str) -> None:
+    fault = FAULTS[name]
+    expected = run(fault.program, None)
+    with healed(fault):
+        result, verdict = watched(fault.program)
+    assert_silent(verdict)
+    assert not disagreements(expected, result)
+
+
+@pytest.mark.parametrize("name", ["sgd_training", "dropout_inside_a_model", "random_numbers"])
+def test_a_guarded_program_computes_to_the_bit_what_an_unguarded_one_does(name: str) -> None:
+    """And draws the same random numbers: the state of the generators is part of the result."""
+    plain = [run(PROGRAMS[name], "inductor"), torch.get_rng_state()]
+    result = [watched(PROGRAMS[name])[0], torch.get_rng_state()]
+    for left, right in zip(leaves(plain), leaves(result), strict=True):
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+def is_right(origin: Any, fault: Fault) -> bool:
+    """Whether a report says where a fault really is."""
+    if origin.kind != fault.kind:
+        return False
+    if fault.kind == "node":
+        return origin.operator in fault.names
+    if fault.kind == "pass":
+        return any(name in origin.name for name in fault.names)
+    if fault.kind == "fusion":
+        stems = {re.sub(r"(_\d+)+$", "", node) for node in origin.nodes}
+        return fault.names <= stems and len(origin.nodes) <= LARGEST_FUSION
+    return True

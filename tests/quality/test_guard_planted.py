@@ -1,0 +1,80 @@
+"""One wrong node in a compiled graph: guard() names it, and is silent where there is none.
+
+Programs, shapes, seeds and faults: `planted.py`. All is float32 here, on a CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+import paritas
+from quality.planted import BACKWARD, FORWARD, PROGRAMS, Case, distances, drawn, execute
+
+NEAR = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What guard() said of a case, and how many edges that is from the truth; None: nothing."""
+
+    case: Case
+    said: str
+    distance: int | None
+
+    def __str__(self) -> str:
+        return f"{self.case}; said: {self.said}"
+
+
+@functools.cache
+def answer(case: Case) -> Answer:
+    guarded = paritas.guard("inductor", on_mismatch="record", options=case.options)
+    execute(case.program, guarded, backward=case.direction == BACKWARD)
+    failures = guarded.verdict().failures
+    origins = [finding.origin for finding in failures if finding.origin is not None]
+    origin = next((origin for origin in origins if origin.kind in {"node", "fusion"}), None)
+    if origin is None:
+        other = ", ".join(f"{origin.kind} {origin.name}" for origin in origins)
+        return Answer(case, other or f"{len(failures)} failures without an origin", None)
+    away = distances(case.graph, case.names)
+    # Of a set, the farthest counts: naming half of the graph is not a hit.
+    steps = [away.get(name) for name in (origin.nodes or (origin.name,))]
+    distance = None if None in steps else max(step for step in steps if step is not None)
+    return Answer(case, f"{origin.kind} {origin.name} {' '.join(origin.nodes)}", distance)
+
+
+def missed(cases: list[Case], near: int) -> list[str]:
+    answers = [answer(case) for case in cases]
+    return [str(a) for a in answers if a.distance is None or a.distance > near]
+
+
+def assert_located(cases: list[Case]) -> None:
+    not_exact, not_near = missed(cases, 0), missed(cases, NEAR)
+    told = "\n".join(not_exact)
+    count = len(cases)
+    assert len(not_near) <= 0.02 * count, f"{len(not_near)} of {count} not near:\n{told}"
+    assert len(not_exact) <= 0.1 * count, f"{len(not_exact)} of {count} not exact:\n{told}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_without_a_fault_is_silent(program: str) -> None:
+    guarded = paritas.guard("inductor", on_mismatch="record")
+    execute(program, guarded, backward=True)
+    verdict = guarded.verdict()
+    assert verdict.passed, str(verdict)
+    assert verdict.coverage.compared > 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_sample_of_wrong_nodes_is_named(program: str) -> None:
+    assert_located([case for way in (FORWARD, BACKWARD) for case in drawn(program, way)[:2]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", [FORWARD, BACKWARD])
+def test_nine_wrong_nodes_of_ten_are_named_and_nearly_all_within_two_edges(direction: str) -> None:
+    cases = [case for program in PROGRAMS for case in drawn(program, direction)]
+    assert len(cases) >= 30, "the draw left too little to find"
+    assert_located(cases)

@@ -1,0 +1,257 @@
+"""A script is run as python would run it, and how it ended is known."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from paritas.cli.running import (
+    INTERRUPTED,
+    TERMINATED,
+    Ending,
+    Program,
+    check_program,
+    exits_told,
+    run_program,
+    signals_hurry,
+)
+from paritas.errors import UsageError
+
+SHOWS = "import sys\nprint([__name__, __file__, sys.argv, sys.path[0], __spec__ is None])\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def script(text, name="script.py"):
+    Path(name).write_text(textwrap.dedent(text), encoding="utf-8")
+    return Program(name, False, ())
+
+
+def as_python_shows(*command):
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=60
+    )
+    return ast.literal_eval(done.stdout)
+
+
+# --- like python ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["script.py", "below/script.py"])
+def test_a_script_sees_what_it_sees_under_python(name, capsys, folder):
+    (folder / "below").mkdir()
+    script(SHOWS, name)
+    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    assert run_program(Program(name, False, ("--flag", "7"))) == Ending()
+    assert ast.literal_eval(capsys.readouterr().out) == as_python_shows(name, "--flag", "7")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+def test_a_module_sees_what_it_sees_under_python(capsys, folder):
+    (folder / "package_running").mkdir()
+    script("", "package_running/__init__.py")
+    script(SHOWS, "package_running/shows_it.py")
+    assert run_program(Program("package_running.shows_it", True, ("a",))) == Ending()
+    assert ast.literal_eval(capsys.readouterr().out) == as_python_shows(
+        "-m", "package_running.shows_it", "a"
+    )
+
+
+def test_a_folder_with_a_main_is_run(capsys, folder):
+    (folder / "app").mkdir()
+    script("import helper_of_app\nprint(helper_of_app.WORD)\n", "app/__main__.py")
+    script("WORD = 'hello'\n", "app/helper_of_app.py")
+    check_program(Program("app", False, ()))
+    assert run_program(Program("app", False, ())) == Ending()
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_script_can_be_pickled_from_and_imports_its_neighbours(folder):
+    script("VALUE = 3\n", "neighbour_of_script.py")
+    program = script("""
+        import pickle
+        import neighbour_of_script
+
+        class Kept:
+            value = neighbour_of_script.VALUE
+
+        assert type(pickle.loads(pickle.dumps(Kept()))) is Kept
+    """)
+    assert run_program(program) == Ending()
+
+
+def test_threads_of_the_script_are_waited_for(capsys):
+    program = script("""
+        import threading, time
+        threading.Thread(target=lambda: (time.sleep(0.2), print("done"))).start()
+    """)
+    assert run_program(program) == Ending()
+    assert capsys.readouterr().out == "done\n"
+
+
+# --- endings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ("import sys; sys.exit()", Ending()),
+        ("import sys; sys.exit(0)", Ending()),
+        ("import sys; sys.exit(5)", Ending(5, "exited with 5")),
+        ("import sys; sys.exit('too bad')", Ending(1, "exited with 'too bad'")),
+        ("raise ValueError('no data\\nat all')", Ending(1, "ended with ValueError: no data")),
+        ("assert False", Ending(1, "ended with AssertionError")),
+        ("raise KeyboardInterrupt", Ending(INTERRUPTED, "was interrupted by Ctrl-C", True)),
+        (
+            "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
+            Ending(TERMINATED, "was terminated by SIGTERM", True),
+        ),
+    ],
+)
+def test_how_a_script_ended_is_known(text, ending):
+    former = signal.getsignal(signal.SIGTERM)
+    assert run_program(script(text)) == ending
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_words_given_to_exit_go_to_stderr(capsys):
+    run_program(script("import sys; sys.exit('too bad')"))
+    assert capsys.readouterr().err == "too bad\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def fail():\n    raise ValueError('no data')\nfail()\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise OSError('x') from error\n",
+        "def unfinished(:\n",
+    ],
+    ids=["an error", "a chain", "a syntax error"],
+)
+def test_a_traceback_is_what_python_shows(text, capsys):
+    run_program(script(text))
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert capsys.readouterr().err == done.stderr
+
+
+def test_an_exit_that_nothing_else_sees_is_told_with_another_code(monkeypatch):
+    told, exits = [], []
+    monkeypatch.setattr(os, "_exit", exits.append)
+
+    def tell(ending):
+        told.append(ending)
+        return 3
+
+    with exits_told(tell):
+        run_program(script("import os; os._exit(0)"))
+    assert (told, exits) == ([Ending()], [3])
+    assert os._exit == exits.append
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_ends_as_ever():
+    def tell(ending):
+        raise AssertionError("not this process")
+
+    with exits_told(tell):
+        ending = run_program(
+            script("""
+                import os
+                child = os.fork()
+                if child == 0:
+                    os._exit(7)
+                _, status = os.waitpid(child, 0)
+                assert os.waitstatus_to_exitcode(status) == 7
+                child = os.fork()
+                if child == 0:
+                    import signal, time
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(9)
+                _, status = os.waitpid(child, 0)
+                assert os.WIFSIGNALED(status), status
+            """)
+        )
+    assert ending == Ending()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_end_is_told_only_hurries(number):
+    with signals_hurry() as hurried:
+        assert not hurried.is_set()
+        os.kill(os.getpid(), number)
+        assert hurried.wait(5)
+
+
+# --- nothing to run -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nosuch.py", "SCRIPT 'nosuch.py' does not exist"),
+        ("trian.py", "SCRIPT 'trian.py' does not exist; did you mean 'train.py'?"),
+        (
+            "below/trian.py",
+            "SCRIPT 'below/trian.py' does not exist; did you mean 'below/train.py'?",
+        ),
+        (
+            "python3",
+            "SCRIPT 'python3' does not exist; leave the interpreter out: paritas run script.py",
+        ),
+        (
+            "torchrun",
+            (
+                "SCRIPT 'torchrun' does not exist; torchrun starts paritas: "
+                "torchrun ... --no-python paritas run script.py"
+            ),
+        ),
+        (
+            "pack.mod",
+            "SCRIPT 'pack.mod' does not exist; for a module, say paritas run -m pack.mod",
+        ),
+        ("below", "SCRIPT 'below' is a directory without a __main__.py; name a file"),
+    ],
+)
+def test_a_script_that_is_not_there_is_refused_with_its_name(target, message, folder):
+    (folder / "below").mkdir()
+    script("", "train.py")
+    script("", "below/train.py")
+    with pytest.raises(UsageError) as caught:
+        check_program(Program(target, False, ()))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nosuch", "-m 'nosuch': there is no such module, or no __main__ in it"),
+        (
+            "nosuch.part",
+            "-m 'nosuch.part' cannot be run: ModuleNotFoundError: No module named 'nosuch'",
+        ),
+        ("train.py", "-m 'train.py' names a file; leave out -m, or the .py and use dots"),
+        ("broken_pack.part", "-m 'broken_pack.part' cannot be run: ValueError: not today"),
+        (".", "-m '.' cannot be run: "),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused_with_its_name(target, message, folder):
+    (folder / "broken_pack").mkdir()
+    script("raise ValueError('not today')", "broken_pack/__init__.py")
+    script("raise SystemExit('it was run')", "train.py")
+    with pytest.raises(UsageError) as caught:
+        check_program(Program(target, True, ()))
+    assert str(caught.value).startswith(message)
