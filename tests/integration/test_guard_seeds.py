@@ -182,6 +182,8 @@ def test_convolutions_across_a_graph_break(model_class: Any, train: bool, device
 
 @pytest.mark.slow
 @on_devices
+# Of a depthwise weight, whose strides can be told in two ways; torch says so without compiling.
+@pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("model_class", [TwoConvolutions, ThreeConvolutions])
 def test_convolutions_of_a_data_parallel_model(model_class: Any, train: bool, device: str) -> None:

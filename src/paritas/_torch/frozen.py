@@ -18,7 +18,6 @@ from torch._inductor.pattern_matcher import Match
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import key_get
 
 from paritas._torch.operators import traits
 
@@ -226,12 +225,15 @@ def concrete(value: Any, sizes: Sizes | None = None) -> Any:
 
 
 def note_sizes(node: Node, value: Any, sizes: Sizes) -> None:
-    """Note the sizes that became known when a node was run, or was given as an input."""
-    for symbol, path in (node.meta.get("unbacked_bindings") or {}).items():
-        sizes[symbol] = key_get(value, path)
+    """Note what sizes turned out to be when a node was run, or its value given."""
     known = node.meta.get("val", node.meta.get("example_value"))
-    if node.op == "placeholder" and isinstance(known, torch.SymInt):
-        sizes.setdefault(known.node.expr, value)
+    if isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
+        pairs: list[tuple[Any, Any]] = list(zip(known.shape, value.shape, strict=False))
+    else:
+        pairs = [(known, value)]
+    for symbol, size in pairs:
+        if isinstance(symbol, torch.SymInt) and symbol.node.hint is None:
+            sizes[symbol.node.expr] = size
 
 
 def _sorted(nodes: list[Node]) -> list[Node]:

@@ -10,6 +10,8 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,12 +117,12 @@ class _Player:
                 if node.op == "get_attr":
                     values[node] = self._attribute(graph, str(node.target))
                     continue
-                args = map_aggregate(node.args, lambda leaf: self._real(leaf, values))
-                kwargs = dict(map_aggregate(node.kwargs, lambda leaf: self._real(leaf, values)))
+                here = f"{path}{node.name}"
+                real = functools.partial(self._real, values=values, here=here)
+                args = map_aggregate(node.args, real)
+                kwargs = dict(map_aggregate(node.kwargs, real))
                 if node.op == "output":
                     return args[0]
-                here = f"{path}{node.name}"
-                args = tuple(_placed(arg, f"{here}/") for arg in args)
                 target, args = _called(graph, node, args)
                 name = _name(node.target)
                 values[node] = self._run(target, name, args, kwargs, here)
@@ -133,11 +135,13 @@ class _Player:
         message = "the graph has no output"
         raise UnplayableError(message)
 
-    def _real(self, leaf: Any, values: dict[Node, Any]) -> Any:
+    def _real(self, leaf: Any, values: dict[Node, Any], here: str) -> Any:
         if isinstance(leaf, torch.fx.Node):
             value = values[leaf]
             if isinstance(value, Unsized):
                 value = values[leaf] = value.make(self.sizes)
+            if isinstance(value, _Body):  # its draws are named after the node that runs it, too
+                value = dataclasses.replace(value, path=f"{here}/{value.path}")
             return value
         if isinstance(leaf, torch.device):
             return torch.device("cpu") if leaf.type != "meta" else leaf
@@ -232,16 +236,8 @@ class _Player:
         self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
     ) -> Any:
         name = op.name()
-        if name == SAVE_STATE:
-            value = self._value(path)
-            state = torch.tensor(list(value.to_bytes(8, "little")), dtype=torch.uint8)
-            return state, self._drawn(args[0], args[1:], kwargs, value)
-        if name == WITH_STATE:
-            value = int.from_bytes(bytes(args[0][:8].tolist()), "little")
-            return self._drawn(args[1], args[2:], kwargs, value & _LARGEST_SEED)
-        if name == GRAPH_SAFE:
-            stream = kwargs.pop("rng_state")
-            return self._drawn(args[0], args[1:], kwargs, self._value(stream.key))
+        if name in {SAVE_STATE, WITH_STATE, GRAPH_SAFE}:
+            return self._drawn_with_state(name, args, kwargs, path)
         if name.startswith(_UNSAFE):
             message = f"{name} is not run on made-up inputs"
             raise UnplayableError(message)
@@ -254,9 +250,31 @@ class _Player:
             return args[0](*args[1])
         if name == "autograd_function_apply":
             return args[0](*args[2:])[0]
+        if name == "with_effects":
+            token, effect, *rest = args
+            result = self._run(effect, _name(effect), tuple(rest), kwargs, path)
+            return (token, *(result if isinstance(result, tuple) else (result,)))
+        return self._dense(op, args, kwargs)
+
+    def _drawn_with_state(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
+    ) -> Any:
+        """A draw whose generator's state is saved, or comes from another graph."""
+        if name == WITH_STATE:
+            value = int.from_bytes(bytes(args[0][:8].tolist()), "little")
+            return self._drawn(args[1], args[2:], kwargs, value & _LARGEST_SEED)
+        if name == GRAPH_SAFE:
+            stream = kwargs.pop("rng_state")
+            return self._drawn(args[0], args[1:], kwargs, self._value(stream.key))
+        value = self._value(path)
+        state = torch.tensor(list(value.to_bytes(8, "little")), dtype=torch.uint8, device="cpu")
+        return state, self._drawn(args[0], args[1:], kwargs, value)
+
+    def _dense(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A higher-order operator as torch runs it on plain tensors."""
         kernel = op.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
         if kernel is None:
-            message = f"nothing is known of how to run {name}"
+            message = f"nothing is known of how to run {op.name()}"
             raise UnplayableError(message)
         # Some refuse to run below a mode; in float64 there is no way around it.
         with contextlib.nullcontext() if self.wide else _disable_current_modes():
@@ -272,7 +290,7 @@ class _Entered:
     def note(self, node: Node, args: tuple[Any, ...], value: Any) -> None:
         name = _name(node.target)
         if name.startswith("_enter_"):
-            module = __import__(node.target.__module__, fromlist=["_"])
+            module = sys.modules[str(node.target.__module__)]
             leave = getattr(module, name.replace("_enter_", "_exit_"))
             self.contexts.append((leave, value))
         elif name.startswith("_exit_"):
@@ -308,13 +326,6 @@ def _called(graph: FrozenGraph, node: Node, args: tuple[Any, ...]) -> tuple[Any,
         # A copy: it may count, or keep statistics, and it is the user's own.
         return copy.deepcopy(graph.attributes[target]), args
     return target, args
-
-
-def _placed(value: Any, prefix: str) -> Any:
-    """A branch knows which node runs it: its draws are named after both."""
-    if isinstance(value, _Body):
-        return dataclasses.replace(value, path=f"{prefix}{value.path}")
-    return value
 
 
 def _name(target: Any) -> str:

@@ -163,6 +163,7 @@ def _judge_native(
         unit=unit,
         step=step,
         own_error=own_error,
+        reference=None if arbiter is None else reference,
         # Without an arbiter the reference is itself off by as much as the candidate may be.
         factor=1.0 if arbiter is not None else 2.0,
         source="the reference's own error" if arbiter is not None else "the dtype's last bit",

@@ -3,7 +3,7 @@
 With `r` the arbiter, `c` the candidate, `s` the spread of the reference under its own rounding and
 `e - r` the reference's measured error, an element's noise is
 
-    d = max(s, rms(s) / 2, rms(e - r) / 2) + u |r| / 2        and        z = |c - r| / d.
+    d = max(s, rms(s) / 2, |e - r| / 2, rms(e - r) / 2) + u |r| / 2     and     z = |c - r| / d.
 
 The candidate fails where any z exceeds 12, or the root mean square of z exceeds 2.5 over the whole
 tensor or over one slice along an axis. Nothing here is an absolute tolerance: multiply a program's
@@ -62,6 +62,8 @@ class Noise:
         unit: unit roundoff of the compared values themselves (the u|r|/2 term).
         step: smallest representable step around zero, so that underflow is rounding too.
         own_error: rms(e - r), or 0 where no arbiter exists.
+        reference: e, where its error is to count element by element: rounding errors that add up
+            in step, as on equal inputs, are larger than perturbed runs make them.
         spread: s, one value per element, or None if the program was not perturbed.
         relative: noise per element as a share of |r| + rms(r), where only a dtype is known.
         factor: everything times this (lifted runs: both sides are equally noisy there).
@@ -71,6 +73,7 @@ class Noise:
     unit: float
     step: float = 0.0
     own_error: float = 0.0
+    reference: Tensor | None = None
     spread: Tensor | None = None
     relative: float = 0.0
     factor: float = 1.0
@@ -100,7 +103,8 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
     total = _Totals(arbiter.shape, arbiter.device, is_complex=is_complex)
-    tensors = (arbiter, candidate) if noise.spread is None else (arbiter, candidate, noise.spread)
+    own = arbiter if noise.reference is None else noise.reference
+    tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
     for place, parts in chunks(*tensors):
         r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[-1]
@@ -112,6 +116,9 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             # Perturbed runs leave exact results exact; another way to compute them rounds once.
             once = ONE_ROUNDING * noise.unit * r.abs()
             local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
+        if noise.reference is not None:
+            mine = ((parts[2].double() - r).abs() / 2).nan_to_num(0.0, 0.0, 0.0)
+            local = torch.maximum(local, noise.factor * (rounding + mine))
         error = (c - r).abs()
         z = torch.where(error == 0, 0.0, error / local)
         z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
@@ -354,4 +361,7 @@ def _as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor,
     if spread is not None:
         # The spread of a complex value is one number; it holds for both of its parts.
         spread = spread.unsqueeze(-1).expand(*spread.shape, 2)
-    return *pair, dataclasses.replace(noise, spread=spread)
+    own = noise.reference
+    if own is not None:
+        own = torch.view_as_real(own.to(wide))
+    return *pair, dataclasses.replace(noise, spread=spread, reference=own)

@@ -14,7 +14,6 @@ from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pairing import Checks, check_pair
-from paritas.numerics.ulps import same_bits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +102,7 @@ class CallComparer:
         difference: Sizes | None = None
         ratios: Sizes | None = None
         if _comparable(reference, candidate):
-            if _same_bits(reference, candidate):
+            if quickly_equal(reference, candidate):
                 self._add_pass(path, Status.IDENTICAL, reference)
                 return
             difference = relative_difference(candidate, reference)
@@ -186,11 +185,6 @@ class CallComparer:
     def _add(self, name: str, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
         self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
-
-
-def _same_bits(reference: Tensor, candidate: Tensor) -> bool:
-    plain = reference.is_contiguous() and candidate.is_contiguous()
-    return plain and same_bits(reference, candidate)
 
 
 def _comparable(reference: Any, candidate: Any) -> bool:
