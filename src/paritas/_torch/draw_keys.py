@@ -16,6 +16,7 @@ import torch
 import torch._inductor.inductor_prims  # defines the operators below
 from torch._ops import HigherOrderOperator, OpOverload
 
+from paritas._torch import attention_twins
 from paritas._torch.operators import traits
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _draws(graph: FrozenGraph, prefix: str = "") -> dict[str, Draw]:
         kind = _drawn_kind(node)
         source = _source(node, prefix) if kind else ""
         if kind and source:
-            found[path] = Draw(path, (kind, _shape(node)), source)
+            shape = _shape(node) if node.target not in attention_twins.FORWARD else _mask(node)
+            found[path] = Draw(path, (kind, shape), source)
     return found
 
 
@@ -142,6 +144,10 @@ def _drawn_kind(node: Node) -> str:
         return str(node.args[2])
     if target is RANDINT:
         return "randint"
+    if target in attention_twins.FORWARD:
+        return "rand"
+    if target in attention_twins.BACKWARD:
+        return ""  # it is handed what the forward pass drew
     if isinstance(target, OpOverload):
         makes_seeds = target in {SEED, SEEDS} or _is_offset(target)
         return traits(target).name if traits(target).random and not makes_seeds else ""
@@ -185,6 +191,14 @@ def _shape(node: Node) -> str:
     if isinstance(value, list | tuple) and value:
         value = value[0]
     return str(tuple(map(str, value.shape))) if isinstance(value, torch.Tensor) else ""
+
+
+def _mask(node: Node) -> str:
+    """The shape of the dropout mask of attention."""
+    query, key = (getattr(arg, "meta", {}).get("val") for arg in node.args[:2])
+    if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor):
+        return ""
+    return str((*map(str, query.shape[:-1]), str(key.shape[-2])))
 
 
 def _is_offset(target: Any) -> bool:

@@ -64,7 +64,7 @@ class FrozenGraph:
     @property
     def returned(self) -> Any:
         """What it returns: nodes and constants, nested as they are."""
-        return next(reversed(self.graph.nodes)).args[0]
+        return self.nodes[-1].args[0]
 
     def bodies(self, node: Node) -> Iterator[tuple[str, FrozenGraph]]:
         """The branches that a node is given, by name."""

@@ -20,6 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
+from paritas._torch import attention_twins
 from paritas._torch.draw_keys import (
     GRAPH_SAFE,
     OFFSET,
@@ -172,6 +173,10 @@ class _Player:
             return self._canonical(target, args, kwargs, value)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
             return _as_if_alone(name, args)
+        if target in attention_twins.FORWARD:
+            return attention_twins.attend(target, args, kwargs, self._value(path), self._uniform)
+        if target in attention_twins.BACKWARD:
+            return attention_twins.attend_backward(target, args, kwargs, self._uniform)
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}  # it is the user's own
         if may_draw(target):
@@ -195,6 +200,9 @@ class _Player:
             return drawn
         torch.default_generator.manual_seed(value)
         return target(*args, **kwargs)
+
+    def _uniform(self, size: list[int], value: int) -> Tensor | None:
+        return self._canonical(RANDOM, (size, None, "rand"), {}, value & _LARGEST_SEED)
 
     def _canonical(
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int

@@ -86,9 +86,7 @@ class GuardedCode:
         if differs and action == "raise":
             raise MismatchError(str(verdict), verdict) from error
         # What could not be checked does not stop the program, but is never passed over.
-        if verdict.failures and (
-            action in {"warn", "fallback"} or (not differs and action == "raise")
-        ):
+        if verdict.failures and action != "record":
             warnings.warn(str(verdict), ParityWarning, stacklevel=3)
         if differs and action == "fallback":
             return substitute()

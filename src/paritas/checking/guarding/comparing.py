@@ -12,7 +12,7 @@ from paritas.checking.noise import is_inexact
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.findings import Aspect, Finding, Status
-from paritas.numerics.metrics import bitwise_equal, pair_metrics
+from paritas.numerics.metrics import bitwise_equal, pair_metrics, quickly_equal
 from paritas.numerics.pairing import Checks, check_pair
 
 if TYPE_CHECKING:

@@ -1,0 +1,113 @@
+"""The attention kernels of a GPU as plain arithmetic, so that a graph with them runs anywhere.
+
+They have no float64 form, and they draw their dropout mask inside. Here the mask is made from a
+seed, which is handed to the backward pass in the place of the generator's state, and kept where
+a uniform number is above the probability: as in the operators that the kernels are put in place of.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+ATEN = torch.ops.aten
+FORWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention.default,
+        ATEN._scaled_dot_product_efficient_attention.default,
+        ATEN._scaled_dot_product_cudnn_attention.default,
+    }
+)
+BACKWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention_backward.default,
+        ATEN._scaled_dot_product_efficient_attention_backward.default,
+        ATEN._scaled_dot_product_cudnn_attention_backward.default,
+    }
+)
+# In which result the state of the generator comes out.
+_STATES = {"philox_seed", "rng_state"}
+
+
+def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[..., Any]) -> Any:
+    """What a forward kernel gives; `uniform(size, seed)` draws."""
+    given = _named(op, args, kwargs)
+    weights, mask = _weights(given, seed, uniform)
+    results: list[Any] = []
+    for result in op._schema.returns:
+        if result.name == "output":
+            results.append((weights * mask) @ given["value"])
+        elif result.name in {"logsumexp", "log_sumexp"}:
+            results.append(_scores(given).logsumexp(dim=-1))
+        elif result.name in _STATES:
+            results.append(torch.tensor(seed, device="cpu"))
+        elif result.name.startswith("max_"):
+            results.append(given["query" if result.name == "max_q" else "key"].shape[-2])
+        else:
+            results.append(torch.zeros((), dtype=torch.int64, device="cpu"))
+    return tuple(results)
+
+
+def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
+    """What a backward kernel gives, with the mask of the seed that the forward one handed on."""
+    given = _named(op, args, kwargs)
+    query, key, value = given["query"], given["key"], given["value"]
+    gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
+    seed = int(given["philox_seed"].reshape(-1)[0])
+    weights, mask = _weights(given, seed, uniform)
+    scale = _scale(given)
+    to_weights = (gradient @ value.transpose(-2, -1)) * mask
+    to_scores = weights * (to_weights - (to_weights * weights).sum(dim=-1, keepdim=True))
+    results = [
+        to_scores @ key * scale,
+        to_scores.transpose(-2, -1) @ query * scale,
+        (weights * mask).transpose(-2, -1) @ gradient,
+    ]
+    if "grad_input_mask" in given:
+        bias = given.get("attn_bias")
+        results.append(to_scores.sum_to_size(bias.shape) if bias is not None else None)
+        wanted = given["grad_input_mask"]
+        results = [result if asked else None for result, asked in zip(results, wanted, strict=True)]
+    return tuple(results)
+
+
+def _named(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    return {**given, **kwargs}
+
+
+def _scores(given: dict[str, Any]) -> Tensor:
+    scores: Tensor = given["query"] @ given["key"].transpose(-2, -1) * _scale(given)
+    bias = given.get("attn_bias")
+    if bias is not None and bias.dim():
+        scores = scores + bias
+    if given.get("is_causal"):
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores
+
+
+def _weights(
+    given: dict[str, Any], seed: int, uniform: Callable[..., Any]
+) -> tuple[Tensor, Tensor]:
+    weights = _scores(given).softmax(dim=-1)
+    dropped = given["dropout_p"]
+    if not dropped:
+        return weights, torch.ones_like(weights)
+    kept = uniform(list(weights.shape), seed) > dropped
+    return weights, kept.to(weights.dtype) / (1 - dropped)
+
+
+def _scale(given: dict[str, Any]) -> float:
+    scale = given.get("scale")
+    return 1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale)
