@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,12 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 _INTERNAL = re.compile(r"[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils)\b")
 # After a graph break Dynamo goes on in a function of its own, named after the user's.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_UNINITIALISED = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
+_GENERATOR_STATES = frozenset(
+    {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"}
+)
 _LOCAL = re.compile(r"[LG]\['(?P<name>\w+)'\]")
 _SLOT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _KEY = re.compile(r"\['([^'\]]+)'\]")
@@ -128,6 +135,46 @@ def provenance(node: Node) -> Provenance:
         module = module_path(str(entry[0] if isinstance(entry, tuple) else entry))
     source, code = _user_line(node.meta.get("stack_trace") or "")
     return Provenance(node.name, operator_name(node), module, source, code)
+
+
+def is_undefined(node: Any) -> bool:
+    """Whether a value is whatever lay in memory: nothing can be said against any other.
+
+    Fused attention gives the state of the generator it would have drawn from; without dropout it
+    draws nothing, and sets nothing.
+    """
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        parent, position = node.args
+        if not isinstance(parent, Node) or not isinstance(parent.target, OpOverload):
+            return False
+        schema = parent.target._schema
+        if schema.returns[int(str(position))].name not in _GENERATOR_STATES:
+            return False
+        return not _argument(parent, "dropout_p")
+    kind = node_traits(node)
+    if kind is None:
+        return False
+    if kind.view:
+        return is_undefined(node.args[0])
+    return kind.name in _UNINITIALISED
+
+
+def node_draws(node: Node) -> bool:
+    """Whether a node moves a random generator: attention without dropout does not."""
+    kind = node_traits(node)
+    if kind is None or not kind.random:
+        return False
+    takes = {argument.name for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    return "dropout_p" not in takes or bool(_argument(node, "dropout_p"))
+
+
+def _argument(node: Node, name: str) -> Any:
+    """An argument by its name in the schema of the operator."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    names = [argument.name for argument in schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
 
 
 def ancestors(nodes: list[Any]) -> set[str]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._decomp import decomposition_table
 
+from paritas._torch.attention import wide_attention
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,6 +28,9 @@ _CHECKED: dict[tuple[OpOverload, str], bool] = {}
 
 def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
     """What computes `func` in float64 on these arguments: itself, or its decomposition."""
+    attention = wide_attention(func)
+    if attention is not None:
+        return attention
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     decomposition = decomposition_table.get(func)
     if decomposition is None or not tensors or not _is_elementwise(func, tensors):

@@ -99,7 +99,6 @@ def run_post_grad_passes(lowered: LoweredGraph) -> None:
     from torch._inductor.virtualized import V
 
     module = copy_graph(lowered.module)
-    inputs = [node.meta.get("val") for node in placeholders(module)]
     fake_mode = lowered.fake_mode
     with (
         settings(lowered.options),
@@ -109,7 +108,7 @@ def run_post_grad_passes(lowered: LoweredGraph) -> None:
         _allowing_constants(fake_mode),
     ):
         view_to_reshape(module)
-        compile_fx.fake_tensor_prop(module, inputs)
+        compile_fx.fake_tensor_prop(module, list(lowered.inputs))
         compile_fx._recursive_record_original_output_strides(module)
         with V.set_fake_mode(fake_mode):
             is_inference = bool(lowered.arguments.get("is_inference"))

@@ -16,11 +16,11 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 import torch._inductor.inductor_prims  # defines the operators below
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import _disable_current_modes
 
+from paritas._torch.graphs import node_draws
 from paritas._torch.higher_order import PLAIN_FORMS
-from paritas._torch.operators import traits
 from paritas._torch.stance import unguarded
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def use_twins(module: GraphModule) -> None:
 def draws_random_numbers(module: GraphModule) -> bool:
     """Whether running a graph may move torch's random generators."""
     for node in module.graph.nodes:
-        if isinstance(node.target, HigherOrderOperator):
-            return True
-        if isinstance(node.target, OpOverload) and traits(node.target).random:
+        if isinstance(node.target, HigherOrderOperator) or node_draws(node):
             return True
     return False
 

@@ -165,18 +165,9 @@ class _Player:
             return None
         if isinstance(target, HigherOrderOperator):
             return self._higher_order(target, args, kwargs, path)
-        result = self._seeds(target, args, path)
+        result = self._stand_in(target, name, args, kwargs, path)
         if result is not None:
             return result
-        if target in {RANDOM, RANDINT}:
-            value = _seed_value(args[1 if target is RANDOM else 3])
-            return self._canonical(target, args, kwargs, value)
-        if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
-            return _as_if_alone(name, args)
-        if target in attention_twins.FORWARD:
-            return attention_twins.attend(target, args, kwargs, self._value(path), self._uniform)
-        if target in attention_twins.BACKWARD:
-            return attention_twins.attend_backward(target, args, kwargs, self._uniform)
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}  # it is the user's own
         if may_draw(target):
@@ -186,6 +177,23 @@ class _Player:
         if result is None and name.startswith("_foreach_"):
             return args[0]  # Inductor takes what an operator wrote to for what it returned
         return _zeroed(result) if name in _UNINITIALISED else result
+
+    def _stand_in(
+        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
+    ) -> Any:
+        """What an operator gives that is not run as it is; None for the others."""
+        if target in {RANDOM, RANDINT}:
+            value = _seed_value(args[1 if target is RANDOM else 3])
+            return self._canonical(target, args, kwargs, value)
+        if target in attention_twins.FORWARD:
+            return attention_twins.attend(target, args, kwargs, self._value(path), self._uniform)
+        if target in attention_twins.BACKWARD:
+            return attention_twins.attend_backward(target, args, kwargs, self._uniform)
+        if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
+            return _as_if_alone(name, args)
+        if target is ATEN.view.default:
+            return _viewed(*args)
+        return self._seeds(target, args, path)
 
     def _value(self, path: str) -> int:
         """The seed of a draw, another one each time that a loop comes by."""
@@ -345,6 +353,14 @@ def _name(target: Any) -> str:
 def _zeroed(result: Any) -> Any:
     """Memory that nobody wrote to, the same in every run."""
     return result.zero_() if isinstance(result, torch.Tensor) else result
+
+
+def _viewed(tensor: Tensor, size: list[int]) -> Tensor:
+    """A view; on another device than the graph was traced for, a copy where strides differ."""
+    try:
+        return ATEN.view.default(tensor, size)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return tensor.reshape(size)
 
 
 def _seed_value(seed: Tensor) -> int:

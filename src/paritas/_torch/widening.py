@@ -13,7 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
-from paritas._torch.graphs import copy_graph, output_node, placeholders, returned
+from paritas._torch.graphs import copy_graph, node_draws, output_node, placeholders, returned
 from paritas._torch.kernels import float64_kernel
 from paritas._torch.lifting import WIDE
 from paritas._torch.operators import traits
@@ -62,7 +62,7 @@ def _is_plain(node: Node) -> bool:
     kind = traits(target)
     if kind.name in _BY_LAYOUT or (kind.name == "view" and target._overloadname == "dtype"):
         return False
-    return not kind.random and kind.namespace in {"aten", "prims"}
+    return not node_draws(node) and kind.namespace in {"aten", "prims"}
 
 
 def _widen_dtypes(node: Node) -> None:

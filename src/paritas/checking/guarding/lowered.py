@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas._torch.graphs import placeholders, returned
+from paritas._torch.graphs import is_undefined, placeholders, returned
 from paritas._torch.naming import lowered_input_names, lowered_output_names
 from paritas.checking.guarding.calls import GuardedCode, located, same_place
 from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, written_copied
@@ -87,6 +87,8 @@ class GuardedGraph(GuardedCode):
         self._promised = self._promised_strides()
         self._located: list[Finding] | None = None
         positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
+        named = zip(self.reference.outputs, returned(lowered.module), strict=False)
+        self._undefined = {name for name, node in named if is_undefined(node)}
         self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -145,6 +147,10 @@ class GuardedGraph(GuardedCode):
             return comparer.out
         same = self._handed_on_names(candidate, given)
         comparer.out.compared += len(same)
+        comparer.out.skipped += [
+            f"{self.entry.label}: {name}, which is not defined" for name in self._undefined
+        ]
+        same |= self._undefined
         comparer.compare_random(reference, candidate)
         comparer.compare_values(
             _without(reference.outputs, same), _without(candidate.outputs, same)

@@ -16,7 +16,14 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from paritas._torch.graphs import as_traced, node_traits, placeholders, provenance
+from paritas._torch.graphs import (
+    as_traced,
+    is_undefined,
+    node_draws,
+    node_traits,
+    placeholders,
+    provenance,
+)
 from paritas._torch.random_twins import draws_by_inductor
 from paritas._torch.selecting import ONLY_MARKED, with_compiled
 from paritas._torch.tapping import tapped
@@ -102,7 +109,9 @@ def _wrong_nodes(suspect: Suspect, values: dict[str, Any], variant: Variant) -> 
         elif node.op == "call_function":
             own = values.get(node.name)
             table[node] = own if node.name in values else _evaluated(node, table)
-            if isinstance(own, torch.Tensor) and not _draws(node):
+            if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
+                continue
+            if not _draws(node):
                 findings += _named(traced[node.name], _check_node(suspect, node, table, own))
     return findings
 
@@ -283,5 +292,4 @@ def _draws(node: Node) -> bool:
     target: Any = node.target
     if draws_by_inductor(target):
         return "seeds" in getattr(target, "__name__", str(target))
-    kind = node_traits(node)
-    return kind is not None and kind.random
+    return node_draws(node)

@@ -1,0 +1,388 @@
+"""Canaries for the parts of paritas._torch that reach into compilers: see test_torch_canaries."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from unittest import mock
+
+import pytest
+import torch
+import torch._dynamo.eval_frame
+import torch._functorch.config
+import torch._inductor.config
+import torch._inductor.inductor_prims
+from torch import nn
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._inductor import compile_fx, freezing
+from torch._inductor.pattern_matcher import Match
+from torch._prims import rng_prims
+from torch.fx import Graph, GraphModule, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+
+from paritas._torch import (
+    arrival,
+    attention_twins,
+    draw_keys,
+    frozen,
+    graphs,
+    higher_order,
+    inductor,
+    naming,
+    passes,
+    random_twins,
+    replaying,
+    selecting,
+    stance,
+    tapping,
+    widening,
+)
+from paritas.errors import UnsupportedTorchError
+
+ATEN = torch.ops.aten
+PRIMS = torch.ops.prims
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def wave(x):
+    return torch.sin(x) * 2 + x
+
+
+def traced(function, *args):
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def captured(function, *args, look=lambda graph: graph):
+    """The graph that Dynamo captures, or what is seen in it before it is gone."""
+    seen = []
+
+    def backend(graph, example_inputs):
+        seen.append(look(graph))
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.compile(function, backend=backend)(*args)
+    torch.compiler.reset()
+    return seen[0]
+
+
+# --- paritas._torch.arrival and paritas._torch.stance ---------------------------------------------
+
+
+def test_torch_asks_for_a_callback_before_it_compiles():
+    assert callable(arrival.compile_hook(torch._dynamo.eval_frame))
+    assert callable(stance.innermost_backend)
+
+
+# --- paritas._torch.attention_twins ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", sorted(attention_twins.FORWARD, key=str))
+def test_every_attention_kernel_takes_and_gives_what_its_twin_does(op):
+    taken = {argument.name for argument in op._schema.arguments}
+    given = [result.name for result in op._schema.returns]
+    assert {"query", "key", "value", "dropout_p", "is_causal", "scale"} <= taken
+    assert given[0] == "output"
+    assert attention_twins._STATES & {*given}
+
+
+@pytest.mark.parametrize("op", sorted(attention_twins.BACKWARD, key=str))
+def test_every_backward_kernel_is_given_the_state_of_the_generator(op):
+    taken = {argument.name for argument in op._schema.arguments}
+    assert {"query", "key", "value", "philox_seed", "dropout_p", "is_causal", "scale"} <= taken
+    assert {"grad_out", "grad_out_"} & taken
+
+
+# --- paritas._torch.draw_keys ---------------------------------------------------------------------
+
+
+def test_inductor_s_random_operators_take_what_keys_are_read_from():
+    def names(op):
+        return [argument.name for argument in op._schema.arguments]
+
+    assert names(draw_keys.SEED) == ["device"]
+    assert names(draw_keys.SEEDS) == ["count", "device"]
+    assert names(draw_keys.LOOKUP) == ["seeds", "index"]
+    assert names(draw_keys.RANDOM)[:3] == ["size", "seed", "mode"]
+    assert names(draw_keys.RANDINT) == ["low", "high", "size", "seed"]
+    for op in (draw_keys.SEED, draw_keys.SEEDS, ATEN.rand.default, ATEN.native_dropout.default):
+        assert draw_keys.may_draw(op)
+    assert not draw_keys.may_draw(draw_keys.RANDOM)
+
+
+@pytest.mark.parametrize("name", [draw_keys.SAVE_STATE, draw_keys.WITH_STATE, draw_keys.GRAPH_SAFE])
+def test_the_operators_that_keep_a_generator_s_state_are_called_that(name):
+    assert getattr(rng_prims, name).name() == name
+    assert getattr(torch.ops.higher_order, name) is getattr(rng_prims, name)
+
+
+# --- paritas._torch.frozen ------------------------------------------------------------------------
+
+
+def test_the_arguments_of_a_node_are_other_objects_once_they_change():
+    module = symbolic_trace(wave)
+    before = frozen.Fingerprint(module)
+    assert before.same(frozen.Fingerprint(module))
+    node = next(node for node in module.graph.nodes if node.op == "call_function")
+    given = node.args
+    assert node.args is given
+    node.args = tuple(node.args)
+    assert before.same(frozen.Fingerprint(module)), "the same in other objects"
+    (placeholder,) = module.graph.find_nodes(op="placeholder")
+    module.graph.erase_node(module.graph.find_nodes(op="output")[0])
+    module.graph.output(placeholder)
+    assert not before.same(frozen.Fingerprint(module))
+
+
+def test_the_size_behind_a_symbol_is_told_without_a_guard():
+    module = make_fx(lambda x: x.reshape(-1), tracing_mode="symbolic")(X)
+    (node,) = module.graph.find_nodes(op="placeholder")
+    environment = node.meta["val"].fake_mode.shape_env
+    guards = len(environment.guards)
+    spec = frozen.traced_value(node)
+    assert spec == frozen.TensorSpec((3, 4), (4, 1), torch.float32)
+    assert frozen.has_known_size(node)
+    assert len(environment.guards) == guards
+
+
+def test_a_size_that_only_the_data_tell_is_known_not_to_be_known():
+    module = make_fx(torch.nonzero, tracing_mode="symbolic")(X)
+    (node,) = module.graph.find_nodes(op="call_function", target=ATEN.nonzero.default)
+    assert not frozen.has_known_size(node)
+    sizes = {}
+    frozen.note_sizes(node, torch.nonzero(X), sizes)
+    assert list(sizes.values()) == [12]
+    assert frozen.traced_value(node, sizes).shape == (12, 2)
+
+
+def test_a_lowering_pattern_leaves_the_match_in_what_it_puts_into_the_graph():
+    source = inspect.getsource(torch._inductor.pattern_matcher.LoweringPatternEntry.apply)
+    assert "functools.partial(self.handler, match)" in source
+    assert "self.nodes" in inspect.getsource(Match.__init__)
+
+
+# --- paritas._torch.graphs ------------------------------------------------------------------------
+
+
+def test_a_copied_graph_stays_as_it_was_and_shares_its_tensors():
+    module = symbolic_trace(Net())
+    copied = graphs.copy_graph(module)
+    (linear,) = module.graph.find_nodes(op="call_module", target="linear")
+    module.graph.erase_node(module.graph.find_nodes(op="output")[0])
+    module.graph.output(linear)
+    module.recompile()
+    assert torch.equal(copied(X), Net.forward(module, X).relu())
+    assert copied.linear.weight is module.linear.weight
+
+
+def test_a_captured_node_knows_its_module_and_the_user_s_line():
+    graph = captured(Net(), X)
+    node = graphs.returned(graph)[0]
+    where = graphs.provenance(node)
+    assert where.operator == "relu"
+    assert where.source.endswith(", in forward")
+    assert where.code == "return self.linear(x).relu()"
+    assert graphs.module_path("L['self']._modules['layers'].0") == "layers.0"
+
+
+def test_the_inputs_that_a_graph_writes_to_are_told():
+    def write(x, y):
+        return x.add_(y).view(-1)
+
+    module = make_fx(write)(X.clone(), X)
+    assert graphs.written_placeholders(module) == {0}
+    assert graphs.node_dtypes(traced(wave, X)) == {torch.float32: 4}
+
+
+# --- paritas._torch.higher_order ------------------------------------------------------------------
+
+
+def test_every_higher_order_operator_with_a_plain_form_is_one():
+    for op in higher_order.PLAIN_FORMS:
+        assert isinstance(op, torch._ops.HigherOrderOperator)
+
+
+# --- paritas._torch.inductor ----------------------------------------------------------------------
+
+
+def test_inductor_can_be_given_an_inner_compiler_and_settings():
+    taken = inspect.signature(compile_fx.compile_fx).parameters
+    assert {"inner_compile", "config_patches"} <= taken.keys()
+    functorch = torch._functorch.config.get_config_copy()
+    assert {"enable_autograd_cache", "bundled_autograd_cache"} <= functorch.keys()
+
+
+def test_settings_of_another_time_are_in_force_only_inside():
+    before = inductor.current_settings()
+    assert {"fallback_random", "max_fusion_size", "layout_optimization"} <= before.keys()
+    with inductor.settings({**before, "max_fusion_size": 1}):
+        assert torch._inductor.config.max_fusion_size == 1
+    assert inductor.current_settings()["max_fusion_size"] == before["max_fusion_size"]
+    with (
+        pytest.raises(UnsupportedTorchError, match="no inductor option 'no_such_option'"),
+        inductor.settings({}, {"no_such_option": 1}),
+    ):
+        pass
+
+
+# --- paritas._torch.naming ------------------------------------------------------------------------
+
+
+def test_the_inputs_of_a_captured_graph_are_named_as_the_user_would():
+    names = captured(Net(), X, look=naming.captured_input_names)
+    assert sorted(names) == ["linear.bias", "linear.weight", "x"]
+
+
+def test_lowered_graphs_are_described_in_words_that_are_known():
+    from torch._functorch._aot_autograd import descriptors
+
+    for kind in ("PlainAOTInput", "ParamAOTInput", "TangentAOTInput"):
+        assert hasattr(descriptors, kind)
+    for kind in ("PlainAOTOutput", "GradAOTOutput", "InputMutationAOTOutput"):
+        assert hasattr(descriptors, kind)
+
+
+# --- paritas._torch.passes ------------------------------------------------------------------------
+
+
+def heard_by(listener):
+    """What a listener was told, and of what."""
+    return [(name, args[0]) for name, args, _ in listener.method_calls if args]
+
+
+@pytest.mark.parametrize("name", ["partition_fn", *passes._STAGES])
+def test_what_runs_the_stages_is_looked_up_when_it_is_called(name):
+    assert callable(getattr(compile_fx, name))
+    source = inspect.getsource(compile_fx)
+    assert source.count(f"{name}(") + source.count(f"={name}") > 1, "called, not only defined"
+
+
+def test_passes_and_stages_are_heard_of_and_torch_is_left_as_it_was():
+    listener = mock.Mock()
+    module = traced(wave, X)
+    originals = compile_fx._recursive_joint_graph_passes, GraphTransformObserver.__enter__
+    with passes.telling(listener):
+        compile_fx._recursive_joint_graph_passes(module, input_device=torch.device("cpu"))
+        assert not torch._inductor.config.fx_graph_cache
+    heard = heard_by(listener)
+    assert heard[0] == ("enter_stage", "joint_graph_passes")
+    assert heard[-1] == ("leave_stage", module)
+    assert ("enter_pass", "remove_noop_ops") in heard
+    assert ("leave_pass", module) in heard
+    after = compile_fx._recursive_joint_graph_passes, GraphTransformObserver.__enter__
+    assert after == originals
+
+
+def test_a_stage_that_raises_is_heard_of_as_left():
+    listener = mock.Mock()
+    with passes.telling(listener), contextlib.suppress(AttributeError):
+        compile_fx._recursive_joint_graph_passes(None)
+    assert [name for name, *_ in listener.method_calls] == ["enter_stage", "abandon_stage"]
+
+
+def test_a_split_is_heard_of():
+    listener = mock.Mock()
+    x = X.clone().requires_grad_()
+    with passes.telling(listener):
+        compiled = aot_function(
+            wave,
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            partition_fn=compile_fx.partition_fn,
+        )
+        compiled(x).sum().backward()
+    assert heard_by(listener)[-1] == ("split", 1)
+    assert torch.allclose(x.grad, x.detach().cos() * 2 + 1)
+
+
+def test_a_torch_without_one_of_the_stages_is_named():
+    with (
+        mock.patch.object(freezing, "freeze", None),
+        pytest.raises(UnsupportedTorchError, match=r"no torch\._inductor\.freezing\.freeze"),
+        passes.telling(mock.Mock()),
+    ):
+        pass
+    assert callable(compile_fx.partition_fn)
+    assert compile_fx.partition_fn.__module__ == compile_fx.__name__
+
+
+# --- paritas._torch.random_twins ------------------------------------------------------------------
+
+
+def test_every_random_operator_of_inductor_has_a_twin():
+    for op in (PRIMS.inductor_seeds, PRIMS.inductor_random, PRIMS.inductor_randint):
+        assert random_twins.draws_by_inductor(op.default)
+    assert not random_twins.draws_by_inductor(ATEN.rand.default)
+
+
+# --- paritas._torch.replaying ---------------------------------------------------------------------
+
+
+def test_the_operators_with_branches_take_them_where_they_are_looked_for():
+    def parameters(op):
+        return list(inspect.signature(op.__call__).parameters)
+
+    ops = torch.ops.higher_order
+    assert parameters(ops.invoke_subgraph)[:3] == ["subgraph", "identifier", "operands"]
+    assert parameters(ops.tag_activation_checkpoint)[0] == "gmod"
+    assert parameters(ops.wrap_with_set_grad_enabled)[1] == "wrapped_func"
+    assert parameters(ops.wrap_with_autocast)[4] == "wrapped_func"
+    assert parameters(ops.cond)[:4] == ["pred", "true_fn", "false_fn", "operands"]
+    assert parameters(ops.strict_mode)[:2] == ["callable", "operands"]
+    assert parameters(ops.autograd_function_apply)[:2] == ["fwd", "bwd"]
+    assert parameters(ops.with_effects)[:2] == ["token", "op"]
+
+
+def test_a_branch_is_run_by_the_player():
+    from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+
+    body = symbolic_trace(wave)
+    graph = Graph()
+    x = graph.placeholder("x")
+    branch = graph.get_attr("branch")
+    result = graph.call_function(invoke_subgraph, (branch, "branch", x))
+    graph.output(result)
+    module = GraphModule({"branch": body}, graph)
+    assert torch.equal(replaying.replay(frozen.freeze(module), [X], {}), wave(X))
+
+
+def test_the_depth_of_functorch_s_transforms_is_told():
+    assert replaying._interpreters() == 0
+    seen = []
+    torch.func.vmap(lambda x: seen.append(replaying._interpreters()) or x)(X)
+    assert seen == [1]
+    assert callable(torch._C._functorch.pop_dynamic_layer_stack)
+
+
+# --- paritas._torch.selecting and paritas._torch.tapping ------------------------------------------
+
+
+def test_nodes_can_be_marked_for_compilation_and_made_outputs():
+    assert selecting.ONLY_MARKED.keys() <= torch._inductor.config.get_config_copy().keys()
+    module = traced(wave, X)
+    assert selecting.compilable(module) == ["sin", "mul", "add"]
+    marked = selecting.with_compiled(module, ["sin"])
+    (node,) = marked.graph.find_nodes(op="call_function", target=ATEN.sin.default)
+    assert node.meta["custom"]["compile_with_inductor"]
+    tapped, names = tapping.tapped(module)
+    assert names == ["sin", "mul", "add"]
+    assert len(tapped(X)) == 4
+
+
+# --- paritas._torch.widening ----------------------------------------------------------------------
+
+
+def test_a_traced_graph_can_be_rewritten_to_float64():
+    wide = widening.widened(make_fx(lambda x: (wave(x),))(X), frozenset())
+    (result,) = wide(X)
+    assert result.dtype is torch.float64
+    assert torch.equal(result, wave(X.double()))
