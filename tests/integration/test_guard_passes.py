@@ -114,6 +114,19 @@ def test_a_wrong_pattern_of_the_joint_graph_is_named():
     assert finding.path == "pass pass_pattern_0 (joint_graph_passes)"
 
 
+def test_what_is_wrong_outside_of_all_named_passes_is_laid_at_the_stage():
+    from torch._inductor.fx_passes import joint_graph
+
+    def wrong(module):
+        replace(ATEN.sin.default, ATEN.cos.default)(module.graph)
+
+    with mock.patch.object(joint_graph, "canonicalize_aten_ir_passes", wrong):
+        checks = checked(wave, torch.randn(4, 8))
+    (finding,) = checks.findings
+    assert finding.path == "joint_graph_passes, outside of its named passes"
+    assert finding.origin.name == "joint_graph_passes"
+
+
 def test_two_draws_from_one_seed_are_seen():
     from torch._inductor.fx_passes import replace_random
 

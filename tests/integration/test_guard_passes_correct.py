@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from integration.pass_checks import checked, inputs
+from integration.pass_checks import checked
 from paritas.checking.passes import PassChecks
 from quality.guard_program_table import run
 from quality.guard_programs import PROGRAMS
@@ -90,18 +90,19 @@ def both_branches_draw(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "args", "settings"),
+    ("function", "shapes", "settings"),
     [
-        (attention, inputs(2, 2, 8, 16, count=3), {}),
-        (attention, inputs(2, 2, 8, 16, count=3), {"fallback_random": True}),
-        (many_draws, inputs(4, 8), {}),
-        (many_draws, inputs(4, 8), {"fallback_random": True}),
-        (sampled, [torch.randn(16, 50)], {"apply_gumbel_max_trick": True}),
-        (regions, inputs(8, 8, count=2), {}),
-        (both_branches_draw, [torch.randn(4, 8)], {}),
+        (attention, [(2, 2, 8, 16)] * 3, {}),
+        (attention, [(2, 2, 8, 16)] * 3, {"fallback_random": True}),
+        (many_draws, [(4, 8)], {}),
+        (many_draws, [(4, 8)], {"fallback_random": True}),
+        (sampled, [(16, 50)], {"apply_gumbel_max_trick": True}),
+        (regions, [(8, 8)] * 2, {}),
+        (both_branches_draw, [(4, 8)], {}),
     ],
 )
-def test_draws_that_passes_move_and_replace_stay_the_same_draws(function, args, settings):
+def test_draws_that_passes_move_and_replace_stay_the_same_draws(function, shapes, settings):
+    args = [torch.randn(shape, requires_grad=function is not sampled) for shape in shapes]
     checks = checked(function, *args, **settings)
     assert checks.findings == []
     assert checks.passes > 0

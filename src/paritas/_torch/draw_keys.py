@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PRIMS = torch.ops.prims
 SAVE_STATE, WITH_STATE = "run_and_save_rng_state", "run_with_rng_state"
 GRAPH_SAFE = "graphsafe_run_with_rng_state"
-# Nodes that make seeds, with how many; a call says it in its first argument.
+# What makes seeds, one or many; the eager ones are there for CUDA alone, and in a newer torch.
 SEED, SEEDS = PRIMS.inductor_seed.default, PRIMS.inductor_seeds.default
 OFFSET = getattr(PRIMS, "inductor_rand_eager_offset", None)
 OFFSETS = getattr(PRIMS, "inductor_rand_eager_offsets", None)

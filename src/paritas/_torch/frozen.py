@@ -135,9 +135,7 @@ def may_write(graph: FrozenGraph) -> bool:
             return True
         if node.op == "call_function":
             target = node.target
-            known = (
-                isinstance(target, OpOverload | HigherOrderOperator) or target is operator.getitem
-            )
+            known = isinstance(target, OpOverload | HigherOrderOperator) or _is_pure(target)
             if not known or (isinstance(target, OpOverload) and traits(target).mutates):
                 return True
             if any(may_write(body) for _, body in graph.bodies(node)):

@@ -46,7 +46,10 @@ class Copier:
         """A leaf tensor with the same values, strides and requires_grad."""
         plain = tensor.detach()
         dtype = WIDE.get(plain.dtype, plain.dtype) if self.widen else plain.dtype
-        if _is_plain(tensor):
+        if _is_plain(tensor) and self._is_alone(plain, dtype):
+            result = plain.clone()
+            self.copies[plain.data_ptr(), None] = result.untyped_storage()
+        elif _is_plain(tensor):
             result = torch.empty(0, dtype=dtype, device=plain.device).set_(
                 self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
             )
@@ -56,6 +59,18 @@ class Copier:
         else:
             result = plain.clone().to(dtype)
         return result.requires_grad_(tensor.requires_grad)
+
+    def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""
+        return (
+            dtype is tensor.dtype
+            and tensor.is_contiguous()
+            and tensor.storage_offset() == 0
+            and not (tensor.is_conj() or tensor.is_neg())
+            and tensor.untyped_storage().nbytes() == tensor.nbytes
+            and tensor.numel() > 0
+            and (tensor.data_ptr(), None) not in self.copies
+        )
 
     def _copy_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -126,7 +126,8 @@ def _numbers_for(
         flat = _flat_numbers(node, spec, numbers, generator, masks=masks)
         tensor = flat.as_strided(spec.shape, spec.stride)
         is_square = len(spec.shape) >= _MATRIX and spec.shape[-1] == spec.shape[-2]
-        if numbers is Numbers.NEAR_IDENTITY and is_square and tensor.is_floating_point():
+        is_square = is_square and tensor.is_floating_point() and 0 not in spec.stride
+        if numbers is Numbers.NEAR_IDENTITY and is_square:
             symmetric = (tensor + tensor.mT) / 8
             tensor.copy_(symmetric + torch.eye(spec.shape[-1], dtype=tensor.dtype, device="cpu"))
         return tensor

@@ -53,6 +53,11 @@ class Program(abc.ABC):
     def graphs(self) -> tuple[FrozenGraph, ...]:
         """What it is made of."""
 
+    @property
+    @abc.abstractmethod
+    def returned(self) -> list[Any]:
+        """The nodes and constants that it returns, in order."""
+
     def dtypes(self) -> dict[torch.dtype, int]:
         """The floating dtypes that it computes in or casts to, counted."""
         counts: dict[torch.dtype, int] = {}
@@ -120,6 +125,11 @@ class GraphProgram(Program):
     def graphs(self) -> tuple[FrozenGraph, ...]:
         """The one graph."""
         return (self.graph,)
+
+    @property
+    def returned(self) -> list[Any]:
+        """What the graph returns."""
+        return [leaf for _, leaf in leaves(self.graph.returned)]
 
     def play(self, inputs: Inputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
         """Run the graph."""
@@ -209,7 +219,7 @@ def inputs_for(program: GraphProgram, constants: dict[str, Tensor]) -> list[Inpu
     `constants` are values that some inputs have of their own.
     """
     chosen: list[Inputs] = []
-    fewest, failed = 1.0, ""
+    fewest, failed = 1.0, ""  # the share of NaN, and why it did not run
     for numbers in Numbers:
         inputs = make_up(program.graph, numbers).with_values(constants)
         seen = program.seen(inputs, wide=True)
@@ -225,15 +235,18 @@ def inputs_for(program: GraphProgram, constants: dict[str, Tensor]) -> list[Inpu
             break
     if not chosen:
         raise UnplayableError(failed)
+    if fewest == 1:
+        message = "on all made-up inputs it gives NaN alone"
+        raise UnplayableError(message)
     return chosen
 
 
 def compare(before: Program, after: Program, inputs: Inputs) -> Comparison:
     """Run both and compare every result; raises `UnplayableError` if a side cannot be run."""
     failed = ""
+    used = frozenset(before.dtypes())
     for wide in (True, False):
         left = before.seen(inputs, wide=wide)
-        used = frozenset(before.dtypes())
         right = after.seen(inputs, wide=wide, used=used)
         error = left.error or right.error
         if error is None:
@@ -283,7 +296,7 @@ def _is_unmeasured(runs: ProgramRuns, finding: Finding) -> bool:
 
 def output_dtypes(before: Program, after: Program, inputs: Inputs) -> list[Finding]:
     """Results that come in another dtype; told from the traces, or from a run where they differ."""
-    traced = [_traced_dtypes(program) for program in (before, after)]
+    traced = [list(map(_traced_dtype, program.returned)) for program in (before, after)]
     if None not in traced[0] and traced[0] == traced[1]:
         return []
     native = [program.seen(inputs, wide=False) for program in (before, after)]
@@ -301,16 +314,13 @@ def output_dtypes(before: Program, after: Program, inputs: Inputs) -> list[Findi
     return found
 
 
-def _traced_dtypes(program: Program) -> list[torch.dtype | None]:
-    dtypes: list[torch.dtype | None] = []
-    for graph in program.graphs:
-        for _, leaf in leaves(graph.returned):
-            meta = getattr(leaf, "meta", None)
-            if meta is None:
-                continue
-            value = meta.get("val", meta.get("example_value"))
-            dtypes.append(getattr(value, "dtype", None))
-    return dtypes
+def _traced_dtype(returned: Any) -> str | None:
+    """The dtype of a returned node, or what else it is; None if tracing does not say."""
+    meta = getattr(returned, "meta", {"val": returned})
+    if not {"val", "example_value"} & meta.keys():
+        return None
+    value = meta.get("val", meta.get("example_value"))
+    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _dtypes_of(node: Any) -> list[torch.dtype]:

@@ -230,6 +230,8 @@ class PassChecks:
         if not frame.touched and not frame.found:
             return []  # all of it happened in passes that were compared by themselves
         where = f"pass {frame.name} ({frame.stage})"
+        if frame.is_stage:
+            where = f"{frame.stage}, outside of its named passes"
         try:
             if before.program is None or after.program is None:
                 raise UnplayableError(before.problem or after.problem)

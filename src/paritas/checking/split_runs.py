@@ -50,6 +50,12 @@ class SplitProgram(Program):
         """The forward graph, then the backward graph."""
         return (self.forward, self.backward)
 
+    @property
+    def returned(self) -> list[Any]:
+        """What is returned to the user, then the gradients."""
+        forward, backward = ([leaf for _, leaf in leaves(graph.returned)] for graph in self.graphs)
+        return [*forward[: self.outputs], *backward]
+
     def play(self, inputs: Inputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
         """Run the forward graph and then the backward graph."""
         streams = [node for node in self.forward.placeholders if FORWARD_STREAM in node.name]

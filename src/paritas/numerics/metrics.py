@@ -136,6 +136,9 @@ def _pieces(views: list[Tensor], size: int, offset: int) -> Iterator[tuple[int, 
         yield offset + start * row, [view[start : start + step] for view in views]
 
 
+_ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
 def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> bool:
     """Whether two tensors have the same shape, the same dtype and the same bits.
 
@@ -168,7 +171,9 @@ def quickly_equal(a: Tensor, b: Tensor) -> bool:
         and not (tensor.is_conj() or tensor.is_neg())
         for tensor in (a, b)
     )
-    return plain and same_bits(a, b)
+    if not plain or (a.dtype in _ORDINARY and not torch.equal(a, b)):
+        return False  # at the first difference
+    return same_bits(a, b)  # zeros have signs
 
 
 def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None = None) -> Metrics:

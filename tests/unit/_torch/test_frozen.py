@@ -77,8 +77,10 @@ def test_a_node_with_a_lowering_of_its_own_is_run_as_what_it_replaced():
     before = freeze(module)
     match = frozen.Match.__new__(frozen.Match)
     match.nodes = [nodes["sin_default"], nodes["cos_default"]]
+    match.args, match.kwargs = [], {}
+    handler = functools.wraps(print)(functools.partial(print, match))
     with module.graph.inserting_before(nodes["cos_default"]):
-        lowered = module.graph.call_function(functools.partial(print, match), (nodes["x"],))
+        lowered = module.graph.call_function(handler, (nodes["x"],))
     nodes["cos_default"].replace_all_uses_with(lowered)
     for name in ("cos_default", "sin_default"):
         module.graph.erase_node(nodes[name])
