@@ -23,6 +23,7 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from paritas._torch import (
     arrival,
+    attention,
     attention_twins,
     draw_keys,
     frozen,
@@ -84,7 +85,12 @@ def test_torch_asks_for_a_callback_before_it_compiles():
     assert callable(stance.innermost_backend)
 
 
-# --- paritas._torch.attention_twins ---------------------------------------------------------------
+# --- paritas._torch.attention and paritas._torch.attention_twins ---------------------------------
+
+
+@pytest.mark.parametrize("op", sorted(attention_twins.FORWARD | attention_twins.BACKWARD, key=str))
+def test_every_attention_kernel_has_a_float64_form(op):
+    assert callable(attention.wide_attention(op))
 
 
 @pytest.mark.parametrize("op", sorted(attention_twins.FORWARD, key=str))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from paritas._torch.lifting import DtypeLog
-from paritas._torch.perturbing import PerturbMode
+from paritas._torch.perturbing import UNIT_F32, PerturbMode
 
 U32 = 2.0**-24
 RUNS = 6
@@ -216,3 +216,16 @@ def test_the_noise_of_one_operand_is_not_that_of_the_other():
     # Were it the same, x / x would be 1 whatever the noise.
     x = values(1000).abs() + 1
     assert rms(perturbed(lambda x: (x + 0.1) / (x + 0.1), x) - 1) > U32 / 4
+
+
+def test_equal_values_are_rounded_alike_and_others_apart():
+    """Rounding is a function of the value: errors on equal inputs add up in step."""
+    x = torch.full((64,), 0.1, dtype=torch.float64)
+    y = torch.linspace(0.1, 0.9, 64, dtype=torch.float64)
+    with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0):
+        same, apart = x * 3.3, y * 3.3
+    assert same.unique().numel() == 1
+    assert float(same[0]) != 0.1 * 3.3
+    errors = (apart / (y * 3.3) - 1) / UNIT_F32
+    assert errors.unique().numel() > 60
+    assert float(errors.abs().max()) <= 0.5 + 1e-6

@@ -1,0 +1,63 @@
+"""Fused attention written out in float64 is attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paritas._torch.kernels import float64_kernel
+
+aten = torch.ops.aten
+EMPTY = torch.zeros((), dtype=torch.int64)
+
+
+def drawn(queries=5, keys=7):
+    torch.manual_seed(0)
+    shapes = [(2, 3, queries, 8), (2, 3, keys, 8), (2, 3, keys, 8)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_forward_and_backward_are_those_of_torch(kind, causal):
+    tensors = drawn(keys=5 if causal else 7)
+    y = F.scaled_dot_product_attention(*tensors, is_causal=causal)
+    upstream = torch.randn_like(y)
+    expected = torch.autograd.grad(y, tensors, upstream)
+    q, k, v = (tensor.detach() for tensor in tensors)
+    forward = getattr(aten, f"_scaled_dot_product_{kind}_attention").default
+    backward = getattr(aten, f"_scaled_dot_product_{kind}_attention_backward").default
+    bias = [] if kind == "flash" else [None, True]
+    output, top, *_ = float64_kernel(forward, (q,))(q, k, v, *bias, 0.0, causal)
+    torch.testing.assert_close(output, y.detach())
+    scores = q @ k.mT / 8**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+    torch.testing.assert_close(top[..., :5], scores.logsumexp(-1))
+    given = {
+        "flash": (output, top, None, None, 5, 7, 0.0, causal, EMPTY, EMPTY),
+        "efficient": (None, output, top, EMPTY, EMPTY, 0.0, [True] * 4, causal),
+        "cudnn": (output, top, EMPTY, EMPTY, None, None, None, 5, 7, 0.0, causal),
+    }[kind]
+    gradients = float64_kernel(backward, (q,))(upstream, q, k, v, *given)
+    for found, wanted in zip(gradients[:3], expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_bias_has_its_gradient_summed_to_its_shape():
+    q, k, v = (tensor.detach() for tensor in drawn())
+    bias = torch.randn(1, 3, 5, 7, dtype=torch.float64, requires_grad=True)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    (expected,) = torch.autograd.grad(y.sum(), bias)
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    given = (torch.ones_like(y), q, k, v, bias.detach(), y, None, EMPTY, EMPTY, 0.0, [True] * 4)
+    *_, found = float64_kernel(op, (q,))(*given)
+    torch.testing.assert_close(found, expected)
+
+
+def test_dropout_inside_the_kernel_is_refused():
+    q, k, v = (tensor.detach() for tensor in drawn())
+    op = aten._scaled_dot_product_flash_attention.default
+    with pytest.raises(NotImplementedError, match="draws inside its kernel"):
+        float64_kernel(op, (q,))(q, k, v, 0.5)
