@@ -24,7 +24,6 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from paritas._torch import (
     arrival,
     attention,
-    attention_twins,
     draw_keys,
     frozen,
     graphs,
@@ -85,24 +84,24 @@ def test_torch_asks_for_a_callback_before_it_compiles():
     assert callable(stance.innermost_backend)
 
 
-# --- paritas._torch.attention and paritas._torch.attention_twins ---------------------------------
+# --- paritas._torch.attention ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", sorted(attention_twins.FORWARD | attention_twins.BACKWARD, key=str))
+@pytest.mark.parametrize("op", sorted(attention.FORWARD | attention.BACKWARD, key=str))
 def test_every_attention_kernel_has_a_float64_form(op):
     assert callable(attention.wide_attention(op))
 
 
-@pytest.mark.parametrize("op", sorted(attention_twins.FORWARD, key=str))
+@pytest.mark.parametrize("op", sorted(attention.FORWARD, key=str))
 def test_every_attention_kernel_takes_and_gives_what_its_twin_does(op):
     taken = {argument.name for argument in op._schema.arguments}
     given = [result.name for result in op._schema.returns]
     assert {"query", "key", "value", "dropout_p", "is_causal", "scale"} <= taken
     assert given[0] == "output"
-    assert attention_twins._STATES & {*given}
+    assert attention._STATES & {*given}
 
 
-@pytest.mark.parametrize("op", sorted(attention_twins.BACKWARD, key=str))
+@pytest.mark.parametrize("op", sorted(attention.BACKWARD, key=str))
 def test_every_backward_kernel_is_given_the_state_of_the_generator(op):
     taken = {argument.name for argument in op._schema.arguments}
     assert {"query", "key", "value", "philox_seed", "dropout_p", "is_causal", "scale"} <= taken

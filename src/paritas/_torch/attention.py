@@ -1,7 +1,8 @@
-"""Fused attention of CUDA in float64, which its kernels do not know: the formula written out.
+"""The attention kernels of a GPU as plain arithmetic, so that a graph with them runs anywhere.
 
-Only what is defined is given: without dropout the state of the generator that those operators
-return is not, so that there is nothing to compare it with.
+They have no float64 form, and they draw their dropout mask inside. Here the mask is made from a
+seed, which is handed to the backward pass in the place of the generator's state, and kept where
+a uniform number is above the probability: as in the operators that the kernels are put in place of.
 """
 
 from __future__ import annotations
@@ -17,111 +18,122 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._ops import OpOverload
 
-_aten = torch.ops.aten
+ATEN = torch.ops.aten
+FORWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention.default,
+        ATEN._scaled_dot_product_efficient_attention.default,
+        ATEN._scaled_dot_product_cudnn_attention.default,
+    }
+)
+BACKWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention_backward.default,
+        ATEN._scaled_dot_product_efficient_attention_backward.default,
+        ATEN._scaled_dot_product_cudnn_attention_backward.default,
+    }
+)
+# In which result the state of the generator comes out.
+_STATES = {"philox_seed", "rng_state"}
 
 
-def wide_attention(func: OpOverload) -> Callable[..., Any] | None:
-    """The float64 form of a fused attention operator, if it is one."""
-    return _FORMS.get(func)
-
-
-def attend(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Forward: output, logarithm of the sum of exponentials, and the rest as it may be."""
-    given = _named(func, args, kwargs)
-    _refuse_dropout(given)
-    scores = _scores(given)
-    top = scores.logsumexp(dim=-1)
-    output = torch.nan_to_num(scores.softmax(dim=-1), nan=0.0) @ given["value"]
+def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[..., Any]) -> Any:
+    """What a forward kernel gives; `uniform(size, seed)` draws."""
+    given = _named(op, args, kwargs)
+    weights, mask = _weights(given, seed, uniform)
     results: list[Any] = []
-    for item in func._schema.returns:
-        if item.name == "output":
-            results.append(output)
-        elif item.name in {"logsumexp", "log_sumexp"}:
-            wanted = given.get("compute_log_sumexp", True)
-            results.append(_padded(func, top) if wanted else top[..., :0])
-        elif item.name in {"max_q", "max_k"}:
-            results.append(given["query" if item.name == "max_q" else "key"].shape[-2])
+    for result in op._schema.returns:
+        if result.name == "output":
+            results.append((weights * mask) @ given["value"])
+        elif result.name in {"logsumexp", "log_sumexp"}:
+            results.append(_largest(op, given))
+        elif result.name in _STATES:
+            results.append(torch.tensor(seed, device=weights.device))
+        elif result.name.startswith("max_"):
+            results.append(given["query" if result.name == "max_q" else "key"].shape[-2])
         else:
-            results.append(torch.zeros((), dtype=torch.int64, device=output.device))
+            results.append(torch.zeros((), dtype=torch.int64, device=weights.device))
     return tuple(results)
 
 
-def attend_backward(func: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Gradients of query, key, value and, where there is one, of the bias."""
-    given = _named(func, args, kwargs)
-    _refuse_dropout(given)
-    grad = given["grad_out" if "grad_out" in given else "grad_out_"]
-    query, key, value = (given[name] for name in ("query", "key", "value"))
-    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)
-    upstream = grad @ value.mT
-    inner = weights * (upstream - (upstream * weights).sum(dim=-1, keepdim=True))
+def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
+    """What a backward kernel gives, with the mask of the seed that the forward one handed on."""
+    given = _named(op, args, kwargs)
+    query, key, value = given["query"], given["key"], given["value"]
+    gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
+    seed = int(given["philox_seed"].reshape(-1)[0]) if given["dropout_p"] else 0
+    weights, mask = _weights(given, seed, uniform)
     scale = _scale(given)
-    results = [inner @ key * scale, inner.mT @ query * scale, weights.mT @ grad]
-    if len(func._schema.returns) > len(results):
+    to_weights = (gradient @ value.transpose(-2, -1)) * mask
+    to_scores = weights * (to_weights - (to_weights * weights).sum(dim=-1, keepdim=True))
+    results = [
+        to_scores @ key * scale,
+        to_scores.transpose(-2, -1) @ query * scale,
+        (weights * mask).transpose(-2, -1) @ gradient,
+    ]
+    if "grad_input_mask" in given:
         bias = given.get("attn_bias")
-        results.append(None if bias is None else _summed_to(inner, bias))
+        results.append(to_scores.sum_to_size(bias.shape) if bias is not None else None)
+        wanted = given["grad_input_mask"]
+        results = [result if asked else None for result, asked in zip(results, wanted, strict=True)]
     return tuple(results)
+
+
+def wide_attention(op: OpOverload) -> Callable[..., Any] | None:
+    """A form of an attention kernel that takes float64, if it is one; it refuses dropout."""
+    if op in FORWARD:
+        return lambda *args, **kwargs: attend(op, args, kwargs, 0, _refused)
+    if op in BACKWARD:
+        return lambda *args, **kwargs: attend_backward(op, args, kwargs, _refused)
+    return None
+
+
+def _refused(_size: list[int], _seed: int) -> Tensor:
+    message = "fused attention with dropout draws inside its kernel"
+    raise NotImplementedError(message)
+
+
+def _largest(op: OpOverload, given: dict[str, Any]) -> Tensor:
+    """The logarithm of the sum of exponentials of each row.
+
+    The memory-efficient kernel makes it only if asked to, and pads it to a multiple of 32.
+    """
+    top = _scores(given).logsumexp(dim=-1)
+    if not given.get("compute_log_sumexp", True):
+        return top[..., :0]
+    missing = -top.shape[-1] % 32 if "efficient" in op._schema.name else 0
+    return torch.nn.functional.pad(top, (0, missing), value=math.inf) if missing else top
+
+
+def _named(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    return {**given, **kwargs}
 
 
 def _scores(given: dict[str, Any]) -> Tensor:
-    query, key = given["query"], given["key"]
-    scores: Tensor = query @ key.mT * _scale(given)
+    scores: Tensor = given["query"] @ given["key"].transpose(-2, -1) * _scale(given)
     bias = given.get("attn_bias")
-    if bias is not None:
+    if bias is not None and bias.dim():
         scores = scores + bias
     if given.get("is_causal"):
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
     return scores
+
+
+def _weights(
+    given: dict[str, Any], seed: int, uniform: Callable[..., Any]
+) -> tuple[Tensor, Tensor]:
+    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # rows wholly hidden
+    dropped = given["dropout_p"]
+    if not dropped:
+        return weights, torch.ones_like(weights)
+    kept = uniform(list(weights.shape), seed) > dropped
+    return weights, kept.to(weights.dtype) / (1 - dropped)
 
 
 def _scale(given: dict[str, Any]) -> float:
     scale = given.get("scale")
     return 1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale)
-
-
-def _padded(func: OpOverload, top: Tensor) -> Tensor:
-    """The memory-efficient kernel pads each row to a multiple of 32, with infinities."""
-    if "efficient" not in func._schema.name:
-        return top
-    missing = -top.shape[-1] % 32
-    return torch.nn.functional.pad(top, (0, missing), value=math.inf)
-
-
-def _summed_to(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor.sum_to_size(like.shape)
-
-
-def _refuse_dropout(given: dict[str, Any]) -> None:
-    if given.get("dropout_p"):
-        message = "fused attention with dropout draws inside its kernel"
-        raise NotImplementedError(message)
-
-
-def _named(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by their names in the schema."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _form(function: Callable[..., Any], func: OpOverload) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return function(func, *args, **kwargs)
-
-    return run
-
-
-_FORWARD = (
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-)
-_BACKWARD = (
-    _aten._scaled_dot_product_flash_attention_backward.default,
-    _aten._scaled_dot_product_efficient_attention_backward.default,
-    _aten._scaled_dot_product_cudnn_attention_backward.default,
-)
-_FORMS = {
-    **{func: _form(attend, func) for func in _FORWARD},
-    **{func: _form(attend_backward, func) for func in _BACKWARD},
-}

@@ -16,7 +16,7 @@ import torch
 import torch._inductor.inductor_prims  # defines the operators below
 from torch._ops import HigherOrderOperator, OpOverload
 
-from paritas._torch import attention_twins
+from paritas._torch import attention
 from paritas._torch.operators import traits
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _draws(graph: FrozenGraph, prefix: str = "") -> dict[str, Draw]:
         kind = _drawn_kind(node)
         source = _source(node, prefix) if kind else ""
         if kind and source:
-            shape = _shape(node) if node.target not in attention_twins.FORWARD else _mask(node)
+            shape = _shape(node) if node.target not in attention.FORWARD else _mask(node)
             found[path] = Draw(path, (kind, shape), source)
     return found
 
@@ -144,9 +144,9 @@ def _drawn_kind(node: Node) -> str:
         return str(node.args[2])
     if target is RANDINT:
         return "randint"
-    if target in attention_twins.FORWARD:
+    if target in attention.FORWARD:
         return "rand"
-    if target in attention_twins.BACKWARD:
+    if target in attention.BACKWARD:
         return ""  # it is handed what the forward pass drew
     if isinstance(target, OpOverload):
         makes_seeds = target in {SEED, SEEDS} or _is_offset(target)

@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
-from paritas._torch import attention_twins
+from paritas._torch import attention
 from paritas._torch.draw_keys import (
     GRAPH_SAFE,
     OFFSET,
@@ -185,14 +185,17 @@ class _Player:
         if target in {RANDOM, RANDINT}:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
-        if target in attention_twins.FORWARD:
-            return attention_twins.attend(target, args, kwargs, self._value(path), self._uniform)
-        if target in attention_twins.BACKWARD:
-            return attention_twins.attend_backward(target, args, kwargs, self._uniform)
+        if target in attention.FORWARD:
+            return attention.attend(target, args, kwargs, self._value(path), self._uniform)
+        if target in attention.BACKWARD:
+            return attention.attend_backward(target, args, kwargs, self._uniform)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
             return _as_if_alone(name, args)
         if target is ATEN.view.default:
             return _viewed(*args)
+        if target in {ATEN.eq.Tensor, ATEN.ne.Tensor} and _are_floats(args):
+            same = args[0].floor() == args[1].floor()
+            return same if target is ATEN.eq.Tensor else ~same
         return self._seeds(target, args, path)
 
     def _value(self, path: str) -> int:
@@ -361,6 +364,15 @@ def _viewed(tensor: Tensor, size: list[int]) -> Tensor:
         return ATEN.view.default(tensor, size)  # type: ignore[no-any-return]
     except RuntimeError:
         return tensor.reshape(size)
+
+
+def _are_floats(values: Sequence[Any]) -> bool:
+    """Two floating tensors: on made-up numbers they are never equal, and what hangs on it is dead.
+
+    Whether they are within the same whole number is as reflexive and symmetric, and both sides of
+    a comparison ask it alike.
+    """
+    return all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 
 def _seed_value(seed: Tensor) -> int:

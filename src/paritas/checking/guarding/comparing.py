@@ -139,14 +139,19 @@ class CallComparer:
             self._add(name, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
 
     def compare_aliases(
-        self, reference: Observation, candidate: Observation, visible: set[str]
+        self,
+        reference: Observation,
+        candidate: Observation,
+        visible: set[str],
+        donated: set[str] = frozenset(),  # type: ignore[assignment]
     ) -> None:
-        """Compare which visible outputs share memory, and with what."""
+        """Compare which visible outputs share memory, and with what; donated inputs may be used."""
 
         def seen(observation: Observation) -> set[tuple[str, str]]:
             shared = {(a, b) for a, b in observation.aliases if b in visible}
             # Two outputs that share memory matter only if the user sees both.
-            return {(a, b) for a, b in shared if a not in observation.outputs or a in visible}
+            shared = {(a, b) for a, b in shared if a not in observation.outputs or a in visible}
+            return {(a, b) for a, b in shared if a not in donated}
 
         left, right = seen(reference), seen(candidate)
         for one, other in sorted(right - left):
