@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD = "forward", "backward"
 VISIBLE = 1e-6
 # Of each graph; less of the programs that take long to compile.
-CASES = {"perceptron": 9, "block": 7, "convolutional": 7, "recurrent": 9}
+CASES = {"perceptron": 8, "block": 8, "convolutional": 7, "recurrent": 9}
 
 
 class Perceptron(nn.Module):

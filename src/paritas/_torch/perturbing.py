@@ -28,6 +28,8 @@ _WIDEST = {torch.float64, torch.complex128}
 _SMALLEST_POOL = 1 << 20
 # So many values are looked at, and such a share of them has to be there twice.
 _SAMPLE, _REPEATS = 512, 0.1
+_UNIT_TF32 = 2.0**-10
+_MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: spreads the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -75,11 +77,13 @@ class PerturbMode(LiftMode):
         if exact and not self.shake_inputs:
             return func(*args, **kwargs)
         shaken = args
-        if self.shake_inputs or not kind.basic:
+        coarse = self._input_unit(kind, args)
+        if self.shake_inputs or not kind.basic or coarse > unit:
+            unit_in = max(unit, coarse)
             shaken = tuple(
                 value
                 if place in kind.mutates
-                else map_tensors(value, lambda tensor: self._shaken(tensor, unit))
+                else map_tensors(value, lambda tensor: self._shaken(tensor, unit_in))
                 for place, value in enumerate(args)
             )
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
@@ -108,6 +112,13 @@ class PerturbMode(LiftMode):
         if single:
             return results[0]
         return type(result)(results) if result is not None else None
+
+    def _input_unit(self, kind: Traits, args: tuple[Any, ...]) -> float:
+        """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""
+        if self.native is not torch.float32 or not self.widths:
+            return 0.0
+        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
+        return _UNIT_TF32 if on_cuda and _may_use_tf32(kind.name) else 0.0
 
     def _unit_of(self, func: OpOverload) -> float:
         ordinal = self._counts.get(func, 0)
@@ -142,6 +153,12 @@ class PerturbMode(LiftMode):
             self._pools[tensor.device] = pool.uniform_(-1, 1, generator=generator)
         start = self._draws.randrange(pool.numel() - count + 1)
         return pool.narrow(0, start, count).view(tensor.shape)
+
+
+def _may_use_tf32(name: str) -> bool:
+    if name.startswith("convolution"):
+        return bool(torch._C._get_cudnn_allow_tf32())
+    return name in _MATMULS and bool(torch._C._get_cublas_allow_tf32())
 
 
 def _repeats(tensor: Tensor) -> bool:

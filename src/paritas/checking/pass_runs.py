@@ -25,6 +25,7 @@ from paritas.checking.isolation import RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, default_dtype
 from paritas.checking.pass_inputs import Inputs, Numbers, make_up
+from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, as_plain, check_pair
@@ -250,10 +251,29 @@ def compare(before: Program, after: Program, inputs: Inputs) -> Comparison:
         right = after.seen(inputs, wide=wide, used=used)
         error = left.error or right.error
         if error is None:
-            return _compare_runs(ProgramRuns(before, inputs, wide=wide), left, right, wide=wide)
+            runs = ProgramRuns(before, inputs, wide=wide)
+            # What was computed of constants was computed in their own dtype, and rounded to it.
+            folded = [unit_roundoff(dtype) for dtype in new_constants(before, after)]
+            runs.lift_unit = max([runs.lift_unit, *folded])
+            return _compare_runs(runs, left, right, wide=wide)
         side = "before" if left.error is not None else "after"
         failed = f"the graph {side} it cannot be run op by op: {told(error)}"
     raise UnplayableError(failed)
+
+
+def new_constants(before: Program, after: Program) -> set[torch.dtype]:
+    """The dtypes of the floating constants that only the program after has."""
+
+    def constants(program: Program) -> dict[str, torch.dtype]:
+        return {
+            name: value.dtype
+            for graph in program.graphs
+            for name, value in graph.attributes.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+        }
+
+    known = constants(before)
+    return {dtype for name, dtype in constants(after).items() if name not in known}
 
 
 def _compare_runs(

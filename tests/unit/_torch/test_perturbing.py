@@ -229,3 +229,13 @@ def test_equal_values_are_rounded_alike_and_others_apart():
     errors = (apart / (y * 3.3) - 1) / UNIT_F32
     assert errors.unique().numel() > 60
     assert float(errors.abs().max()) <= 0.5 + 1e-6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_tensor_cores_may_round_is_shaken_that_much(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    x = torch.rand(64, 64, dtype=torch.float64, device="cuda") + 0.5
+    with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0):
+        moved = x @ x
+    off = float(((moved - x @ x) / (x @ x)).square().mean().sqrt())
+    assert 1e-5 < off < 1e-3
