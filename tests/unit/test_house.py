@@ -18,6 +18,7 @@ SEAM = SOURCE / "paritas" / "_torch"
 CANARIES = [
     ROOT / "tests" / "unit" / "test_torch_canaries.py",
     ROOT / "tests" / "unit" / "test_compiler_canaries.py",
+    ROOT / "tests" / "unit" / "test_graph_canaries.py",
 ]
 
 LONGEST_FILE = 400
