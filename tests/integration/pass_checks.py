@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch._inductor.config  # noqa: TID251  (settings of the compiler under test)
 
-from paritas.checking.passes import PassChecks
+from paritas.checking.passes.checks import PassChecks
 
 
 def checked(function: Any, *args: Any, **settings: Any) -> PassChecks:

@@ -18,7 +18,7 @@ import paritas
 from integration.pass_checks import checked, inputs
 from paritas._torch.inductor import compile_watched
 from paritas.checking import passes
-from paritas.checking.passes import PassChecks, check_graph_passes
+from paritas.checking.passes.checks import PassChecks, check_graph_passes
 from paritas.numerics.findings import Aspect, OriginKind, Status
 
 ATEN = torch.ops.aten

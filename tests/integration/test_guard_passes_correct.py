@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from integration.pass_checks import checked
-from paritas.checking.passes import PassChecks
+from paritas.checking.passes.checks import PassChecks
 from quality.guard_program_table import run
 from quality.guard_programs import PROGRAMS
 

@@ -80,3 +80,17 @@ def test_a_model_without_its_parameters_yet_is_a_clear_error() -> None:
     lazy = nn.LazyLinear(4)
     with pytest.raises(UsageError, match="call the model once before verifying"):
         verify([torch.ones(2, 3)], lazy, lazy)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "x"),
+    [
+        (lambda x: x >= 2, lambda x: x > 2, torch.tensor([1.0, 2.0, 3.0])),
+        (lambda x: x.relu() <= 0, lambda x: x.relu() < 0, torch.tensor([-1.0, 0.5])),
+        (lambda x: x >= 1, lambda x: x > 1, torch.arange(8)),
+    ],
+    ids=["float", "relu", "integer"],
+)
+def test_an_edge_that_no_rounding_moves_is_where_the_reference_puts_it(left, right, x):
+    verdict = verify([x], left, right, VerifyConfig(raise_on_mismatch=False))
+    assert verdict.status is Status.DIFFERENT

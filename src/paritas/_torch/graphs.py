@@ -149,8 +149,10 @@ def is_undefined(node: Any) -> bool:
         parent, position = node.args
         if not isinstance(parent, Node) or not isinstance(parent.target, OpOverload):
             return False
-        schema = parent.target._schema
-        if schema.returns[int(str(position))].name not in _GENERATOR_STATES:
+        returns = parent.target._schema.returns
+        index = int(str(position))
+        # Operators that return a list (split, unbind) have but one return, without a name.
+        if index >= len(returns) or returns[index].name not in _GENERATOR_STATES:
             return False
         return not _argument(parent, "dropout_p")
     kind = node_traits(node)

@@ -127,8 +127,14 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype, copy=True)
 
 
+def reshaped(tensor: Tensor, size: list[int]) -> Tensor:
+    """`aten.view`, as Inductor takes it: eager may lay out the viewed value in another way."""
+    return tensor.reshape(size)
+
+
 # Prims are written in Python, and cost more than what they do.
 _DIRECT: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.view.default: reshaped,
     torch.ops.prims.iota.default: count_up,
     torch.ops.prims.convert_element_type.default: converted,
 }

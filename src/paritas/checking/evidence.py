@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.lifting import WIDE
+from paritas._torch.operators import CHOICES
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import MAX_Z
 
@@ -68,8 +69,14 @@ class ItemEvidence:
         if runs and len(known) == len(runs):
             # What separates the two choices, against how much rounding moves it.
             plain, *moved = known
-            squares = torch.stack([(margin - plain).square() for margin in moved]).mean(dim=0)
-            return (plain.abs() <= MAX_Z * squares.sqrt()) & (reference != candidate)
+            moves = torch.stack([(margin - plain).double() for margin in moved])
+            spread = moves.square().mean(dim=0).sqrt()
+            near = plain.abs() <= MAX_Z * spread
+            if runs[0].decisions[self.path].kind not in CHOICES:
+                # Of two equal scores either may be chosen; but what no rounding moves lies on the
+                # side of the edge where the operator puts it.
+                near &= spread > 0
+            return near & (reference != candidate)
         # Nothing is known of how it came about: rounding decides where it gives the candidate's.
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:

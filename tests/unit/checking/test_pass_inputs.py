@@ -7,8 +7,8 @@ import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from paritas._torch.frozen import UnplayableError, freeze
-from paritas.checking.pass_inputs import Numbers, make_up
-from paritas.checking.pass_runs import GraphProgram, inputs_for
+from paritas.checking.passes.inputs import Numbers, make_up
+from paritas.checking.passes.runs import GraphProgram, inputs_for
 
 INDICES = torch.zeros(16, dtype=torch.int64)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.inductor import LoweredGraph
-    from paritas.checking.passes import PassChecks
+    from paritas.checking.passes.checks import PassChecks
     from paritas.numerics.findings import Finding, Verdict
 
 
@@ -147,7 +147,7 @@ class Guard:
     def _pass_checks(self) -> PassChecks | None:
         if not self.settings.check_passes:
             return None
-        from paritas.checking.passes import PassChecks
+        from paritas.checking.passes.checks import PassChecks
 
         return PassChecks()
 

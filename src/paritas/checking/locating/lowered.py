@@ -11,7 +11,7 @@ from paritas._torch.graphs import provenance, returned
 from paritas.checking.locating.isolating import remedies, smallest_set
 from paritas.checking.locating.nodes import Tapping, is_wrong_alone, tap
 from paritas.checking.locating.variants import run_variant, shows_it
-from paritas.checking.passes import check_graph_passes
+from paritas.checking.passes.checks import check_graph_passes
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
 
 if TYPE_CHECKING:

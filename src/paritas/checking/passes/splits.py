@@ -9,14 +9,14 @@ import torch
 from paritas._torch.draw_keys import draws_of, following_keys
 from paritas._torch.frozen import SYMBOLS, FrozenGraph, UnplayableError, may_write
 from paritas._torch.replaying import Stream, replay
-from paritas.checking.pass_runs import Program, tensors_in
+from paritas.checking.passes.runs import Program, tensors_in
 from paritas.numerics.trees import leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.checking.pass_inputs import Inputs
-    from paritas.checking.pass_runs import GraphProgram
+    from paritas.checking.passes.inputs import Inputs
+    from paritas.checking.passes.runs import GraphProgram
 
 # The generators that torch hands to both graphs, each to draw what the other draws.
 FORWARD_STREAM, BACKWARD_STREAM = "fwd_rng_state", "bwd_rng_state"

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from paritas._torch.frozen import FrozenGraph
-    from paritas.checking.pass_inputs import Inputs
-    from paritas.checking.pass_runs import Comparison
-    from paritas.checking.split_runs import SplitProgram
+    from paritas.checking.passes.inputs import Inputs
+    from paritas.checking.passes.runs import Comparison
+    from paritas.checking.passes.splits import SplitProgram
 
 SPLIT = "forward/backward split"
 MOST_NAMED = 8

@@ -18,9 +18,9 @@ from paritas._torch.draw_keys import following_keys
 from paritas._torch.frozen import Fingerprint, UnplayableError, freeze
 from paritas._torch.graphs import as_traced
 from paritas._torch.passes import JOINT, run_post_grad_passes, telling
-from paritas.checking.pass_findings import could_not_check, wrong_pass, wrong_split
-from paritas.checking.pass_runs import GraphProgram, compare, inputs_for, output_dtypes, told
-from paritas.checking.split_runs import SplitProgram
+from paritas.checking.passes.findings import could_not_check, wrong_pass, wrong_split
+from paritas.checking.passes.runs import GraphProgram, compare, inputs_for, output_dtypes, told
+from paritas.checking.passes.splits import SplitProgram
 from paritas.numerics.findings import Finding, Status
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.inductor import LoweredGraph
-    from paritas.checking.pass_inputs import Inputs
-    from paritas.checking.pass_runs import Comparison, Program
+    from paritas.checking.passes.inputs import Inputs
+    from paritas.checking.passes.runs import Comparison, Program
 
 # What the pattern matcher calls itself inside passes that have names of their own.
 ANONYMOUS = "pattern_matcher"

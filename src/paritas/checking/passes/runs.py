@@ -24,7 +24,7 @@ from paritas.checking.evidence import ItemEvidence
 from paritas.checking.isolation import RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, default_dtype
-from paritas.checking.pass_inputs import Inputs, Numbers, make_up
+from paritas.checking.passes.inputs import Inputs, Numbers, make_up
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal

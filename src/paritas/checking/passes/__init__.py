@@ -1,0 +1,1 @@
+"""Do the compiler's passes, and its split into forward and backward, keep what a graph means?"""
