@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from paritas._torch import equality, perturbing
+from paritas._torch import equality, indexing, perturbing
 
 
 def gradient_of_a_maximum(x):
@@ -34,6 +34,19 @@ def test_numbers_a_few_roundings_apart_are_equal_and_no_others():
     right = torch.tensor([1.0, 1 + 2e-7, 1 + 2e-5, 1e-12, torch.inf, torch.nan])
     nearly = equality.nearly_equal(left, right, unit=2.0**-24)
     assert nearly.tolist() == [True, True, False, False, True, False]
+
+
+def test_indices_that_fit_stay_and_others_are_made_to():
+    x = torch.arange(12.0).view(3, 4)
+    columns = torch.tensor([[0, -1, 9, 3]])
+    _, _, index = indexing.in_bounds("gather", (x, 1, columns))
+    assert index.tolist() == [[0, 3, 1, 3]]
+    _, indices = indexing.in_bounds("index", (x, [None, torch.tensor([-1, 5])]))
+    assert indices[0] is None
+    assert indices[1].tolist() == [3, 1]
+    mask = x > 3
+    assert indexing.in_bounds("index", (x, [mask]))[1][0] is mask
+    assert torch.ops.aten.gather(*indexing.in_bounds("gather", (x, 1, columns))).shape == (1, 4)
 
 
 def test_whether_tensor_cores_may_be_used_is_told_without_a_device():

@@ -35,6 +35,7 @@ from paritas._torch.draw_keys import (
     value_of,
 )
 from paritas._torch.frozen import FrozenGraph, UnplayableError, concrete, note_sizes
+from paritas._torch.indexing import in_bounds
 from paritas._torch.lifting import WIDE
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ class _Player:
             return result
         if "generator" in kwargs:
             kwargs = {**kwargs, "generator": None}  # it is the user's own
+        args = in_bounds(name, args)
         if may_draw(target):
             result = self._drawn(target, args, kwargs, self._value(path))
         else:
