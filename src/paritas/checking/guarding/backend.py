@@ -142,6 +142,9 @@ class Guard:
         if not guarded:
             reason = "torch gave back code for it that never came by the guard"
             self.journal.enter(f"graph {number}", source, unguarded=reason)
+        if checks is not None and checks.stages == 0:
+            reason = "no pass of the compiler was heard of, so none was checked"
+            self.journal.enter(f"graph {number} passes", source, unguarded=reason)
         return compiled
 
     def _pass_checks(self) -> PassChecks | None:

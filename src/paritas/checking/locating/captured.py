@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from paritas._torch.graphs import provenance
 from paritas.checking.isolation import RandomState
+from paritas.checking.origins import node_origin
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
 
 if TYPE_CHECKING:
@@ -157,17 +157,9 @@ def _finding(
         origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
         reason = told
     else:
-        where = provenance(node)
-        origin = Origin(
-            kind=OriginKind.NODE,
-            name=node.name,
-            operator=where.operator,
-            module=where.module,
-            source=where.source,
-            code=where.code,
-        )
+        origin = node_origin(node)
         what = "the gradient of " if suspect.gradients else ""
-        reason = f"starts here: {what}{where.operator} {told}; {about.reason}"
+        reason = f"starts here: {what}{origin.operator} {told}; {about.reason}"
     return Finding(
         path=f"{suspect.label}: {origin.kind.value} {origin.name}",
         aspect=about.aspect if worst is not None else Aspect.VALUE,

@@ -11,6 +11,7 @@ from paritas._torch.graphs import provenance, returned
 from paritas.checking.locating.isolating import remedies, smallest_set
 from paritas.checking.locating.nodes import Tapping, is_wrong_alone, tap
 from paritas.checking.locating.variants import run_variant, shows_it
+from paritas.checking.origins import origin
 from paritas.checking.passes.checks import check_graph_passes
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
 
@@ -97,17 +98,8 @@ def _smallest(suspect: Suspect, seen: str, away: tuple[str, ...]) -> Finding | N
     where = provenance(by_name[nodes[0]])
     kind = OriginKind.NODE if len(nodes) == 1 else OriginKind.FUSION
     told = f"it takes {_listed(nodes)} compiled together" if len(nodes) > 1 else "compiled alone"
-    origin = Origin(
-        kind=kind,
-        name=", ".join(nodes),
-        operator=where.operator,
-        module=where.module,
-        source=where.source,
-        code=where.code,
-        nodes=tuple(nodes),
-        remedies=away,
-    )
-    return _finding(suspect, f"{seen}; {told} to show it", origin)
+    found = origin(kind, ", ".join(nodes), where, tuple(nodes), away)
+    return _finding(suspect, f"{seen}; {told} to show it", found)
 
 
 def _whole_graph(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
@@ -120,31 +112,23 @@ def _whole_graph(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
     for finding in suspect.failures:
         node = node or outputs.get(finding.path.removeprefix(prefix))
     where = provenance(node) if node is not None else None
+    named = (node.name,) if node is not None else ()
     return _finding(
         suspect,
         why,
-        Origin(
-            kind=OriginKind.GRAPH,
-            name=suspect.label,
-            operator=where.operator if where else "",
-            module=where.module if where else "",
-            source=where.source if where else "",
-            code=where.code if where else "",
-            nodes=(node.name,) if node is not None else (),
-            remedies=away,
-        ),
+        origin(OriginKind.GRAPH, suspect.label, where, named, away),
     )
 
 
-def _finding(suspect: Suspect, reason: str, origin: Origin) -> Finding:
+def _finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
     worst = suspect.failures[0]
     return Finding(
-        path=f"{suspect.label}: {origin.kind.value} {origin.name}",
+        path=f"{suspect.label}: {where.kind.value} {where.name}",
         aspect=Aspect.VALUE,
         status=worst.status,
         reason=reason,
-        source=origin.source or None,
-        origin=origin,
+        source=where.source or None,
+        origin=where,
     )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -22,7 +23,6 @@ from paritas._torch.graphs import (
     node_draws,
     node_traits,
     placeholders,
-    provenance,
 )
 from paritas._torch.random_twins import draws_by_inductor
 from paritas._torch.selecting import ONLY_MARKED, with_compiled
@@ -33,13 +33,14 @@ from paritas.checking.isolation import Copier
 from paritas.checking.locating.variants import Variant, run_variant, shows_it
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import Observation, default_dtype
-from paritas.numerics.findings import Finding, Origin, OriginKind
+from paritas.checking.origins import node_origin
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, check_pair
 
 if TYPE_CHECKING:
     from paritas._torch.lifting import LiftMode
     from paritas.checking.guarding.lowered import Suspect
+    from paritas.numerics.findings import Finding
 
 _VALUE = "value"
 _CHECKS = Checks()
@@ -155,30 +156,10 @@ def _named(node: Node, found: list[Finding]) -> list[Finding]:
     bad = [finding for finding in found if not finding.status.passes()]
     if not bad:
         return []
-    where = provenance(node)
     worst = max(bad, key=lambda finding: finding.status.gravity)
-    operand = where.operator
-    return [
-        Finding(
-            path=worst.path,
-            aspect=worst.aspect,
-            status=worst.status,
-            reason=f"starts here: {operand} gives a wrong result for right inputs; {worst.reason}",
-            dtype=worst.dtype,
-            shape=worst.shape,
-            metrics=worst.metrics,
-            native=worst.native,
-            source=where.source or None,
-            origin=Origin(
-                kind=OriginKind.NODE,
-                name=node.name,
-                operator=where.operator,
-                module=where.module,
-                source=where.source,
-                code=where.code,
-            ),
-        )
-    ]
+    where = node_origin(node)
+    told = f"starts here: {where.operator} gives a wrong result for right inputs; {worst.reason}"
+    return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
 
 
 class NodeRuns(NoiseRuns):

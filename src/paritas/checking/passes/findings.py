@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paritas._torch.graphs import Provenance, provenance
-from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.checking.origins import origin
+from paritas.numerics.findings import Aspect, Finding, OriginKind, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,15 +93,7 @@ def _finding(
         native=worst.native,
         lifted=worst.lifted,
         source=where.source or None,
-        origin=Origin(
-            kind=kind,
-            name=name,
-            operator=where.operator,
-            module=where.module,
-            source=where.source,
-            code=where.code,
-            nodes=tuple(node.name for node in nodes[:MOST_NAMED]),
-        ),
+        origin=origin(kind, name, where, tuple(node.name for node in nodes[:MOST_NAMED])),
     )
 
 
