@@ -94,3 +94,21 @@ def test_a_model_without_its_parameters_yet_is_a_clear_error() -> None:
 def test_an_edge_that_no_rounding_moves_is_where_the_reference_puts_it(left, right, x):
     verdict = verify([x], left, right, VerifyConfig(raise_on_mismatch=False))
     assert verdict.status is Status.DIFFERENT
+
+
+def test_a_mask_of_relu_that_rounding_decides_is_no_fault():
+    """How near to its edge a value was, relu hides: what it was given tells."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 64, dtype=torch.bfloat16)
+
+    def whole(x):
+        return (x @ weight).relu() <= 0
+
+    def halves(x):
+        return (x[:, :32] @ weight[:32] + x[:, 32:] @ weight[32:]).relu() <= 0
+
+    x = torch.randn(512, 64, dtype=torch.bfloat16)
+    assert not torch.equal(whole(x), halves(x))
+    assert verify([x], halves, whole).status is Status.UNSTABLE
+    config = VerifyConfig(raise_on_mismatch=False)
+    assert verify([x], halves, lambda x: whole(x * -1), config).status is Status.DIFFERENT

@@ -96,11 +96,14 @@ def _refused(_size: list[int], _seed: int) -> Tensor:
 def _largest(op: OpOverload, given: dict[str, Any]) -> Tensor:
     """The logarithm of the sum of exponentials of each row.
 
-    The memory-efficient kernel makes it only if asked to, and pads it to a multiple of 32.
+    The memory-efficient kernel makes it only if asked to, and pads it to a multiple of 32; that of
+    cuDNN gives it one more dimension.
     """
     top = _scores(given).logsumexp(dim=-1)
     if not given.get("compute_log_sumexp", True):
         return top[..., :0]
+    if "cudnn" in op._schema.name:
+        return top.unsqueeze(-1)
     missing = -top.shape[-1] % 32 if "efficient" in op._schema.name else 0
     return torch.nn.functional.pad(top, (0, missing), value=math.inf) if missing else top
 

@@ -76,6 +76,8 @@ class Decisions:
     def __init__(self) -> None:
         """Start with none."""
         self._table: dict[int, Decision] = {}
+        # Results of relu, and what it was given: where it gives 0, how far from 0 that was.
+        self._clipped: dict[int, Tensor] = {}
         # The memory of a result must not be handed to another tensor while it stands for one.
         self._alive: list[Tensor] = []
 
@@ -90,8 +92,13 @@ class Decisions:
             return
         chosen = result
         decision: Decision | None = None
-        if name in COMPARISONS:
-            decision = Decision(name, first, args[1])
+        if name == "relu" and isinstance(result, torch.Tensor):
+            self._clipped[result.untyped_storage().data_ptr()] = first
+            self._alive.append(result)
+        elif name in COMPARISONS:
+            with_zero = isinstance(args[1], int | float) and args[1] == 0
+            clipped = self._clipped.get(first.untyped_storage().data_ptr()) if with_zero else None
+            decision = Decision(name, first if clipped is None else clipped, args[1])
         elif name in ROUNDINGS:
             decision = Decision(name, first)
         elif name in CHOICES:

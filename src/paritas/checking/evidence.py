@@ -39,7 +39,11 @@ class ItemEvidence:
 
     def arbiter(self) -> Tensor | None:
         """The reference's value in float64."""
-        return self._value(self.runs.arbiter())
+        value = self._value(self.runs.arbiter())
+        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        if value is None or not isinstance(native, torch.Tensor):
+            return None
+        return value if value.shape == native.shape else None
 
     def lifted(self) -> Tensor | None:
         """The candidate's value in float64."""
