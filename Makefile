@@ -48,7 +48,7 @@ demo: $(VENV)/.installed ## Install paritas and show what it does
 
 .PHONY: test
 test: lint types layers ## Run every check, then the tests
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.installed-test ## Check style and formatting
