@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 
 import pytest
 
@@ -72,4 +73,7 @@ def test_a_program_without_a_fault_is_silent(program: str) -> None:
 def test_nine_wrong_nodes_of_ten_are_named_and_nearly_all_within_two_edges(direction: str) -> None:
     cases = [case for program in PROGRAMS for case in drawn(program, direction)]
     assert len(cases) >= 30, "the draw left too little to find"
+    if not os.environ.get("PARITAS_WHOLE_CORPUS"):
+        # Each takes three compiles: as many as a run of all tests has time for.
+        cases = cases[::3]
     assert_located(cases)
