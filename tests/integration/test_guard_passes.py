@@ -17,7 +17,7 @@ from torch import nn
 import paritas
 from integration.pass_checks import checked, inputs
 from paritas._torch.inductor import compile_watched
-from paritas.checking import passes
+from paritas.checking.passes import checks as passes
 from paritas.checking.passes.checks import PassChecks, check_graph_passes
 from paritas.numerics.findings import Aspect, OriginKind, Status
 

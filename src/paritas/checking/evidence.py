@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.lifting import WIDE
-from paritas._torch.operators import CHOICES
+from paritas._torch.operators import COMPARISONS
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import MAX_Z
 
@@ -76,9 +76,9 @@ class ItemEvidence:
             moves = torch.stack([(margin - plain).double() for margin in moved])
             spread = moves.square().mean(dim=0).sqrt()
             near = plain.abs() <= MAX_Z * spread
-            if runs[0].decisions[self.path].kind not in CHOICES:
-                # Of two equal scores either may be chosen; but what no rounding moves lies on the
-                # side of the edge where the operator puts it.
+            if runs[0].decisions[self.path].kind in COMPARISONS:
+                # Of two equal scores either may be chosen, and a half may be rounded either way;
+                # but what no rounding moves lies on the side where the comparison puts it.
                 near &= spread > 0
             return near & (reference != candidate)
         # Nothing is known of how it came about: rounding decides where it gives the candidate's.
