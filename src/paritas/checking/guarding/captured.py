@@ -242,8 +242,13 @@ class GradientWatch:
         positions = []
         names = self.code.reference.inputs
         for position, (name, value) in enumerate(zip(names, args, strict=False)):
-            needs = isinstance(value, torch.Tensor) and value.requires_grad
-            if needs and name not in handed_out and f"{name}{AFTER}" not in reference.after:
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                continue
+            if name in handed_out or f"{name}{AFTER}" in reference.after:
+                label = self.code.entry.label
+                reason = "is not checked, since the graph writes to it or hands it out"
+                self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
+            else:
                 positions.append(position)
         if not positions:
             return args
