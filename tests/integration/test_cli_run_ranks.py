@@ -30,6 +30,7 @@ wrong = f"--faulty={{rank}}" in sys.argv
 step = torch.compile(DistributedDataParallel(model), backend=faulty if wrong else "aot_eager")
 for _ in range(2):
     step(torch.randn(32, 8)).square().mean().backward()
+dist.barrier()  # none is killed amid a collective: gloo would take the others down with it
 if f"--kill={{rank}}" in sys.argv:
     os.kill(os.getpid(), 9)
 dist.destroy_process_group()
