@@ -178,11 +178,11 @@ class GraphRuns(NoiseRuns):
         if "arbiter" not in self._asked and self.is_narrow:
             self._restore_random()
             seen = self.reference.wide.run(self.reference, self.kept)
-            if seen is not None:
-                self._asked.add("arbiter")
-                self._arbiter = [seen] if seen.error is None else None
-                return self._arbiter
             self._asked.add("arbiter")
+            if seen is not None and seen.error is None:
+                self._arbiter = [seen]
+                return self._arbiter
+            # Not rewritten, or it failed on these arguments: the mode does it, or says why not.
             mode = LiftMode(self.dtype, self.default)
             runs = self.run_reference(wide=True, mode=mode)
             if self.is_usable(runs, "no arbiter: the reference in float64"):
