@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.checking.isolation import RandomState, copied
+from paritas.checking.isolation import copied
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import as_plain
 from paritas.numerics.trees import containers, leaves
+from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

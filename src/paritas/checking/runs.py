@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.checking.config import Inputs
-    from paritas.checking.isolation import RandomState
     from paritas.checking.subjects import Subject
+    from paritas.recording.isolation import RandomState
 
 
 class Runs(NoiseRuns):

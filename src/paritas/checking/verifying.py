@@ -11,13 +11,13 @@ import torch
 from paritas._torch.compiled import room_for_entries
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
-from paritas.checking.isolation import RandomState
 from paritas.checking.observing import Conditions, Observation, input_tensors, running
 from paritas.checking.runs import Runs
 from paritas.checking.subjects import Subject, subject
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Status, Verdict
 from paritas.numerics.metrics import bitwise_equal
+from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

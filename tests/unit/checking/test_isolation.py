@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from paritas.checking.config import Inputs
-from paritas.checking.isolation import Copier, ModuleState, RandomState, copied
+from paritas.checking.isolation import ModuleState, copied
+from paritas.recording.isolation import Copier, RandomState
 
 
 def memory(tensor):

@@ -18,9 +18,9 @@ from paritas.checking.guarding.captured_runs import (
 )
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.guarding.journal import Journal
-from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.findings import Aspect, Status
+from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

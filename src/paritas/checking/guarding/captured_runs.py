@@ -12,10 +12,10 @@ from paritas._torch.graphs import copy_graph, node_dtypes
 from paritas._torch.naming import captured_input_names
 from paritas._torch.random_twins import use_twins
 from paritas.checking.guarding.graph_runs import copy_argument
-from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, aliases, default_dtype
 from paritas.numerics.metrics import bitwise_equal
+from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

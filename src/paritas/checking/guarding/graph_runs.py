@@ -19,10 +19,10 @@ from paritas._torch.graphs import (
 from paritas._torch.lifting import LiftMode
 from paritas._torch.random_twins import draws_random_numbers, use_twins
 from paritas._torch.widening import widened
-from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, aliases, default_dtype, memory
 from paritas.numerics.metrics import bitwise_equal
+from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -14,10 +14,10 @@ from paritas._torch.naming import lowered_input_names, lowered_output_names
 from paritas.checking.guarding.calls import GuardedCode, located, same_place
 from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, written_copied
 from paritas.checking.guarding.substituting import substitute
-from paritas.checking.isolation import RandomState
 from paritas.checking.observing import Observation
 from paritas.numerics.findings import Status
 from paritas.numerics.metrics import bitwise_equal
+from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from paritas.checking.isolation import RandomState
 from paritas.checking.origins import node_origin
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,13 +29,13 @@ from paritas._torch.selecting import ONLY_MARKED, with_compiled
 from paritas._torch.tapping import tapped
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.guarding.graph_runs import copy_argument
-from paritas.checking.isolation import Copier
 from paritas.checking.locating.variants import Variant, run_variant, shows_it
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import Observation, default_dtype
 from paritas.checking.origins import node_origin
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, check_pair
+from paritas.recording.isolation import Copier
 
 if TYPE_CHECKING:
     from paritas._torch.lifting import LiftMode

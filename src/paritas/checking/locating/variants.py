@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from paritas._torch.inductor import compile_again
 from paritas.checking.guarding.graph_runs import copy_argument
-from paritas.checking.isolation import Copier, RandomState
 from paritas.checking.observing import Observation
+from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -21,7 +21,6 @@ from paritas._torch.graphs import as_traced
 from paritas._torch.lifting import WIDE, LiftMode, is_rounding
 from paritas._torch.replaying import replay
 from paritas.checking.evidence import ItemEvidence
-from paritas.checking.isolation import RandomState
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, default_dtype
 from paritas.checking.passes.inputs import Inputs, Numbers, make_up
@@ -30,6 +29,7 @@ from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, as_plain, check_pair
 from paritas.numerics.trees import leaves
+from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,1 @@
+"""What is on disk: the store, its index, and readers of other layouts."""

@@ -1,0 +1,134 @@
+"""Arguments and random states that can be had again: copies that keep strides and aliases."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paritas._torch.lifting import WIDE
+from paritas.numerics.trees import children, map_leaves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Copier", "RandomState"]
+
+
+class Copier:
+    """Copies tensors storage by storage: views of one storage stay views of one storage.
+
+    Strides, overlaps and aliases among the arguments are part of what a program is given.
+    """
+
+    def __init__(self, *, widen: bool = False) -> None:
+        """Copy as they are, or widened to float64."""
+        self.widen = widen
+        self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
+
+    def copy_tree(self, tree: Any) -> Any:
+        """A tree of the same structure that shares nothing with the given one."""
+        return map_leaves(tree, self._copy_leaf)
+
+    def copy_tensor(self, tensor: Tensor) -> Tensor:
+        """A leaf tensor with the same values, strides and requires_grad."""
+        plain = tensor.detach()
+        dtype = WIDE.get(plain.dtype, plain.dtype) if self.widen else plain.dtype
+        if _is_plain(tensor) and self._is_alone(plain, dtype):
+            result = plain.clone()
+            self.copies[plain.data_ptr(), None] = result.untyped_storage()
+        elif _is_plain(tensor):
+            result = torch.empty(0, dtype=dtype, device=plain.device).set_(
+                self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
+            )
+            # The storage holds a lazily conjugated or negated value as it was before that.
+            result = result.conj() if plain.is_conj() else result
+            result = result.neg_() if plain.is_neg() else result
+        else:
+            result = plain.clone().to(dtype)
+        return result.requires_grad_(tensor.requires_grad)
+
+    def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""
+        return (
+            dtype is tensor.dtype
+            and tensor.is_contiguous()
+            and tensor.storage_offset() == 0
+            and not (tensor.is_conj() or tensor.is_neg())
+            and tensor.untyped_storage().nbytes() == tensor.nbytes
+            and tensor.numel() > 0
+            and (tensor.data_ptr(), None) not in self.copies
+        )
+
+    def _copy_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.copy_tensor(leaf)
+        if children(leaf) is None and hasattr(leaf, "__dict__") and not callable(leaf):
+            # An object of a class we do not know, a cache for one: its tensors must not be shared.
+            return copy.deepcopy(leaf)
+        return leaf
+
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """The copied storage; widened, every number of it takes twice or more the room."""
+        storage = tensor.untyped_storage()
+        # A complex number is two reals: both views of one storage widen to views of one storage.
+        real = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+        wide = WIDE.get(real) if self.widen else None
+        key = (storage.data_ptr() or id(tensor), real if wide else None)
+        if key not in self.copies:
+            if wide is None:
+                self.copies[key] = storage.clone()
+            else:
+                flat = torch.empty(0, dtype=real, device=tensor.device)
+                count = storage.nbytes() // real.itemsize
+                flat = flat.set_(storage, 0, (count,), (1,))
+                self.copies[key] = flat.to(wide).untyped_storage()
+        return self.copies[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomState:
+    """The state of every random generator a program may draw from."""
+
+    cpu: Tensor
+    devices: tuple[Tensor, ...]
+    python: Any = None
+    numpy: Any = None
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """Take the current state."""
+        devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002
+
+    @classmethod
+    def of_torch(cls) -> RandomState:
+        """Take the state of torch's own generators alone: graphs draw from no other."""
+        devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), devices)
+
+    def restore(self) -> None:
+        """Make it the current state."""
+        torch.set_rng_state(self.cpu)
+        if self.devices:
+            torch.cuda.set_rng_state_all(list(self.devices))
+        if self.python is None:
+            return
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+
+    def same_torch(self, other: RandomState) -> bool:
+        """Whether torch's generators stand at the same place."""
+        return torch.equal(self.cpu, other.cpu) and all(
+            torch.equal(a, b) for a, b in zip(self.devices, other.devices, strict=True)
+        )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    kinds = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) in kinds and strided

@@ -1,0 +1,1 @@
+"""The seed's two functions; built in this session."""
