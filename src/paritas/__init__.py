@@ -23,8 +23,10 @@ __all__ = [
     "UsageError",
     "Verdict",
     "VerifyConfig",
+    "capture",
     "guard",
     "judge",
+    "record",
     "verify",
 ]
 
@@ -43,8 +45,10 @@ _HOMES = {
     "UsageError": "paritas.errors",
     "Verdict": "paritas.numerics.findings",
     "VerifyConfig": "paritas.checking.config",
+    "capture": "paritas.recording.eager",
     "guard": "paritas.checking.guarding.backend",
     "judge": "paritas.numerics.pairing",
+    "record": "paritas.recording.backend",
     "verify": "paritas.checking.verifying",
 }
 
@@ -60,6 +64,8 @@ if TYPE_CHECKING:
     )
     from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.numerics.pairing import judge
+    from paritas.recording.backend import record
+    from paritas.recording.eager import capture
 
     __version__: str
 else:

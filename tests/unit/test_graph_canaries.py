@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from paritas._torch import equality, indexing, perturbing
+from paritas._torch import equality, indexing, perturbing, watching
 
 
 def gradient_of_a_maximum(x):
@@ -53,3 +54,123 @@ def test_whether_tensor_cores_may_be_used_is_told_without_a_device():
     for name in ("convolution", "convolution_backward", "mm", "add"):
         assert isinstance(perturbing._may_use_tf32(name), bool)
     assert not perturbing._may_use_tf32("add")
+
+
+# --- watching -------------------------------------------------------------------------------------
+
+
+class Seen:
+    """Notes what operators it is shown, and which autograd nodes they belong to."""
+
+    def __init__(self):
+        self.operators, self.made, self.ran = [], {}, {}
+
+    def listens(self):
+        return True
+
+    def before(self, func, args, kwargs):
+        self.operators.append(str(func))
+        if watching.in_backward():
+            self.ran.setdefault(watching.running_node()[0], str(func))
+        else:
+            self.made.setdefault(watching.upcoming_node(), str(func))
+
+    def after(self, token, result):
+        pass
+
+
+def test_an_operator_of_the_backward_pass_leads_to_the_one_that_made_its_node():
+    seen = Seen()
+    w = torch.ones(2, 2, requires_grad=True)
+    end = watching.push_watch(seen)
+    (w @ w).tanh().sum().backward()
+    assert end()
+    assert watching.mode_depth() == 0
+    served = {seen.made[node]: op for node, op in seen.ran.items() if node in seen.made}
+    assert served["aten.tanh.default"] == "aten.tanh_backward.default"
+    assert "aten.mm.default" in served
+
+
+def test_operators_made_of_others_are_taken_apart_as_torch_itself_does():
+    layer = torch.nn.Linear(8, 24)
+    x = torch.rand(2, 5, 8).transpose(0, 1)  # by its strides, matmul chooses what it calls
+    shown = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            plain, seen = layer(x), Seen()
+            end = watching.push_watch(seen)
+            assert torch.equal(layer(x), plain)
+            assert end()
+        shown.append(seen.operators)
+    assert shown[0] == shown[1]
+    assert "aten.mm.default" in shown[0]
+
+
+def test_module_calls_are_seen_until_one_looks_away():
+    plain, calls = torch.nn.Module.__call__, []
+
+    def around(module, args, kwargs, call):
+        calls.append((args, kwargs))
+        return call(*args, **kwargs)
+
+    end = watching.watch_module_calls(around)
+    torch.nn.Identity()(3)
+    end()
+    torch.nn.Identity()(4)
+    assert calls == [((3,), {})]
+    assert torch.nn.Module.__call__ is plain
+
+
+def test_what_is_traced_or_transformed_is_told():
+    told = []
+
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            told.append(watching.is_symbolic())
+            return x + 1
+
+    model, x = Asks(), torch.ones(2)
+    model(x)
+    torch.fx.symbolic_trace(model)
+    torch.vmap(model)(x)
+    make_fx(model, tracing_mode="fake")(x)
+    with FakeTensorMode():
+        model(torch.ones(2))
+    assert told == [False, True, True, True, True]
+
+
+def test_tensors_with_and_without_values_are_told_apart():
+    class Named(torch.Tensor):
+        pass
+
+    assert watching.has_values(torch.ones(1))
+    assert watching.has_values(torch.nn.Parameter(torch.ones(1)))
+    assert watching.has_values(torch.ones(1).as_subclass(Named))
+    assert not watching.has_values(torch.ones(1, device="meta"))
+    with FakeTensorMode():
+        assert not watching.has_values(torch.ones(1))
+    told = []
+    torch.vmap(lambda x: told.append(watching.has_values(x)) or x)(torch.ones(2))
+    assert told == [False]
+
+
+def test_compiled_modules_are_told_and_arguments_that_are_written_to():
+    model = torch.nn.Linear(2, 2)
+    assert not watching.is_compiled(model)
+    assert watching.is_compiled(torch.compile(model))
+    model.compile()
+    assert watching.is_compiled(model)
+    aten = torch.ops.aten
+    assert watching.out_arguments(aten.mm.out) == {"out"}
+    assert watching.written_arguments(aten._foreach_add_.Scalar) == [(0, "self")]
+    assert watching.written_arguments(aten.add_.Tensor) == []
+
+
+def test_nobodys_mode_sees_what_is_done_unseen():
+    seen = Seen()
+    end = watching.push_watch(seen)
+    with torch.device("meta"), watching.unseen():
+        made = torch.ones(2).clone()
+    assert end()
+    assert seen.operators == []
+    assert made.device.type == "cpu"

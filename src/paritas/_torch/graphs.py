@@ -216,7 +216,8 @@ def operator_name(node: Node) -> str:
 
 def module_path(text: str) -> str:
     """`L['self']._modules['layers'].0` as the user would write it: `layers.0`."""
-    text = _LOCAL.sub(lambda found: "" if found["name"] == "self" else found["name"], text)
+    # A module of torch's own that is compiled is `fn` to the wrapper that Dynamo puts around it.
+    text = _LOCAL.sub(lambda found: "" if found["name"] in {"self", "fn"} else found["name"], text)
     text = _SLOT.sub(r".\1", text)
     text = _KEY.sub(r".\1", text)
     return text.strip(".")

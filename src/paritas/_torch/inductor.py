@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
-from torch._guards import TracingContext, tracing
+from torch._guards import CompileContext, TracingContext, tracing
 from torch._inductor.virtualized import V
 
 from paritas._torch.graphs import copy_graph, output_node
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from torch.fx import GraphModule
 
@@ -65,7 +65,7 @@ def compile_watched(
     left out, since a hit there would hand back code that was never shown to `watch`. `around` is
     entered for each piece of the compiler's work.
     """
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx_inner
 
     def inner(module: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
         lowered = _describe(module, inputs, arguments)
@@ -73,10 +73,42 @@ def compile_watched(
             compiled = compile_fx_inner(module, inputs, **arguments)
         return watch(lowered, compiled)
 
+    with around():
+        return _compile_with(inner, graph, example_inputs, options)
+
+
+def capture_lowered(
+    graph: GraphModule,
+    example_inputs: list[Any],
+    run: Callable[[LoweredGraph], Boxed],
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Let each graph that Inductor would be given be run by what `run` makes of it instead."""
+
+    def inner(module: GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
+        return run(_describe(module, inputs, arguments))
+
+    return _compile_with(inner, graph, example_inputs, options)
+
+
+def compiled_frame() -> Hashable:
+    """The function of the user's that is being compiled: the same when it is compiled anew."""
+    identity = CompileContext.current_compile_id()
+    return getattr(identity, "frame_id", None)
+
+
+def _compile_with(
+    inner: Callable[..., Any],
+    graph: GraphModule,
+    example_inputs: list[Any],
+    options: dict[str, Any] | None,
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
     caches_off = torch._functorch.config.patch(
         enable_autograd_cache=False, bundled_autograd_cache=False
     )
-    with caches_off, around():
+    with caches_off:
         compiled: Any = compile_fx(
             graph, example_inputs, inner_compile=inner, config_patches=options or None
         )

@@ -22,6 +22,8 @@ _HOMES = {
     "demo": "paritas.cli.demo:demo",
     "verify": "paritas.cli.verify:verify",
     "run": "paritas.cli.run:run",
+    "inspect": "paritas.cli.inspect:inspect",
+    "convert": "paritas.cli.convert:convert",
 }
 
 

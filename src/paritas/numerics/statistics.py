@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Statistics"]
+from paritas.numerics.device_statistics import begin_on_device
+from paritas.numerics.host_statistics import summarize_on_cpu
+from paritas.numerics.tallies import Statistics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Pending", "Statistics", "begin", "summarize"]
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A summary of the values of one tensor; of complex numbers, of their magnitudes.
+class Pending(Protocol):
+    """Statistics that may still be on their way from a device."""
 
-    Attributes:
-        count: how many values.
-        minimum: the least finite value; None where there is none.
-        maximum: the greatest finite value.
-        mean: of the finite values.
-        l2: square root of the sum of their squares.
-        zeros: how many are zero, of either sign.
-        nans: how many are not a number.
-        positive_infinities: how many.
-        negative_infinities: how many.
-        exponents: (e, how many finite nonzero values v have 2^e <= |v| < 2^(e+1)), ascending.
+    def finish(self) -> Statistics:
+        """Wait for them; from any thread."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    statistics: Statistics
+
+    def finish(self) -> Statistics:
+        return self.statistics
+
+
+def summarize(tensor: Tensor) -> Statistics:
+    """Summarize the values of a tensor of any device, strides and dtype of numbers.
+
+    Memory beyond the tensor's own is bounded. Integers of 64 bits are taken for the nearest
+    float64. A complex number with an infinite part is a positive infinity, and so is one whose
+    magnitude no float64 holds. A norm that no float64 holds is infinite.
+
+    Raises:
+        UsageError: the tensor is sparse or quantized, or of a dtype that torch cannot convert.
     """
+    return begin(tensor).finish()
 
-    count: int
-    minimum: float | None = None
-    maximum: float | None = None
-    mean: float | None = None
-    l2: float | None = None
-    zeros: int = 0
-    nans: int = 0
-    positive_infinities: int = 0
-    negative_infinities: int = 0
-    exponents: tuple[tuple[int, int], ...] = ()
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether every value is a finite number."""
-        return not (self.nans or self.positive_infinities or self.negative_infinities)
+def begin(tensor: Tensor) -> Pending:
+    """Start to summarize a tensor: on the CPU it is done at once, elsewhere the work is queued.
+
+    The work goes to the device's current stream; the tensor may change once that stream has come
+    to it. Nothing waits for the device before `finish`.
+
+    Raises:
+        UsageError: as `summarize` does.
+    """
+    if tensor.is_cuda:
+        return begin_on_device(tensor.detach())
+    return _Done(summarize_on_cpu(tensor.detach()))

@@ -1,4 +1,4 @@
-"""A verdict as a JSON file, written whole or not at all."""
+"""Results as JSON files, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ def check_writable(path: Path) -> None:
 
 
 def write_verdict(path: Path, verdict: Verdict) -> None:
-    """Write what `Verdict.from_json` reads; a reader never sees half a file."""
+    """Write what `Verdict.from_json` reads."""
+    write_whole(path, verdict.to_json())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of JSON; a reader never sees half of it."""
     # Not `tempfile`, which would leave the file readable to its owner alone.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        unfinished.write_bytes(verdict.to_json() + b"\n")
+        unfinished.write_bytes(content + b"\n")
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""What recording costs the program, and what storing each content once saves.
+
+Whole loops are timed, with the closing of the dump, so that nothing hides in a queue: wall time, since
+the writing goes on beside the program. What is compared takes turns; of each the median counts. All
+ratios are taken within this one run, on one thread for operators.
+
+The model is the small transformer of `paritas demo`, on which the fixed cost of a value weighs most,
+and the same blocks at a size where arithmetic does.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import statistics
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+import paritas
+from paritas.cli import demo_model
+from paritas.dumps.reading import Dump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROUNDS, CALLS = 7, 60
+
+
+def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of each function: the median over rounds in which all take turns."""
+    timings: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            timings[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in timings.items()}
+
+
+def loop(model: torch.nn.Module, inputs: list[torch.Tensor], calls: int, folder, **options):
+    """So many calls of the model, recorded if there are options."""
+
+    def plain() -> None:
+        with torch.no_grad():
+            for _ in range(calls):
+                model(*inputs)
+
+    def recorded() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with paritas.capture(folder, **options):
+            plain()
+
+    return recorded if options else plain
+
+
+def slowdowns(name: str, model, inputs, calls: int, rounds: int, folder: pathlib.Path) -> None:
+    kinds = {
+        "plain": {},
+        "stats, modules": {"data": "stats"},
+        "stats, operators": {"data": "stats", "level": "op"},
+        "tensors, modules": {"data": "tensor"},
+        "tensors, operators": {"data": "tensor", "level": "op"},
+        "nothing wanted": {"data": "stats", "steps": [0]},
+    }
+    runs = {kind: loop(model, inputs, calls, folder / "dump", **o) for kind, o in kinds.items()}
+    seconds = in_turns(runs, rounds)
+    print(f"{name}: one forward takes {seconds['plain'] / calls * 1e3:.2f} ms")
+    for kind in kinds:
+        print(f"  {kind:<20} {seconds[kind] / seconds['plain']:6.2f} x")
+
+
+def after_it(model, inputs, folder: pathlib.Path) -> None:
+    """Whether a recording that is over leaves something behind."""
+
+    def plain() -> None:
+        with torch.no_grad():
+            for _ in range(CALLS):
+                model(*inputs)
+
+    def block() -> float:
+        start = time.perf_counter()
+        plain()
+        return time.perf_counter() - start
+
+    plain()
+    before, later = [], []
+    for _ in range(ROUNDS * 3):
+        before.append(block())
+        shutil.rmtree(folder / "dump", ignore_errors=True)
+        with paritas.capture(folder / "dump", data="stats"), torch.no_grad():
+            model(*inputs)
+        plain()  # what the recording left in the caches is not what is asked about
+        later.append(block())
+    ratio = statistics.median(later) / statistics.median(before)
+    print(f"calls after a recording over calls before it: {ratio:.2f}")
+
+
+def dedupe(model, inputs, folder: pathlib.Path) -> None:
+    """A dump of modules and operators, forward and backward, of one training step."""
+    model.requires_grad_()
+    with paritas.capture(folder / "dump", level="both", overwrite=True):
+        model(*inputs).square().mean().backward()
+    model.requires_grad_(requires_grad=False)
+    dump = Dump.open(folder / "dump")
+    records = [record for record in dump.records() if record.payload is not None]
+    whole = sum(record.payload.nbytes for record in records)
+    stored = {record.digest: record.payload.nbytes for record in records}
+    kept = sum(stored.values())
+    print(
+        f"modules and operators of one training step: {len(records)} tensors, "
+        f"{whole / 2**20:.1f} MiB; {len(stored)} contents, {kept / 2**20:.1f} MiB: "
+        f"{whole / kept:.2f} x"
+    )
+
+
+class Feed(torch.nn.Module):
+    """Layers at a size where arithmetic weighs most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two layers."""
+        return self.layers(x)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        model, inputs = demo_model.build()
+        slowdowns("demo transformer", model, inputs, CALLS, ROUNDS, folder)
+        after_it(model, inputs, folder)
+        dedupe(model, inputs, folder)
+        torch.manual_seed(0)
+        wide = Feed().train().requires_grad_(requires_grad=False)
+        slowdowns("layers of width 512", wide, [torch.randn(4, 128, 512)], 4, 5, folder)
+
+
+if __name__ == "__main__":
+    main()

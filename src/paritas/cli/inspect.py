@@ -1,0 +1,130 @@
+"""`paritas inspect`: what is in a dump, and what is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paritas.dumps.summary import Examined, Wanted
+    from paritas.dumps.surveying import Survey
+
+INCOMPLETE = 3
+
+
+class _Steps(click.ParamType[tuple[int, int]]):
+    """One step, or a range of them."""
+
+    name = "N|A-B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Read it; an empty range is a slip."""
+        form = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
+        first, last = (int(form[1]), int(form[2] or form[1])) if form else (1, 0)
+        if first > last:
+            self.fail(f"{value!r} is neither a step (3) nor a range of steps (2-5)", param, ctx)
+        return first, last
+
+
+@click.command(short_help="What is in a dump, its first NaN, and what is missing.")
+@click.argument("dump", type=click.Path(path_type=Path))
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    metavar="GLOB",
+    help="Only names, modules or what is inside of modules like this; may be repeated.",
+)
+@click.option("--step", "steps", multiple=True, type=_Steps(), help="Only these; may be repeated.")
+@click.option("--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; likewise.")
+@click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this.")
+@click.option("--records", is_flag=True, help="List single records with their statistics, too.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the same to this file, with the records if these are asked for.",
+)
+@click.pass_context
+def inspect(  # noqa: PLR0913  (one for each option)
+    ctx: click.Context,
+    *,
+    dump: Path,
+    layers: tuple[str, ...],
+    steps: tuple[tuple[int, int], ...],
+    ranks: tuple[int, ...],
+    phase: str | None,
+    records: bool,
+    json_path: Path | None,
+) -> None:
+    """Say what is in DUMP: run, ranks, steps, sizes, names, the first NaN or infinity.
+
+    A dump that is still being written, or whose program was killed, can be looked at too: what is
+    there is told, and what is missing. Statistics come from the index; where it has none, the
+    values are read.
+
+    Exit codes: 0 complete, 2 no dump or wrong usage, 3 incomplete: something is missing, cannot be
+    read, or was not closed.
+    """
+    from rich.console import Console
+
+    from paritas.dumps.reading import Dump
+    from paritas.dumps.summary import Wanted
+    from paritas.dumps.surveying import Survey
+    from paritas.reporting.dump_summary import dump_report
+
+    if json_path is not None:
+        from paritas.reporting.json_file import check_writable
+
+        check_writable(json_path)
+    wanted = Wanted(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
+    survey = Survey(Dump.open(dump), wanted)
+    console = Console(highlight=False)
+    listed = _walk(survey, console if records else None, keep=records and json_path is not None)
+    summary = survey.summary()
+    if summary.records and not summary.selected:
+        ctx.fail(_nothing(survey, wanted, dump, summary.records))
+    if json_path is not None:
+        import msgspec
+
+        from paritas.reporting.json_file import write_whole
+
+        content = {"summary": summary, "records": listed if records else None}
+        write_whole(json_path, msgspec.json.encode(content))
+    console.print(dump_report(summary), crop=False)
+    ctx.exit(INCOMPLETE if summary.problems else 0)
+
+
+def _walk(survey: Survey, console: Console | None, *, keep: bool) -> list[Examined]:
+    """Go through the dump; list its records on the way where there is a console."""
+    from paritas.reporting.dump_records import record_lines
+
+    kept: list[Examined] = []
+    for examined in survey.walk():
+        if keep:
+            kept.append(examined)
+        if console is not None:
+            click.echo("\n".join(record_lines(examined, console.width)))
+    if console is not None:
+        click.echo()
+    return kept
+
+
+def _nothing(survey: Survey, wanted: Wanted, dump: Path, records: int) -> str:
+    import difflib
+
+    names = survey.names_seen()
+    hints = []
+    for glob in wanted.layers:
+        near = difflib.get_close_matches(glob, names, n=3, cutoff=0.3) or names[:3]
+        hints.append(f"near to --layer {glob!r} are {', '.join(map(repr, near))}")
+    asked = "; ".join(hints) or "ask for other steps, ranks or phases"
+    return f"none of the {records} records in {str(dump)!r} is asked for; {asked}"

@@ -1,0 +1,148 @@
+"""The folders of a dump: how they are named, which run they are of, and their headers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import xxhash
+
+from paritas.dumps.records import Header
+from paritas.errors import ParitasError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "HEADER",
+    "INDEX",
+    "data_name",
+    "discard",
+    "is_data",
+    "rank_folders",
+    "rank_name",
+    "read_header",
+    "run_identity",
+    "step_name",
+    "step_of",
+    "volumes_of",
+    "write_header",
+]
+
+HEADER = "header.json"
+INDEX = "index.jsonl"
+RANK = re.compile(r"rank(0|[1-9]\d{0,8})")
+STEP = re.compile(r"step-(\d{8,})")
+DATA = re.compile(r"data-\d{4,}\.safetensors")
+_LARGEST_HEADER = 64 << 20
+
+
+def rank_name(rank: int) -> str:
+    """The folder of a rank."""
+    return f"rank{rank}"
+
+
+def step_name(step: int) -> str:
+    """The folder of a step, where only the last few are kept."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose folder has that name, if it is one."""
+    found = STEP.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def data_name(number: int) -> str:
+    """The n-th data file of a folder."""
+    return f"data-{number:04d}.safetensors"
+
+
+def is_data(path: Path) -> bool:
+    """Whether it is a data file."""
+    return bool(DATA.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+
+
+def volumes_of(folder: Path) -> list[Path]:
+    """The folders of a rank that have an index: its own, or one for each step of a ring."""
+    steps = ((step_of(path.name), path) for path in folder.iterdir() if path.is_dir())
+    ring = sorted((step, path) for step, path in steps if step is not None)
+    own = [folder] if (folder / INDEX).exists() or not ring else []
+    return own + [path for _, path in ring]
+
+
+def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | None = None) -> str:
+    """A name for this run, the same on all its ranks.
+
+    One process names itself. Several cannot ask each other before they know that all are there, so
+    they go by what their launcher tells each of them. Two runs that were launched alike (a fixed
+    port, no name) have the same identity: they are told apart by the folder of a rank, which only
+    one of them can have.
+    """
+    if world_size == 1:
+        return uuid.uuid4().hex
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of {world_size}: ranks count from 0 to {world_size - 1}")
+    given = os.environ if environment is None else environment
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    facts = [f"{name}={given.get(name, '')}" for name in names]
+    return xxhash.xxh3_128_hexdigest("\n".join([*facts, f"ranks={world_size}"]).encode())
+
+
+def read_header(folder: Path) -> Header:
+    """What a rank says of its part.
+
+    Raises:
+        UsageError: there is no header, or it is not one that this version can read.
+    """
+    path = folder / HEADER
+    try:
+        if path.stat().st_size > _LARGEST_HEADER:
+            raise UsageError(f"{path} is larger than {_LARGEST_HEADER} bytes: no header of a dump")
+        text = path.read_bytes()
+        return msgspec.json.decode(text, type=Header)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no header of a dump: {error}") from error
+
+
+def write_header(folder: Path, header: Header, *, durable: bool = False) -> None:
+    """Write the header so that a reader sees the old one or the new one, never a part."""
+    text = msgspec.json.format(msgspec.json.encode(header), indent=2) + b"\n"
+    part = folder / f".{HEADER}.part"
+    try:
+        with part.open("wb") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        part.replace(folder / HEADER)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise ParitasError(
+            f"cannot write {folder / HEADER} ({len(text)} bytes): {error.strerror or error}"
+        ) from error
+
+
+def rank_folders(root: Path) -> dict[int, Path]:
+    """The folders of the ranks, by rank."""
+    found = ((RANK.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    return {int(match[1]): path for match, path in sorted(found, key=str) if match}
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; whoever looks sees it whole or not at all."""
+    aside = folder.with_name(f".removing-{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        return  # another rank was faster
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,217 @@
+"""A file of payloads that grows while it is written, and is a safetensors file once it is closed.
+
+The file begins with the length of a header that is not there yet, and with room for it. Payloads
+are appended behind; what is appended can be read at once by its place in the file. Closing writes
+the header into the room, filled up with spaces.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from paritas.dumps.dtypes import in_safetensors, raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = [
+    "LARGEST_FILE",
+    "PackedFile",
+    "Piece",
+    "complete",
+    "header_room",
+    "is_complete",
+    "write_whole",
+]
+
+LARGEST_FILE = 1 << 30
+_LEAST_ROOM = 64 << 10
+_MOST_ROOM = 4 << 20
+_LENGTH = 8  # bytes of the length that a safetensors file begins with
+_METADATA = b'{"__metadata__":{"format":"pt","writer":"paritas"}'
+_LONGEST_FILLER = 160  # bytes that the entry of one filler takes in a header, at most
+
+
+class Piece(NamedTuple):
+    """What a header says of one payload; `begin` counts from the start of the file."""
+
+    key: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    nbytes: int
+
+
+def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
+    """Write all of so many bytes: the system may take less than it was given."""
+    done = file.write(data)
+    if done == whole:
+        return
+    rest = memoryview(data).cast("B")
+    while done < whole:
+        done += file.write(rest[done:]) or 0
+
+
+def header_room(number: int) -> int:
+    """Room for the header of a dump's n-th file: small dumps stay small, large ones have few."""
+    return min(_LEAST_ROOM << min(number, 16), _MOST_ROOM)
+
+
+class PackedFile:
+    """One data file, open for appending.
+
+    Attributes:
+        path: where it is.
+        end: bytes that are in it.
+    """
+
+    def __init__(self, path: Path, *, number: int = 0, largest: int = LARGEST_FILE) -> None:
+        """Make the file, and reserve its header, so that a full disk does not keep it from closing.
+
+        Args:
+            number: which file of the dump it is, from 0.
+            largest: bytes after which it takes no more; a payload larger than that goes in alone.
+        """
+        self.path = path
+        self._largest = largest
+        self._file = io.FileIO(path, "xb")
+        self._room = header_room(number)
+        self._used = len(_METADATA)
+        self._entries: list[bytes] = []
+        self._keys: dict[str, int] = {}
+        self._fillers = 0
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), 0, self._room)
+            write_whole(self._file, (self._room - _LENGTH).to_bytes(_LENGTH, "little"), _LENGTH)
+            self._file.seek(self._room)
+        except BaseException:
+            self._file.close()
+            path.unlink(missing_ok=True)
+            raise
+        self.end = self._room
+
+    def has_room(self, key: str, tensor: Tensor) -> bool:
+        """Whether the values of a tensor still go into this file."""
+        # Each letter may be escaped, each extent have twenty digits.
+        entry = 6 * len(key) + 22 * tensor.dim() + 3 * _LONGEST_FILLER
+        if self._used + entry > self._room - _LENGTH:
+            return False
+        return self.end == self._room or self.end + tensor.nbytes <= self._largest
+
+    def append(self, key: str, tensor: Tensor) -> tuple[str, int]:
+        """Write the values of a contiguous CPU tensor; its key and where in the file they begin.
+
+        If it fails, what was written of it is taken back, and the file is as it was.
+        """
+        dtype, nbytes = tensor.dtype, tensor.nbytes
+        # Nothing to align in what is empty, and a hole behind the last byte would be no part of the
+        # file yet.
+        over = self.end % dtype.itemsize if nbytes else 0
+        begin = self.end + dtype.itemsize - over if over else self.end
+        try:
+            if over:
+                self._file.seek(begin)
+            write_whole(self._file, raw_bytes(tensor), nbytes)
+        except BaseException:
+            self._take_back()
+            raise
+        if over:
+            self._fillers += 1
+            self._enter(_filler(self._fillers, self.end, begin - self.end))
+        if key in self._keys:
+            key = self._unique(key)
+        self._enter(Piece(key, *in_safetensors(dtype, tensor.shape), begin, nbytes))
+        self.end = begin + nbytes
+        return key, begin
+
+    def close(self) -> None:
+        """Write the header."""
+        try:
+            self._file.truncate(self.end)  # where what failed could not be taken back
+            _write_header(self._file, self._entries, self._room)
+        finally:
+            self._file.close()
+
+    def _take_back(self) -> None:
+        try:
+            self._file.truncate(self.end)
+            self._file.seek(self.end)
+        except OSError:
+            # Then there are bytes behind the last payload, which no index line points to.
+            return
+
+    def _enter(self, piece: Piece) -> None:
+        entry = _entry(piece, self._room)
+        self._used += len(entry) + 1
+        self._entries.append(entry)
+        self._keys.setdefault(piece.key, 1)
+
+    def _unique(self, key: str) -> str:
+        unique = key
+        while unique in self._keys:
+            self._keys[key] += 1
+            unique = f"{key}@{self._keys[key]}"
+        return unique
+
+
+def _filler(number: int, begin: int, nbytes: int) -> Piece:
+    return Piece(f".filler.{number}", "U8", [nbytes], begin, nbytes)
+
+
+def _entry(piece: Piece, room: int) -> bytes:
+    key, name, shape, begin, nbytes = piece
+    begin -= room
+    facts = f':{{"dtype":"{name}","shape":{shape},"data_offsets":[{begin},{begin + nbytes}]}}'
+    return msgspec.json.encode(key) + facts.encode()
+
+
+def _write_header(file: io.FileIO, entries: Iterable[bytes], room: int) -> None:
+    header = b",".join((_METADATA, *entries)) + b"}"
+    if len(header) > room - _LENGTH:
+        raise ValueError(f"a header of {len(header)} bytes in a room of {room - _LENGTH}")
+    # The brace comes last: a file that begins with it is complete.
+    file.seek(_LENGTH + 1)
+    rest = room - _LENGTH - 1
+    write_whole(file, header[1:].ljust(rest), rest)
+    file.seek(_LENGTH)
+    write_whole(file, b"{", 1)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the file has its header."""
+    with path.open("rb") as file:
+        return file.read(_LENGTH + 1)[_LENGTH:] == b"{"
+
+
+def complete(path: Path, pieces: Iterable[Piece]) -> None:
+    """Give a file whose writer was killed the header that it lacks.
+
+    Args:
+        pieces: of the payloads that are known; what lies between and behind becomes filler.
+    """
+    with io.FileIO(path, "r+b") as file:
+        room = _LENGTH + int.from_bytes(file.read(_LENGTH) or b"", "little")
+        size = file.seek(0, io.SEEK_END)
+        if size < room or not _LEAST_ROOM <= room <= _MOST_ROOM:
+            raise ValueError(f"{path} begins with no length of a header, or is shorter than that")
+        entries: list[bytes] = []
+        end, fillers = room, 0
+        for piece in sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes)):
+            if piece.begin < end:
+                raise ValueError(f"{path}: {piece.key} begins at {piece.begin}, before byte {end}")
+            if piece.begin > end:
+                fillers += 1
+                entries.append(_entry(_filler(fillers, end, piece.begin - end), room))
+            entries.append(_entry(piece, room))
+            end = piece.begin + piece.nbytes
+        if end < size:
+            entries.append(_entry(_filler(fillers + 1, end, size - end), room))
+        _write_header(file, entries, room)

@@ -1,0 +1,107 @@
+"""The index and the data files of one folder, while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from paritas.dumps.folders import INDEX, data_name
+from paritas.dumps.packing import PackedFile, write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+__all__ = ["Place", "Volume"]
+
+_LONGEST_KEY = 1000
+
+
+class Place(NamedTuple):
+    """Where bytes were written."""
+
+    file: str
+    key: str
+    begin: int
+    nbytes: int
+
+
+class Volume:
+    """The index and the data files of one folder: of a rank, or of one step of it.
+
+    Attributes:
+        files: all that were made, the index first.
+        records: how many lines the index has.
+    """
+
+    def __init__(self, root: Path, folder: Path, largest: int) -> None:
+        self.folder = folder
+        self.files = [folder / INDEX]
+        self.records = 0
+        self._root = root
+        self._name = ""  # of the present data file, in the index
+        self._largest = largest
+        self._data: PackedFile | None = None
+        self._places: dict[str, Place] = {}
+        self._index = io.FileIO(folder / INDEX, "xb")
+        self._index_end = 0
+
+    def place_of(self, digest: str) -> Place | None:
+        """Where bytes of that digest are."""
+        return self._places.get(digest)
+
+    def write(self, key: str, stored: Tensor, digest: str) -> Place:
+        """Append bytes to the data; a file that is full is closed, and the next one made."""
+        key = key[:_LONGEST_KEY]
+        data = self._data
+        if data is None or not data.has_room(key, stored):
+            data = self._next_file()
+        key, begin = data.append(key, stored)
+        place = self._places[digest] = Place(self._name, key, begin, stored.nbytes)
+        return place
+
+    def enter(self, line: bytes) -> None:
+        """Append a line to the index; half a line is taken back."""
+        try:
+            write_whole(self._index, line, len(line))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._index.truncate(self._index_end)
+                self._index.seek(self._index_end)
+            raise
+        self._index_end += len(line)
+        self.records += 1
+
+    def close(self) -> None:
+        """Give the last data file its header."""
+        self._index.close()
+        self._close_data()
+
+    def _next_file(self) -> PackedFile:
+        self._close_data()
+        number = len(self.files) - 1
+        path = self.folder / data_name(number)
+        self._data = PackedFile(path, number=number, largest=self._largest)
+        self._name = path.relative_to(self._root).as_posix()
+        self.files.append(path)
+        return self._data
+
+    def _close_data(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            data.close()
+
+    def see_onto_disk(self) -> None:
+        """Wait until the disk has it."""
+        for path in self.files:
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+        if hasattr(os, "O_DIRECTORY"):
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

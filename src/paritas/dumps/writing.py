@@ -1,0 +1,302 @@
+"""Writing a dump: each value's bytes first, then its line in the index."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paritas.dumps.claiming import claim
+from paritas.dumps.dtypes import (
+    bytes_needed,
+    digest,
+    known_dtype,
+    stored_dtype,
+    stored_shape,
+)
+from paritas.dumps.folders import (
+    discard,
+    run_identity,
+    step_name,
+    write_header,
+)
+from paritas.dumps.locks import LOCK, Lock
+from paritas.dumps.packing import LARGEST_FILE
+from paritas.dumps.records import Payload, Record
+from paritas.dumps.volumes import Volume
+from paritas.errors import ParitasError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paritas.dumps.msit_layout import NpyTree
+    from paritas.dumps.records import Header, Placement, Site, TensorFacts
+    from paritas.dumps.volumes import Place
+    from paritas.numerics.statistics import Statistics
+
+__all__ = ["DumpWriter", "Entry", "run_identity"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A value to be written.
+
+    Attributes:
+        stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
+            what is no tensor, and for bytes of a digest that was written before.
+        digest: of those bytes.
+        sketch: float32, of one dimension.
+
+    The others are as in `Record`.
+    """
+
+    sequence: int
+    step: int
+    site: Site
+    tensor: TensorFacts | None = None
+    value: str | None = None
+    stored: Tensor | None = None
+    digest: str = ""
+    statistics: Statistics | None = None
+    sketch: Tensor | None = None
+    alias_of: int | None = None
+    placement: Placement | None = None
+
+
+class DumpWriter:
+    """Writes one rank's part of a dump; one thread at a time, but `describe` in any.
+
+    After a failure to write, nothing more is taken; what was written before stays readable, and the
+    header goes on saying that the dump was not closed.
+
+    Attributes:
+        folder: where this rank writes.
+        written_bytes: of payloads and sketches in the files.
+        saved_bytes: of those that need not be written, since their bytes were there already.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        *,
+        overwrite: bool = False,
+        last: int = 0,
+        largest_file: int = LARGEST_FILE,
+    ) -> None:
+        """Take the folder of the rank.
+
+        Args:
+            path: of the dump; it is made.
+            overwrite: replace a dump that is there. Nothing else is ever removed.
+            last: keep so many of the last steps, and those that `keep` was called for; 0 keeps all.
+            largest_file: bytes after which a new data file is begun.
+
+        Raises:
+            UsageError: the folder holds something else.
+        """
+        self.path = path
+        self.written_bytes = 0
+        self.saved_bytes = 0
+        self._header = msgspec.structs.replace(header, closed=False, records=0)
+        self._last = last
+        self._largest = largest_file
+        self._failure = ""
+        self._closed = False
+        self._step: int | None = None
+        self._ring: collections.deque[tuple[int, Volume]] = collections.deque()
+        self._kept: list[Volume] = []
+        self._encode = msgspec.json.Encoder().encode
+        self._tree: NpyTree | None = None
+        if header.layout == "msit":
+            from paritas.dumps import msit_layout  # which imports this module
+
+            self._tree = msit_layout.NpyTree(path, header.rank, header.world_size)
+        self.folder = claim(path, self._header, overwrite=overwrite)
+        self._volume: Volume | None = None
+        try:
+            self._lock = Lock(self.folder / LOCK)
+            if not last:
+                self._volume = Volume(path, self.folder, largest_file)
+                self._kept.append(self._volume)
+        except OSError as error:
+            raise self._failed(error, self.folder) from error
+
+    def begin_step(self, step: int) -> None:
+        """Say which step the next entries are of; in a ring, the oldest one makes room."""
+        if not self._last or step == self._step or self._failure or self._closed:
+            return
+        folder = self.folder / step_name(step)
+        try:
+            volume, self._volume = self._volume, None
+            if volume is not None:
+                volume.close()
+            folder.mkdir()
+            self._volume = Volume(self.path, folder, self._largest)
+            self._step = step
+            self._ring.append((step, self._volume))
+            while len(self._ring) > self._last:
+                self._drop(*self._ring.popleft())
+        except OSError as error:
+            raise self._failed(error, folder) from error
+
+    def keep(self) -> None:
+        """Keep for good the steps that are in the ring now."""
+        self._kept += [volume for _, volume in self._ring]
+        self._ring.clear()
+
+    def add(self, entry: Entry) -> Record:
+        """Write a value, and then its line in the index.
+
+        Raises:
+            ParitasError: it could not be written; the message says where, and how much it was.
+        """
+        self.begin_step(entry.step)
+        volume = self._volume
+        if volume is None or self._failure or self._closed:
+            raise ParitasError(self._failure or f"{self.folder} was closed: nothing can be added")
+        try:
+            record = self._record(volume, entry)
+            volume.enter(self._encode(record) + b"\n")
+        except OSError as error:
+            needed = 0 if entry.stored is None else entry.stored.nbytes
+            raise self._failed(error, volume.folder, needed) from error
+        return record
+
+    def describe(self, header: Header) -> None:
+        """Say anew what this part of the dump is, while it is written."""
+        self._header = msgspec.structs.replace(header, closed=False, records=0)
+        write_header(self.folder, self._header)
+
+    def close(self, header: Header, *, complete: bool = True) -> None:
+        """Make the data files safetensors files, see all of it onto the disk, and say so.
+
+        Args:
+            complete: False where the recording failed elsewhere: the header then goes on saying
+                that the dump was not closed.
+
+        Raises:
+            ParitasError: that failed; the header says so, if it could be written.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        failed_before = self._failure
+        volumes = [*self._kept, *(volume for _, volume in self._ring)]
+        try:
+            if self._volume is not None:
+                self._volume.close()
+            for volume in volumes:
+                volume.see_onto_disk()
+        except OSError as error:
+            self._failed(error, self.folder)
+        notes = header.notes
+        if self._failure and not any(self._failure in note for note in notes):
+            notes = (*notes, self._failure)
+        closed = complete and not self._failure
+        records = sum(volume.records for volume in volumes)
+        header = msgspec.structs.replace(header, notes=notes, closed=closed, records=records)
+        try:
+            write_header(self.folder, header, durable=True)
+        finally:
+            self._lock.release()
+        if self._failure and not failed_before:
+            raise ParitasError(self._failure)
+
+    def _record(self, volume: Volume, entry: Entry) -> Record:
+        name = entry.site.id
+        key = f"{entry.step}/{name}"
+        hashed = entry.digest
+        if entry.stored is not None and not hashed:
+            hashed = digest(entry.stored)
+        return Record(
+            sequence=entry.sequence,
+            step=entry.step,
+            rank=self._header.rank,
+            id=name,
+            site=entry.site,
+            tensor=entry.tensor,
+            value=entry.value,
+            digest=hashed,
+            payload=self._payload(volume, entry, key, hashed),
+            statistics=entry.statistics,
+            sketch=self._sketch(volume, entry.sketch, f"{key}/sketch"),
+            alias_of=entry.alias_of,
+            placement=entry.placement,
+        )
+
+    def _payload(self, volume: Volume, entry: Entry, key: str, hashed: str) -> Payload | None:
+        facts, stored = entry.tensor, entry.stored
+        has_values = facts is not None and bool(hashed) and self._header.data == "tensor"
+        if self._tree is not None and (has_values or facts is None):
+            payload = self._tree.write(entry)
+            self.written_bytes += payload.nbytes
+            return payload
+        if facts is None or not has_values:
+            return None
+        shape = stored_shape(facts.shape, facts.stride) if stored is None else tuple(stored.shape)
+        place = volume.place_of(hashed)
+        if place is None:
+            if stored is None:
+                raise ParitasError(
+                    f"{key} came without its values, and {volume.folder} holds none of digest "
+                    f"{hashed}"
+                )
+            place = volume.write(key, stored, hashed)
+            self.written_bytes += place.nbytes
+        else:
+            _refuse_other_size(key, place, stored, facts)
+            self.saved_bytes += place.nbytes
+        return Payload(
+            file=place.file, nbytes=place.nbytes, shape=shape, key=place.key, begin=place.begin
+        )
+
+    def _sketch(self, volume: Volume, sketch: Tensor | None, key: str) -> Payload | None:
+        if sketch is None:
+            return None
+        hashed = digest(sketch)
+        place = volume.place_of(hashed)
+        if place is None:
+            place = volume.write(key, sketch, hashed)
+            self.written_bytes += place.nbytes
+        else:
+            self.saved_bytes += place.nbytes
+        return Payload(
+            file=place.file,
+            nbytes=place.nbytes,
+            shape=tuple(sketch.shape),
+            key=place.key,
+            begin=place.begin,
+        )
+
+    def _drop(self, step: int, volume: Volume) -> None:
+        # Its index goes first: no line may point to what is gone.
+        discard(volume.folder)
+        if self._tree is not None:
+            self._tree.drop_step(step)
+
+    def _failed(self, error: OSError, path: Path, needed: int = 0) -> ParitasError:
+        amount = f" ({needed} bytes more)" if needed else ""
+        self._failure = (
+            f"cannot write to {path}{amount}: {error.strerror or error}; what was written before "
+            f"can be read"
+        )
+        return ParitasError(self._failure)
+
+
+def _refuse_other_size(key: str, place: Place, stored: Tensor | None, facts: TensorFacts) -> None:
+    """A digest that was written with another size is not of these bytes."""
+    if stored is not None:
+        nbytes = stored.nbytes
+    else:
+        dtype = stored_dtype(known_dtype(facts.dtype))
+        nbytes = bytes_needed(dtype, stored_shape(facts.shape, facts.stride))
+    if nbytes != place.nbytes:
+        raise ParitasError(
+            f"{key} has {nbytes} bytes, and its digest was written before with {place.nbytes}, as "
+            f"{place.key}: it is not the digest of its bytes"
+        )

@@ -1,0 +1,291 @@
+"""A linear sketch: a few kilobytes that tell how far two tensors are apart, element by element.
+
+Means and norms do not see two rows swapped or a tensor transposed; a sketch does. It is a vector of
+m sums. The value at flat index i (row-major, in the whole tensor) is added, times sign(i), to the
+sum number i mod m; `buckets` gives m, `signs` the sign. Both are a part of the format: sketches
+made by different versions, machines and devices are compared.
+
+The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it; and as a
+sketch is linear, so is the difference of two sketches the sketch of the difference. It adds up over
+the shards of a tensor, each placed by its index in the whole, and over partial sums.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paritas.errors import UsageError
+from paritas.numerics.floats import check_dtype, fits_float32, is_plain
+from paritas.numerics.metrics import blocks
+from paritas.numerics.shards import Place
+from paritas.numerics.signs import SIGN_BLOCK, first_sign, sign_table, signs, signs_from
+
+__all__ = [
+    "PendingSketch",
+    "begin_sketch",
+    "buckets",
+    "merge",
+    "sketch",
+    "sketch_distance",
+    "sketch_norm",
+]
+
+Array = np.ndarray[Any, Any]
+
+_MOST_BUCKETS = 1024
+# Runs of a shard that are at least so long are added one by one, shorter ones index by index.
+_LONG_RUN = 1 << 10
+_LONG_RUN_ON_DEVICE = 1 << 16
+_DEVICE_BLOCK = 1 << 22
+_LARGEST = 2.0**1000
+
+
+@dataclass(frozen=True)
+class PendingSketch:
+    """A sketch that may still be on its way from a device."""
+
+    _sums: Tensor
+    _narrow: bool
+    _ready: torch.Event | None = None
+
+    def finish(self) -> Tensor:
+        """Wait for it; from any thread."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return _narrowed(self._sums) if self._narrow else self._sums
+
+
+def sketch(
+    tensor: Tensor,
+    *,
+    global_shape: Sequence[int] | None = None,
+    global_offset: Sequence[int] | None = None,
+) -> Tensor:
+    """Sketch a tensor, or its part in the sketch of a whole.
+
+    NaN and infinities count as 0: `Statistics` counts them. Integers and bools are numbers; a
+    complex number is two, side by side.
+
+    Args:
+        tensor: of any device, strides and dtype of numbers.
+        global_shape: the shape of the whole that it is a shard of.
+        global_offset: where in the whole it begins.
+
+    Returns:
+        1-d, on the CPU: float32 where that holds all values of the dtype and the sums, else
+        float64.
+
+    Raises:
+        UsageError: the tensor does not lie within the whole, is sparse or quantized, or of a dtype
+            that torch cannot convert.
+    """
+    pending = begin_sketch(tensor, global_shape=global_shape, global_offset=global_offset)
+    return pending.finish()
+
+
+def begin_sketch(
+    tensor: Tensor,
+    *,
+    global_shape: Sequence[int] | None = None,
+    global_offset: Sequence[int] | None = None,
+) -> PendingSketch:
+    """Start a sketch: on the CPU it is done at once, elsewhere the work is queued.
+
+    The work goes to the device's current stream; the tensor may change once that stream has come
+    to it. Arguments and errors are those of `sketch`.
+    """
+    tensor = tensor.detach()
+    check_dtype(tensor.dtype)
+    narrow = fits_float32(tensor.dtype)
+    shape: tuple[int, ...] = (tensor.numel(),)
+    if global_shape is not None or global_offset is not None:
+        shape = tuple(tensor.shape)
+    whole = shape if global_shape is None else tuple(global_shape)
+    origin = (0,) * len(whole) if global_offset is None else tuple(global_offset)
+    if tensor.is_complex():
+        shape, whole, origin = (*shape, 2), (*whole, 2), (*origin, 0)
+    home = tensor.device if tensor.is_cuda else torch.device("cpu")
+    sums = torch.zeros(buckets(math.prod(whole)), dtype=torch.float64, device=home)
+    _add(sums, tensor, Place(shape, whole, origin))
+    if sums.is_cpu:
+        return PendingSketch(sums, narrow)
+    host = sums.to("cpu", non_blocking=True)
+    ready = torch.Event(device=home)
+    ready.record(torch.accelerator.current_stream(home))
+    return PendingSketch(host, narrow, ready)
+
+
+def buckets(numel: int) -> int:
+    """How many sums the sketch of so many real values has: a power of two from 16 to 1024."""
+    return min(_MOST_BUCKETS, max(16, 1 << max(math.ceil(numel / 4) - 1, 0).bit_length()))
+
+
+def sketch_norm(sums: Tensor) -> float:
+    """Estimate the norm of the tensor that was sketched."""
+    wide = sums.double()
+    scale = float(wide.abs().max()) or 1.0  # squares would leave float64 before the norm does
+    return scale * float(torch.linalg.vector_norm(wide / scale))
+
+
+def sketch_distance(reference: Tensor, candidate: Tensor) -> float:
+    """Estimate |reference - candidate| / |reference|, from the sketches of two tensors.
+
+    Returns:
+        0 if the sketches are equal; infinity if the reference's is zero and the other's is not.
+
+    Raises:
+        UsageError: the sketches are of different length.
+    """
+    _check_lengths([reference, candidate])
+    apart = sketch_norm(reference.double() - candidate.double())
+    size = sketch_norm(reference)
+    return apart / size if size else math.inf if apart else 0.0
+
+
+def merge(sketches: Iterable[Tensor]) -> Tensor:
+    """Add the sketches of the shards, or of the partial sums, of one tensor.
+
+    Raises:
+        UsageError: there are none, or they are of different length.
+    """
+    parts = list(sketches)
+    _check_lengths(parts)
+    total = torch.stack([part.double() for part in parts]).sum(0)
+    return _narrowed(total) if all(part.dtype == torch.float32 for part in parts) else total
+
+
+# --- adding ---------------------------------------------------------------------------------------
+
+
+def _add(sums: Tensor, tensor: Tensor, place: Place) -> None:
+    """Add a tensor's values to the sums, all on the device of the sums."""
+    long_run, add = (
+        (_LONG_RUN, _add_run) if sums.is_cpu else (_LONG_RUN_ON_DEVICE, _add_run_on_device)
+    )
+    by_runs = place.run >= min(long_run, tensor.numel())
+    for offset, values in _chunks(tensor):
+        end = offset + values.numel()
+        if by_runs:
+            for begin, stop, index in place.runs(offset, end):
+                add(sums, values[begin - offset : stop - offset], index)
+        else:
+            indices = place.indices(offset, end, values.device)
+            signed = _finite(values) * signs(indices)
+            sums.index_add_(0, indices & (sums.numel() - 1), signed)
+
+
+def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Flat chunks of real floats, in logical order, with the index at which each begins."""
+    if is_plain(tensor):
+        flat = tensor.view(-1)
+        for offset in range(0, flat.numel(), SIGN_BLOCK):
+            yield offset, flat[offset : offset + SIGN_BLOCK]
+        return
+    size = _DEVICE_BLOCK if tensor.is_cuda else SIGN_BLOCK
+    for offset, (piece,) in blocks(tensor, block_size=size):
+        chunk = piece if piece.is_cuda else piece.cpu()
+        parts = torch.view_as_real(chunk).reshape(-1) if chunk.is_complex() else chunk
+        real = parts.float() if fits_float32(tensor.dtype) else parts.double()
+        yield offset * (2 if chunk.is_complex() else 1), real
+
+
+def _finite(values: Tensor) -> Tensor:
+    """In float64, without NaN and infinities, and so small that sums stay finite."""
+    known = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return known.clamp(-_LARGEST, _LARGEST) if known.dtype == torch.float64 else known.double()
+
+
+def _add_run_on_device(sums: Tensor, values: Tensor, start: int) -> None:
+    width, count = sums.numel(), values.numel()
+    signed = _finite(values) * signs_from(start, count, values.device)
+    ends = (start % width, -(start + count) % width)
+    if any(ends):
+        signed = torch.nn.functional.pad(signed, ends)
+    sums += signed.view(-1, width).sum(0)
+
+
+def _add_run(sums: Tensor, values: Tensor, start: int) -> None:
+    """Add neighbours on the CPU, where numpy's calls cost least."""
+    total = sums.numpy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        part = _run_sums(values.numpy(), start, total.size)
+        if not math.isfinite(part.dot(part)):
+            part = _run_sums(_finite(values).numpy(), start, total.size)
+    total += part
+
+
+def _run_sums(values: Array, start: int, width: int) -> Array:
+    part = np.zeros(width)
+    room, narrow_room = _ROOM.get()
+    wide = values.dtype == np.float64
+    table = sign_table(values.dtype)
+    done = 0
+    while done < values.size:
+        block, within = divmod(start + done, SIGN_BLOCK)
+        count = min(SIGN_BLOCK - within, values.size - done)
+        first = first_sign(block) + within
+        signed = (room if wide else narrow_room)[:count]
+        np.multiply(values[done : done + count], table[first : first + count], out=signed)
+        if not wide:  # A product with a sign is exact in float32, and half as much to move.
+            np.copyto(room[:count], signed)
+        _fold(part, room[:count], (start + done) % width)
+        done += count
+    return part
+
+
+def _fold(sums: Array, signed: Array, first: int) -> None:
+    """Add values to the sums in turn, from the first on."""
+    width = sums.size
+    head = min(-first % width, signed.size)
+    rows = (signed.size - head) // width
+    tail = head + rows * width
+    if head:
+        sums[first : first + head] += signed[:head]
+    if rows:
+        sums += np.add.reduce(signed[head:tail].reshape(rows, width), axis=0)
+    if tail < signed.size:
+        sums[: signed.size - tail] += signed[tail:]
+
+
+class _Room(threading.local):
+    """Memory to work in, kept per thread: fresh pages for every tensor would cost more."""
+
+    def __init__(self) -> None:
+        self._arrays: tuple[Array, Array] | None = None
+
+    def get(self) -> tuple[Array, Array]:
+        if self._arrays is None:
+            self._arrays = (np.empty(SIGN_BLOCK), np.empty(SIGN_BLOCK, np.float32))
+        return self._arrays
+
+
+_ROOM = _Room()
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def _narrowed(sums: Tensor) -> Tensor:
+    """As float32, if that holds them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = sums.numpy().astype(np.float32)
+        # The sum of squares is the quicker test, if it does not itself overflow.
+        fits = math.isfinite(narrow.dot(narrow)) or bool(np.isfinite(narrow).all())
+    return torch.from_numpy(narrow) if fits else sums
+
+
+def _check_lengths(sketches: Sequence[Tensor]) -> None:
+    lengths = sorted({part.numel() for part in sketches})
+    if len(lengths) != 1:
+        found = " and ".join(map(str, lengths)) or "none"
+        raise UsageError(
+            f"sketches of one length are needed, got {found}: they are of tensors of different size"
+        )

@@ -1,0 +1,124 @@
+"""The graphs in words that belong to a dump in torchair's layout."""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from paritas._torch.buffers import Seen
+from paritas._torch.graphs import provenance
+from paritas.dumps.msit_layout import model_name, time_stamp
+from paritas.dumps.text_graphs import (
+    FusedFacts,
+    NodeFacts,
+    ValueFacts,
+    optimized_graph_text,
+    original_graph_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from torch.fx import GraphModule
+
+    from paritas._torch.buffers import Kernel
+    from paritas.dumps.records import Phase, Site
+
+__all__ = ["buffer_facts", "node_facts", "write_graph_texts"]
+
+
+def write_graph_texts(
+    folder: Path,
+    rank: int,
+    graph: str,
+    phase: Phase,
+    module: GraphModule,
+    kernels: Iterable[Kernel],
+    site_of: Callable[[Seen], Site],
+) -> None:
+    """Write the graph as it was captured, and as it was fused, into the folder of the dump.
+
+    Only for fused code: readers of torchair's dumps take a dump with a graph for one of fused code.
+
+    Args:
+        kernels: what the compiled code calls, in order.
+        site_of: where what is seen of a buffer is recorded.
+    """
+    name = model_name(graph, phase)
+    nodes = node_facts(module)
+    texts = {
+        "original": original_graph_text(name, nodes),
+        "optimized": optimized_graph_text(name, buffer_facts(nodes, kernels, site_of)),
+    }
+    suffix = f"rank_{rank}_pid_{os.getpid()}_ts_{time_stamp(dt.datetime.now(dt.UTC))}"
+    for kind, text in texts.items():
+        (folder / f"dynamo_{kind}_{name}_{suffix}.txt").write_text(text, encoding="ascii")
+
+
+def node_facts(module: GraphModule) -> tuple[NodeFacts, ...]:
+    """Every node of a traced graph but its output."""
+    return tuple(_facts(node) for node in module.graph.nodes if node.op != "output")
+
+
+def buffer_facts(
+    nodes: Iterable[NodeFacts],
+    kernels: Iterable[Kernel],
+    site_of: Callable[[Seen], Site],
+) -> tuple[FusedFacts, ...]:
+    """Every buffer that fused code writes, under the name by which it is recorded."""
+    known = {node.name: node for node in nodes}
+    names: dict[str, str] = {}  # of the last that was written into each buffer
+    found = []
+    for kernel in kernels:
+        inputs = tuple(f"{names.get(buffer.name, buffer.name)}:0" for buffer in kernel.reads)
+        for position, buffer in enumerate(kernel.writes):
+            site = site_of(Seen(kernel, buffer, "output", position, torch.empty(0)))
+            # A buffer that is not known to hold a node's very value may be of another shape.
+            outputs = known[buffer.exact].outputs[:1] if buffer.exact in known else (ValueFacts(),)
+            node = NodeFacts(
+                name=site.name,
+                op=site.op or site.level,
+                inputs=inputs,
+                outputs=outputs,
+                module=site.module,
+                line=site.line,
+            )
+            found.append(FusedFacts(node, buffer.name, kernel.name, buffer.nodes))
+            names[buffer.name] = site.name
+    return tuple(found)
+
+
+def _facts(node: Node) -> NodeFacts:
+    found = provenance(node)
+    value = node.meta.get("val")
+    results = value if isinstance(value, list | tuple) else (value,)
+    return NodeFacts(
+        name=node.name,
+        op=node.op if node.op in {"placeholder", "get_attr"} else found.operator,
+        inputs=tuple(_inputs(node)),
+        outputs=tuple(_value_facts(result) for result in results),
+        module=found.module,
+        line=found.source,
+    )
+
+
+def _inputs(node: Node) -> Iterable[str]:
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        yield f"{node.args[0].name}:{node.args[1]}"
+        return
+    for given in node.all_input_nodes:
+        yield f"{given.name}:0"
+
+
+def _value_facts(value: Any) -> ValueFacts:
+    if not isinstance(value, torch.Tensor):
+        return ValueFacts()
+    # A size that is a symbol varies from call to call.
+    shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    return ValueFacts(str(value.dtype).removeprefix("torch."), shape)

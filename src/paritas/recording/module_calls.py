@@ -1,0 +1,249 @@
+"""What the modules of a running eager program take and give."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from paritas._torch.watching import has_values, in_backward, is_compiled, is_symbolic, unseen
+from paritas.dumps.records import Site
+from paritas.numerics.trees import children
+from paritas.recording.gradients import may_have_gradient
+from paritas.recording.module_names import ModuleNames
+from paritas.recording.user_lines import user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor, nn
+
+    from paritas.dumps.records import Side
+    from paritas.recording.gradients import Gradients
+    from paritas.recording.module_names import Named
+    from paritas.recording.session import Session
+
+__all__ = ["Frame", "ModuleCalls", "put_all", "values"]
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
+
+
+class Frame(NamedTuple):
+    """A module at work.
+
+    Attributes:
+        path: what it is called.
+        wrapper: whether it only stands before another one of that name.
+        again: whether it runs once more for its gradients: checkpointed parts of a program do.
+    """
+
+    path: str
+    wrapper: bool = False
+    again: bool = False
+
+
+class ModuleCalls:
+    """Sees the calls of all modules and keeps account of which are at work.
+
+    Args:
+        records: whether their arguments and results are recorded, or only who is at work is known.
+        gradients: where those of what they take and give are asked for, if they are.
+    """
+
+    def __init__(self, session: Session, gradients: Gradients | None, *, records: bool) -> None:
+        self._session = session
+        self._gradients = gradients
+        self._records = records
+        self._names = ModuleNames()
+        self._local = threading.local()
+        self._ungraded: dict[str, list[int]] = {}
+        self._step = -1
+
+    def innermost(self) -> Frame:
+        """The module at work in this thread; one without a name where there is none."""
+        stack = self._stack()
+        return stack[-1] if stack else Frame("")
+
+    def owner(self, leaf: Tensor) -> str:
+        """The path of the module that a parameter belongs to, or ""."""
+        return self._names.owner(leaf)
+
+    def around(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any
+    ) -> Any:
+        """Look on while a module is called."""
+        if is_symbolic():
+            self._session.note(
+                f"{type(module).__name__} was traced or transformed (export, fx, functorch, fake "
+                "tensors) while recording; such calls have no values of their own and are left out"
+            )
+            return call(*args, **kwargs)
+        stack = self._stack()
+        again = in_backward()
+        if stack or again:
+            named, complete = self._names.of(module), True
+        else:
+            named = self._names.of_root(module)
+            complete = self._begin(module, named)
+        parent = stack[-1] if stack else Frame("")
+        stack.append(Frame(named.path, named.wrapper, again))
+        try:
+            if again:
+                return self._called_again(named, args, kwargs, call)
+            # A wrapper took the same, and will give the same, under the same name.
+            repeats = parent.wrapper and parent.path == named.path
+            if not self._session.active or not self._records or repeats:
+                return call(*args, **kwargs)
+            return self._called(module, named, args, kwargs, call)
+        finally:
+            stack.pop()
+            if not complete:
+                self._watch_parameters(module)
+
+    def _begin(self, root: nn.Module, named: Named) -> bool:
+        self._session.enter(named.number)
+        if isinstance(root, torch.nn.parallel.DistributedDataParallel):
+            self._session.note(
+                "gradients of parameters are those of each rank, before DistributedDataParallel"
+                " reduced them"
+            )
+        return self._watch_parameters(root)
+
+    def _watch_parameters(self, root: nn.Module) -> bool:
+        if self._gradients is None or not self._session.active:
+            return True
+        return self._gradients.watch_parameters(root, self._names)
+
+    def _called(
+        self,
+        module: nn.Module,
+        named: Named,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+    ) -> Any:
+        if is_compiled(module):
+            self._session.note(
+                f"{named.path} is compiled: what it takes and gives is here, what happens inside is"
+                " not; a backend made by paritas.record records that"
+            )
+        line = user_line()
+        site = Site(
+            source="eager",
+            level="module",
+            name=named.path,
+            op=named.kind,
+            module=named.path,
+            call=self._session.next_call(f"module/{named.path}"),
+            line=line.line,
+            code=line.code,
+        )
+        if not torch.is_grad_enabled():
+            self._remember_ungraded(site)
+        self._take(site, "input", args, kwargs)
+        result = call(*args, **kwargs)
+        self._take(site, "output", (), _results(result))
+        return result
+
+    def _called_again(
+        self,
+        named: Named,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+    ) -> Any:
+        """A checkpointed part runs for its gradients: what it computes was recorded before.
+
+        If it ran without gradients then, they pass through the present call alone. Parts are gone
+        through in reverse order, so the last call that waits for its gradients is this one.
+        """
+        waiting = self._ungraded.get(named.path) if self._records else None
+        if not waiting or self._step != self._session.step or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        site = Site(
+            source="eager",
+            level="module",
+            name=named.path,
+            op=named.kind,
+            module=named.path,
+            call=waiting.pop(),
+        )
+        self._watch(site, "input", args, kwargs)
+        result = call(*args, **kwargs)
+        self._watch(site, "output", (), _results(result))
+        return result
+
+    def _take(self, site: Site, side: Side, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        put_all(self._session, replace(site, side=side), args, kwargs)
+        self._watch(site, side, args, kwargs)
+
+    def _watch(self, site: Site, side: Side, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._gradients is None:
+            return
+        for position, value in values(args, kwargs):
+            if may_have_gradient(value):
+                self._gradients.watch(replace(site, side=side, position=position), value)
+
+    def _remember_ungraded(self, site: Site) -> None:
+        if self._step != self._session.step:
+            self._step = self._session.step
+            self._ungraded.clear()
+        self._ungraded.setdefault(site.name, []).append(site.call)
+
+    def _stack(self) -> list[Frame]:
+        try:
+            return self._local.stack  # type: ignore[no-any-return]
+        except AttributeError:
+            self._local.stack = []
+            return self._local.stack  # type: ignore[no-any-return]
+
+
+def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value in arguments or results with its position: "0", "1.0", "mask"."""
+    for place, value in enumerate(args):
+        yield from _leaves(str(place), value)
+    for name, value in kwargs.items():
+        yield from _leaves(name, value)
+
+
+def put_all(session: Session, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Record what is wanted of arguments or results, unseen by whoever else looks on."""
+    if session.wants(site):
+        with unseen():
+            for position, value in values(args, kwargs):
+                _put(session, replace(site, position=position), value)
+
+
+def _put(session: Session, site: Site, value: Any) -> None:
+    """Record a tensor or a plain value; objects of other kinds have nothing to compare."""
+    if isinstance(value, torch.Tensor):
+        if has_values(value):
+            session.put(site, value)
+        else:
+            session.note(
+                f"tensors of kind {type(value).__name__} on {value.device} hold no values that can "
+                "be recorded and are left out"
+            )
+    elif isinstance(value, _PLAIN):
+        session.put(site, value)
+
+
+def _results(result: Any) -> dict[str, Any]:
+    """What a module gave, by position; a lone value is at "0"."""
+    below = children(result)
+    return {"0": result} if below is None else {_key(suffix): child for suffix, child in below}
+
+
+def _leaves(position: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    below = children(tree)
+    if below is None:
+        yield position, tree
+        return
+    for suffix, child in below:
+        yield from _leaves(f"{position}.{_key(suffix)}", child)
+
+
+def _key(suffix: str) -> str:
+    return suffix.strip("[].'\"")

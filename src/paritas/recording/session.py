@@ -1,0 +1,322 @@
+"""One recording: what is wanted of which step, and the way of each value to the disk."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import importlib.metadata
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from paritas._torch.placements import local_part
+from paritas.dumps.records import Header, Placement, TensorFacts
+from paritas.dumps.writing import DumpWriter, run_identity
+from paritas.errors import UsageError
+from paritas.numerics.trees import children
+from paritas.recording.options import SessionOptions, rank_and_world
+from paritas.recording.pipeline import Job, Pipeline
+from paritas.recording.selection import Sieve
+from paritas.recording.snapshots import Snapshot
+from paritas.recording.summaries import PendingSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from paritas.dumps.records import Observed, Site, Source
+    from paritas.recording.selection import Selection
+
+__all__ = ["Session"]
+
+_LONGEST_VALUE = 1000
+
+
+class Session:
+    """Takes values from hooks, and hands them to the writer.
+
+    Attributes:
+        step: the number of the present step.
+        active: whether values are wanted now; hooks ask this first.
+        rank: this process among those of the run.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], selection: Selection, options: SessionOptions
+    ) -> None:
+        """Open the dump; refuses a folder that is not empty."""
+        self.selection = selection
+        self.options = options
+        self.path = Path(path)
+        self.rank, world_size = rank_and_world()
+        self.step = 0
+        self.sieve = Sieve(selection)
+        self._header = Header(
+            run=run_identity(self.rank, world_size),
+            rank=self.rank,
+            world_size=world_size,
+            created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            torch=str(torch.__version__),
+            paritas=importlib.metadata.version("paritas"),
+            program=" ".join(sys.argv[:1]),
+            data=options.data,
+            layout=options.layout,
+            selection=selection.describe(),
+        )
+        self._wanted = selection.wants_rank(self.rank)
+        self._paused = False
+        self._closed = False
+        self._entered: set[Hashable] = set()
+        self._calls: dict[str, int] = {}
+        self._places: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._known: set[Hashable] = set()
+        self._sequence = 0
+        self._lock = threading.RLock()
+        self._writer: DumpWriter | None = None
+        self._pipeline: Pipeline | None = None
+        if self._wanted:
+            self._writer = DumpWriter(
+                self.path, self._header, overwrite=options.overwrite, last=options.last
+            )
+            self._pipeline = Pipeline(self._writer, options)
+        self.active = False
+        self._update()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def enter(self, key: Hashable) -> None:
+        """Say that an outermost part of the program is about to run."""
+        if self.options.stepping == "manual" or self._paused:
+            return
+        with self._lock:
+            if key in self._entered:
+                self._advance()
+            self._entered.add(key)
+
+    def advance(self) -> None:
+        """End the step by hand."""
+        if self.options.stepping != "manual":
+            raise UsageError(
+                'steps end by themselves here; to end them by hand, ask for stepping="manual"'
+            )
+        with self._lock:
+            self._advance()
+
+    def next_call(self, name: str) -> int:
+        """Which call of that name this is in the step."""
+        with self._lock:
+            count = self._calls.get(name, 0)
+            self._calls[name] = count + 1
+            return count
+
+    def pause(self) -> None:
+        """Record nothing until `resume`; no step passes meanwhile."""
+        self._paused = True
+        self._update()
+
+    def resume(self) -> None:
+        """Go on recording."""
+        self._paused = False
+        self._update()
+
+    def keep(self) -> None:
+        """Keep for good the steps that are in the ring now."""
+        if not self.options.last:
+            raise UsageError("every step is kept already; last=k asks for a ring of the last k")
+        with self._lock:
+            if self._pipeline is not None:
+                self._pipeline.keep()
+
+    def _advance(self) -> None:
+        self.sieve.saw_step(self.step)
+        self.step += 1
+        self._entered.clear()
+        self._calls.clear()
+        self._places.clear()
+        if self.options.forgets:
+            self._known.clear()
+        self._update()
+
+    def _update(self) -> None:
+        self.active = (
+            self._wanted
+            and not self._paused
+            and not self._closed
+            and self.selection.wants_step(self.step)
+        )
+
+    # --- values -------------------------------------------------------------------------------
+
+    def wants(self, site: Site) -> bool:
+        """Whether a value seen there is to be recorded."""
+        return self.active and self.sieve.wants(site)
+
+    def put(self, site: Site, value: Any) -> None:
+        """Record a value that is wanted: a tensor as it is now, or whatever else it is."""
+        with self._lock:  # gradients come in threads of their own
+            if isinstance(value, torch.Tensor):
+                self._put_tensor(site, value)
+            else:
+                self._put_value(site, value)
+
+    def put_tree(self, site: Site, tree: Any) -> None:
+        """Record every leaf of nested containers that is wanted."""
+        below = children(tree)
+        if below is None:
+            if self.wants(site):
+                self.put(site, tree)
+            return
+        for suffix, child in below:
+            key = suffix.strip("[].'\"")
+            self.put_tree(msgspec.structs.replace(site, position=f"{site.position}.{key}"), child)
+
+    def _put_value(self, site: Site, value: Any) -> None:
+        text = repr(value)
+        if len(text) > _LONGEST_VALUE:
+            text = text[: _LONGEST_VALUE - 3] + "..."
+        self._submit(site=site, value=text)
+
+    def _put_tensor(self, site: Site, tensor: torch.Tensor) -> None:
+        part = local_part(tensor)
+        placement = None
+        if part is not None:
+            placement = Placement(
+                mesh=part.mesh,
+                mesh_names=part.mesh_names,
+                coordinate=part.coordinate,
+                placements=part.placements,
+                global_shape=part.global_shape,
+                global_offset=part.global_offset,
+            )
+            tensor = part.local
+        plain = tensor.detach()
+        facts = _facts(tensor)
+        snapshot = pending = None
+        try:
+            if self.options.data == "stats" and plain.is_cuda:
+                pending = PendingSummary(plain, placement)
+            else:
+                # What is repeated is stored once, and its bytes do not tell how often.
+                repeats = facts.shape if 0 in facts.stride else None
+                snapshot = Snapshot(plain, (facts.dtype, repeats, placement), self._known)
+        except UsageError as error:
+            # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
+            self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
+            return
+        self._submit(
+            site=site,
+            tensor=facts,
+            alias_of=self._alias_of(plain),
+            placement=placement,
+            snapshot=snapshot,
+            pending=pending,
+        )
+
+    def _alias_of(self, tensor: torch.Tensor) -> int | None:
+        """The first record of this step that lies in the same memory, if that is still its own."""
+        if tensor.layout is not torch.strided:
+            return None
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if not place:
+            return None
+        earlier = self._places.get(place)
+        if earlier is not None and not earlier[0].expired():
+            return earlier[1]
+        self._places[place] = (StorageWeakRef(storage), self._sequence)
+        return None
+
+    def _submit(self, **facts: Any) -> None:
+        job = Job(sequence=self._sequence, step=self.step, **facts)
+        self._sequence += 1
+        if self._pipeline is None:
+            return
+        try:
+            self._pipeline.submit(job)
+        except BaseException:
+            # What is lost is said once, to whoever runs the program; then it is let alone.
+            self._wanted = False
+            self._update()
+            raise
+
+    # --- what the dump says of itself ---------------------------------------------------------
+
+    def observed(self, what: Observed) -> None:
+        """Say whether looking at a graph changed what it computes."""
+        self._describe(observed=(*self._header.observed, what))
+
+    def note(self, text: str) -> None:
+        """Say something that a reader of the dump should know, once."""
+        if text not in self._header.notes:
+            self._describe(notes=(*self._header.notes, text))
+
+    def source(self, source: Source, *, taps: bool = False, fusion: str = "on") -> None:
+        """Say which program is looked at."""
+        sources = tuple(dict.fromkeys((*self._header.sources, source)))
+        self._describe(sources=sources, taps=taps or self._header.taps, fusion=fusion)
+
+    def _describe(self, **changes: Any) -> None:
+        with self._lock:
+            self._header = msgspec.structs.replace(self._header, **changes)
+            if self._writer is not None and not self._closed:
+                self._writer.describe(self._header)
+
+    def close(self, *, raising: bool = True) -> None:
+        """Write what is queued and close the dump; then raise what went wrong.
+
+        Args:
+            raising: False where another exception is on its way already.
+        """
+        if self._closed:
+            return
+        self.sieve.saw_step(self.step)
+        self._closed = True
+        self._update()
+        failure: BaseException | None = None
+        try:
+            if self._pipeline is not None:
+                self._pipeline.finish()
+        except BaseException as error:  # noqa: BLE001  (raised below, when the dump is closed)
+            failure = error
+            self._header = msgspec.structs.replace(
+                self._header, notes=(*self._header.notes, f"recording failed: {error}")
+            )
+        if self._writer is not None:
+            self._writer.close(self._header, complete=failure is None)
+        if not raising:
+            return
+        if failure is not None:
+            raise failure
+        self._complain()
+
+    def _complain(self) -> None:
+        if self._writer is None:
+            return
+        problems = self.sieve.unmatched()
+        if self._sequence == 0 and not problems:
+            problems = ["no value came by: run the program while it is recorded"]
+        if problems:
+            first = f"not all that was asked for came; {self._sequence} values are in {self.path}"
+            raise UsageError("\n  ".join([first, *problems]))
+
+
+def _facts(tensor: torch.Tensor) -> TensorFacts:
+    is_strided = tensor.layout is torch.strided
+    return TensorFacts(
+        dtype=_name(tensor.dtype),
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()) if is_strided else (),
+        offset=int(tensor.storage_offset()) if is_strided else 0,
+        device=_name(tensor.device),
+        requires_grad=tensor.requires_grad,
+    )
+
+
+@functools.cache
+def _name(kind: torch.dtype | torch.device) -> str:
+    return str(kind).removeprefix("torch.")

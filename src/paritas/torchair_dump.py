@@ -1,1 +1,0 @@
-"""The seed's two functions; built in this session."""
