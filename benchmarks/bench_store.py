@@ -14,7 +14,6 @@ from paritas.dumps.dtypes import as_stored, digest
 from paritas.dumps.reading import Dump
 from paritas.dumps.records import Header, Site, TensorFacts
 from paritas.dumps.writing import DumpWriter, Entry, run_identity
-from paritas.recording.background import Background
 
 LARGE, LARGE_NUMEL = 32, 8 << 20
 SMALL, SMALL_NUMEL = 20_000, 4 << 10
@@ -41,35 +40,31 @@ def rounds(*functions):
     return [tuple(map(min, zip(*taken, strict=True))) for taken in times]
 
 
-def entries(tensors, sites):
-    """What a recording makes of tensors; the digest is a part of what is measured."""
+def entries(tensors, sites, *, hashes):
+    """What a recording makes of tensors."""
     facts = TensorFacts(dtype="float32", shape=tuple(tensors[0].shape), stride=(1,))
     for number, (tensor, site) in enumerate(zip(tensors, sites, strict=True)):
         stored = as_stored(tensor)
-        yield Entry(
-            sequence=number, step=0, site=site, tensor=facts, stored=stored, digest=digest(stored)
-        )
+        hashed = digest(stored) if hashes else ""
+        yield Entry(sequence=number, step=0, site=site, tensor=facts, stored=stored, digest=hashed)
 
 
-def through_writer(tensors, *, queue_bytes):
-    """Hash here and write there, as a recording does; without a queue, one after the other."""
+def through_writer(tensors, *, hashes):
+    """Hash and write; `hashes` says whether the one comes before the other, or beside it."""
     names = [f"layers.{number}.attn/aten.mm.default" for number in range(len(tensors))]
     sites = [Site(source="eager", level="op", name=name) for name in names]
 
     def run(folder):
         header = Header(run=run_identity(0, 1))
         writer = DumpWriter(folder / "dump", header)
-        background = Background(writer.add, queue_bytes)
-
-        def work():
-            for entry in entries(tensors, sites):
-                background.submit(entry, entry.stored.nbytes)
-            background.finish()
-
-        taken = measured(work)
+        taken = measured(
+            lambda: [writer.add(entry) for entry in entries(tensors, sites, hashes=hashes)]
+        )
         writer.close(header)
+        dump = Dump.open(folder / "dump")
+        assert dump.problems == []
+        assert all(record.digest for record in dump.records())
         assert writer.saved_bytes == 0
-        assert Dump.open(folder / "dump").problems == []
         return taken
 
     return run
@@ -95,34 +90,27 @@ def file_each(tensors):
     return run
 
 
+def told(what, theirs, ours):
+    """Both ratios: of seconds, and of CPU seconds, which a loaded machine disturbs less."""
+    wall, processor = theirs[0] / ours[0], theirs[1] / ours[1]
+    print(f"  {what:42s} {wall:5.2f} x, by CPU seconds {processor:5.2f} x")
+
+
 def main():
     torch.manual_seed(0)
     large = list(torch.randn(LARGE, LARGE_NUMEL))
-    size = LARGE * LARGE_NUMEL * 4
-    plain, beside, alone = rounds(
-        raw(large),
-        through_writer(large, queue_bytes=256 << 20),
-        through_writer(large, queue_bytes=0),
+    plain, beside, before = rounds(
+        raw(large), through_writer(large, hashes=False), through_writer(large, hashes=True)
     )
-    print(f"{LARGE} tensors of {LARGE_NUMEL >> 18} MiB, hashed and written; speed of")
-    print(
-        f"  hashing beside the writer's thread  {plain[0] / beside[0]:5.2f} x one raw file", end=""
-    )
-    print(f" ({size / beside[0] / 1e9:.2f} of {size / plain[0] / 1e9:.2f} GB/s); bar 0.85")
-    print(f"  both by one thread                  {plain[0] / alone[0]:5.2f} x one raw file")
-    print(f"  the same, by CPU seconds            {plain[1] / alone[1]:5.2f} x one raw file")
+    print(f"{LARGE} tensors of {LARGE_NUMEL >> 18} MiB: speed of DumpWriter.add, of one raw file")
+    told("hashed while written (bar 0.85)", plain, beside)
+    told("hashed before", plain, before)
 
     small = list(torch.randn(SMALL, SMALL_NUMEL))
-    saved, stored = rounds(file_each(small), through_writer(small, queue_bytes=0))
-    print(f"{SMALL} tensors of {SMALL_NUMEL >> 8} KiB, hashed and written; speed of")
-    print(
-        f"  both by one thread                  {saved[0] / stored[0]:5.2f} x np.save, a file each",
-        end="",
-    )
-    print(f" ({SMALL / stored[0]:.0f} of {SMALL / saved[0]:.0f} a second); bar 5")
-    print(
-        f"  the same, by CPU seconds            {saved[1] / stored[1]:5.2f} x np.save, a file each"
-    )
+    saved, stored = rounds(file_each(small), through_writer(small, hashes=True))
+    print(f"{SMALL} tensors of {SMALL_NUMEL >> 8} KiB: speed of DumpWriter.add, of a file each")
+    told("against np.save (bar 5)", saved, stored)
+    print(f"  {SMALL / stored[0]:.0f} tensors a second, np.save {SMALL / saved[0]:.0f}")
 
 
 if __name__ == "__main__":

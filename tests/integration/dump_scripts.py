@@ -74,7 +74,7 @@ def be_killed(folder: Path, times: int, seed: int) -> None:
             count += len(told)
         os.close(reader)
         reported.append(count)
-    print(json.dumps(reported))
+    sys.stdout.write(json.dumps(reported))
 
 
 def write_rank(path: Path, count: int) -> None:
@@ -99,7 +99,7 @@ def fill(path: Path, limit: int) -> None:
             writer.add(entry(number))
             number += 1
     except ParitasError as error:
-        print(json.dumps([number, str(error)]))
+        sys.stdout.write(json.dumps([number, str(error)]))
     writer.close(header)
 
 

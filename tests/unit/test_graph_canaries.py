@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from paritas._torch import equality, indexing, perturbing, watching
+from paritas._torch import (
+    buffers,
+    equality,
+    fusion_options,
+    indexing,
+    inductor,
+    perturbing,
+    variables,
+    watching,
+    wrapper_lines,
+)
+from paritas.errors import UnsupportedTorchError
 
 
 def gradient_of_a_maximum(x):
@@ -174,3 +188,106 @@ def test_nobodys_mode_sees_what_is_done_unseen():
     assert end()
     assert seen.operators == []
     assert made.device.type == "cpu"
+
+
+# --- buffers, buffer_nodes, wrapper_lines, variables, fusion_options ------------------------------
+
+
+def listened_to(function, *inputs):
+    """What the code of the one graph of a function told, and torch's class of its wrapper."""
+    heard = []
+
+    def watch(lowered, compiled):
+        code = []
+
+        def call(args):
+            if not code:
+                code.append(buffers.compile_listening(lowered, heard.append))
+                code[0](list(args))
+            return compiled(args)
+
+        call._boxed_call = True
+        return call
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.compile(function, backend=lambda g, i: inductor.compile_watched(g, i, watch))(*inputs)
+    return heard
+
+
+def test_generated_code_still_tells_of_its_kernels_by_name_and_node():
+    heard = listened_to(lambda x: (torch.sin(x) + 1) @ x, torch.eye(4))
+    told = [(seen.side, seen.buffer.exact, seen.buffer.nodes) for seen in heard]
+    assert told == [
+        ("input", "arg0_1", ("arg0_1",)),
+        ("output", "add", ("sin", "add")),
+        ("input", "add", ("sin", "add")),
+        ("input", "arg0_1", ("arg0_1",)),
+        ("output", "mm", ("mm",)),
+    ]
+    assert [seen.kernel.name for seen in heard][-1] == "extern_kernels.mm"
+
+
+def test_lines_of_generated_code_are_of_the_kinds_that_are_known():
+    kinds = variables.line_kinds()
+    fields = {field.name for field in dataclasses.fields(kinds.reuse)}
+    assert {"node", "reused_as", "delete_old"} <= fields
+    assert "is_reused" in {field.name for field in dataclasses.fields(kinds.free_unless_reused)}
+    assert "kernel_name" in {field.name for field in dataclasses.fields(kinds.call)}
+
+
+def test_nothing_stays_patched_and_no_cache_keeps_code_that_tells():
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.scheduler import NopKernelSchedulerNode
+    from torch._inductor.utils import run_and_get_code
+
+    def function(x):
+        return torch.sin(x) @ x
+
+    before = PythonWrapperCodegen.writeline, PythonWrapperCodegen.run_wrapper_ir_passes
+    assert listened_to(function, torch.eye(7))
+    after = PythonWrapperCodegen.writeline, PythonWrapperCodegen.run_wrapper_ir_passes
+    assert after == before
+    assert "mark_run" not in vars(NopKernelSchedulerNode)
+    torch.compiler.reset()
+    with torch.no_grad():
+        _, codes = run_and_get_code(torch.compile(function), torch.eye(7))
+    assert codes
+    assert not any("paritas" in code for code in codes)
+    assert listened_to(function, torch.eye(7))
+
+
+def test_a_torch_without_a_method_that_writes_kernels_is_refused_by_its_name(monkeypatch):
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    monkeypatch.delattr(CppScheduling, "flush")
+    monkeypatch.setattr(CppScheduling.__mro__[1], "flush", None)
+    lines = wrapper_lines.Lines("none")
+    with (
+        pytest.raises(UnsupportedTorchError, match=r"has no CppScheduling\.flush"),
+        wrapper_lines.written_into(lines),
+    ):
+        pass
+
+
+def test_passes_can_be_turned_off_by_the_names_they_announce():
+    assert {"remove_noop_ops", "pass_pattern_0", "pass_pattern_2"} <= {
+        *fusion_options.graph_passes()
+    }
+    assert {"pattern_matcher", "layout_optimization"} <= {*fusion_options.graph_names()}
+    present = inductor.current_settings()
+    options = fusion_options.kernel_options({*fusion_options.kernel_names()})
+    assert {*options} <= {*present}
+    assert {"max_fusion_size", "epilogue_fusion", "post_grad_custom_post_pass"} <= {*options}
+
+
+def test_every_value_can_be_asked_for_in_memory():
+    with FakeTensorMode():
+        x = torch.ones(3, 4)
+        graph = make_fx(lambda x: torch.sin(x).cos().t() * 2, tracing_mode="real")(x)
+    before = [str(node.target) for node in graph.graph.nodes]
+    fusion_options.Materialize()(graph.graph)
+    graph.graph.lint()
+    after = [str(node.target) for node in graph.graph.nodes]
+    assert after.count("prims.inductor_force_stride_order.default") == 3
+    assert [name for name in after if "force_stride" not in name] == before

@@ -238,9 +238,18 @@ def is_compiled(module: nn.Module) -> bool:
     return wrapped or module._compiled_call_impl is not None
 
 
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def unseen() -> contextlib.AbstractContextManager[Any]:
     """Let nobody's modes see, or change, what is done inside; ours among them."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return _modes_off()
+    return _NOBODY
+
+
+_NOBODY = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _modes_off() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
 

@@ -56,11 +56,10 @@ _FLOAT4 = torch.float4_e2m1fn_x2
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # To copy by: torch moves integers of any width, and keeps every bit of them.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Those of which a buffer can be cast to bytes.
 _IN_NUMPY = {
-    dtype
-    for dtype, name in _SAFETENSORS.items()
-    if name[0] in "BUIF" and name != "BF16" and not name.startswith("F8")
-} | {torch.complex64, torch.complex128}
+    dtype for dtype, name in _SAFETENSORS.items() if name != "BF16" and not name.startswith("F8")
+}
 
 
 def known_dtype(name: str) -> torch.dtype:

@@ -7,6 +7,9 @@ import io
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+import xxhash
+
+from paritas.dumps.dtypes import digest, raw_bytes
 from paritas.dumps.folders import INDEX, data_name
 from paritas.dumps.packing import PackedFile, write_whole
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Place", "Volume"]
 
 _LONGEST_KEY = 1000
+_LARGE = 1 << 20
+_GLIMPSE = 4096
 
 
 class Place(NamedTuple):
@@ -46,6 +51,7 @@ class Volume:
         self._largest = largest
         self._data: PackedFile | None = None
         self._places: dict[str, Place] = {}
+        self._glimpses: set[tuple[int, int]] = set()
         self._index = io.FileIO(folder / INDEX, "xb")
         self._index_end = 0
 
@@ -53,15 +59,35 @@ class Volume:
         """Where bytes of that digest are."""
         return self._places.get(digest)
 
-    def write(self, key: str, stored: Tensor, digest: str) -> Place:
-        """Append bytes to the data; a file that is full is closed, and the next one made."""
+    def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Place, str, bool]:
+        """See to it that bytes are in the data.
+
+        Args:
+            hashed: their digest, or "" to have it found out. Of large tensors it is, where it can
+                be, while they are written: to go through them twice takes a third longer.
+
+        Returns:
+            Where they are, their digest, and whether they were written just now.
+        """
+        glimpse = _glimpse(stored) if stored.nbytes >= _LARGE else None
+        if not hashed and (glimpse is None or glimpse in self._glimpses):
+            hashed = digest(stored)  # these bytes may be there already
+        if hashed:
+            place = self._places.get(hashed)
+            if place is not None:
+                return place, hashed, False
         key = key[:_LONGEST_KEY]
         data = self._data
         if data is None or not data.has_room(key, stored):
             data = self._next_file()
-        key, begin = data.append(key, stored)
-        place = self._places[digest] = Place(self._name, key, begin, stored.nbytes)
-        return place
+        hasher = None if hashed else xxhash.xxh3_128()
+        key, begin = data.append(key, stored, hasher)
+        if hasher is not None:
+            hashed = hasher.hexdigest()
+        if glimpse is not None:
+            self._glimpses.add(glimpse)
+        place = self._places[hashed] = Place(self._name, key, begin, stored.nbytes)
+        return place, hashed, True
 
     def enter(self, line: bytes) -> None:
         """Append a line to the index; half a line is taken back."""
@@ -105,3 +131,17 @@ class Volume:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _glimpse(stored: Tensor) -> tuple[int, int]:
+    """A part of the bytes at the beginning, the middle and the end.
+
+    Two tensors that differ in it are different; only of those that do not must all be looked at to
+    tell whether they are.
+    """
+    whole = raw_bytes(stored).reshape(-1).view("u1")
+    middle, last = len(whole) // 2, len(whole) - _GLIMPSE
+    hasher = xxhash.xxh3_64()
+    for begin in (0, middle, last):
+        hasher.update(whole[begin : begin + _GLIMPSE].data)
+    return len(whole), hasher.intdigest()

@@ -11,7 +11,6 @@ import msgspec
 from paritas.dumps.claiming import claim
 from paritas.dumps.dtypes import (
     bytes_needed,
-    digest,
     known_dtype,
     stored_dtype,
     stored_shape,
@@ -48,7 +47,7 @@ class Entry:
     Attributes:
         stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
             what is no tensor, and for bytes of a digest that was written before.
-        digest: of those bytes.
+        digest: of those bytes; empty, it is found out, best for large tensors that are likely new.
         sketch: float32, of one dimension.
 
     The others are as in `Record`.
@@ -210,9 +209,11 @@ class DumpWriter:
     def _record(self, volume: Volume, entry: Entry) -> Record:
         name = entry.site.id
         key = f"{entry.step}/{name}"
-        hashed = entry.digest
-        if entry.stored is not None and not hashed:
-            hashed = digest(entry.stored)
+        payload, hashed = self._payload(volume, entry, key)
+        sketch = None
+        if entry.sketch is not None:
+            place, _, is_new = volume.put(f"{key}/sketch", entry.sketch)
+            sketch = self._counted(place, tuple(entry.sketch.shape), is_new=is_new)
         return Record(
             sequence=entry.sequence,
             step=entry.step,
@@ -222,55 +223,50 @@ class DumpWriter:
             tensor=entry.tensor,
             value=entry.value,
             digest=hashed,
-            payload=self._payload(volume, entry, key, hashed),
+            payload=payload,
             statistics=entry.statistics,
-            sketch=self._sketch(volume, entry.sketch, f"{key}/sketch"),
+            sketch=sketch,
             alias_of=entry.alias_of,
             placement=entry.placement,
         )
 
-    def _payload(self, volume: Volume, entry: Entry, key: str, hashed: str) -> Payload | None:
-        facts, stored = entry.tensor, entry.stored
-        has_values = facts is not None and bool(hashed) and self._header.data == "tensor"
+    def _payload(self, volume: Volume, entry: Entry, key: str) -> tuple[Payload | None, str]:
+        """Where the values of an entry are, written if need be, and their digest."""
+        facts, stored, hashed = entry.tensor, entry.stored, entry.digest
+        has_values = facts is not None and (stored is not None or bool(hashed))
         if self._tree is not None and (has_values or facts is None):
             payload = self._tree.write(entry)
             self.written_bytes += payload.nbytes
-            return payload
-        if facts is None or not has_values:
-            return None
-        shape = stored_shape(facts.shape, facts.stride) if stored is None else tuple(stored.shape)
-        place = volume.place_of(hashed)
-        if place is None:
-            if stored is None:
+            return payload, hashed
+        if facts is None or not has_values or self._header.data == "stats":
+            return None, hashed
+        if stored is None:
+            found = volume.place_of(hashed)
+            if found is None:
                 raise ParitasError(
                     f"{key} came without its values, and {volume.folder} holds none of digest "
                     f"{hashed}"
                 )
-            place = volume.write(key, stored, hashed)
+            place, is_new = found, False
+            shape = stored_shape(facts.shape, facts.stride)
+            nbytes = bytes_needed(stored_dtype(known_dtype(facts.dtype)), shape)
+        else:
+            place, hashed, is_new = volume.put(key, stored, hashed)
+            shape, nbytes = tuple(stored.shape), stored.nbytes
+        if place.nbytes != nbytes:
+            raise ParitasError(
+                f"{key} has {nbytes} bytes, and its digest was written before with {place.nbytes}, "
+                f"as {place.key}: it is not the digest of its bytes"
+            )
+        return self._counted(place, shape, is_new=is_new), hashed
+
+    def _counted(self, place: Place, shape: tuple[int, ...], *, is_new: bool) -> Payload:
+        if is_new:
             self.written_bytes += place.nbytes
         else:
-            _refuse_other_size(key, place, stored, facts)
             self.saved_bytes += place.nbytes
         return Payload(
             file=place.file, nbytes=place.nbytes, shape=shape, key=place.key, begin=place.begin
-        )
-
-    def _sketch(self, volume: Volume, sketch: Tensor | None, key: str) -> Payload | None:
-        if sketch is None:
-            return None
-        hashed = digest(sketch)
-        place = volume.place_of(hashed)
-        if place is None:
-            place = volume.write(key, sketch, hashed)
-            self.written_bytes += place.nbytes
-        else:
-            self.saved_bytes += place.nbytes
-        return Payload(
-            file=place.file,
-            nbytes=place.nbytes,
-            shape=tuple(sketch.shape),
-            key=place.key,
-            begin=place.begin,
         )
 
     def _drop(self, step: int, volume: Volume) -> None:
@@ -286,17 +282,3 @@ class DumpWriter:
             f"can be read"
         )
         return ParitasError(self._failure)
-
-
-def _refuse_other_size(key: str, place: Place, stored: Tensor | None, facts: TensorFacts) -> None:
-    """A digest that was written with another size is not of these bytes."""
-    if stored is not None:
-        nbytes = stored.nbytes
-    else:
-        dtype = stored_dtype(known_dtype(facts.dtype))
-        nbytes = bytes_needed(dtype, stored_shape(facts.shape, facts.stride))
-    if nbytes != place.nbytes:
-        raise ParitasError(
-            f"{key} has {nbytes} bytes, and its digest was written before with {place.nbytes}, as "
-            f"{place.key}: it is not the digest of its bytes"
-        )

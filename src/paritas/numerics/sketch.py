@@ -105,9 +105,9 @@ def begin_sketch(
     tensor = tensor.detach()
     check_dtype(tensor.dtype)
     narrow = fits_float32(tensor.dtype)
-    shape: tuple[int, ...] = (tensor.numel(),)
-    if global_shape is not None or global_offset is not None:
-        shape = tuple(tensor.shape)
+    if global_shape is None and global_offset is None and is_plain(tensor):
+        return PendingSketch(torch.from_numpy(_plain_sums(tensor.view(-1).numpy())), narrow)
+    shape = tuple(tensor.shape)
     whole = shape if global_shape is None else tuple(global_shape)
     origin = (0,) * len(whole) if global_offset is None else tuple(global_offset)
     if tensor.is_complex():
@@ -125,7 +125,7 @@ def begin_sketch(
 
 def buckets(numel: int) -> int:
     """How many sums the sketch of so many real values has: a power of two from 16 to 1024."""
-    return min(_MOST_BUCKETS, max(16, 1 << max(math.ceil(numel / 4) - 1, 0).bit_length()))
+    return min(_MOST_BUCKETS, max(16, 1 << max(-(-numel // 4) - 1, 0).bit_length()))
 
 
 def sketch_norm(sums: Tensor) -> float:
@@ -184,11 +184,6 @@ def _add(sums: Tensor, tensor: Tensor, place: Place) -> None:
 
 def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Flat chunks of real floats, in logical order, with the index at which each begins."""
-    if is_plain(tensor):
-        flat = tensor.view(-1)
-        for offset in range(0, flat.numel(), SIGN_BLOCK):
-            yield offset, flat[offset : offset + SIGN_BLOCK]
-        return
     size = _DEVICE_BLOCK if tensor.is_cuda else SIGN_BLOCK
     for offset, (piece,) in blocks(tensor, block_size=size):
         chunk = piece if piece.is_cuda else piece.cpu()
@@ -213,13 +208,25 @@ def _add_run_on_device(sums: Tensor, values: Tensor, start: int) -> None:
 
 
 def _add_run(sums: Tensor, values: Tensor, start: int) -> None:
-    """Add neighbours on the CPU, where numpy's calls cost least."""
     total = sums.numpy()
+    total += _finite_sums(values.numpy(), start, total.size)
+
+
+def _plain_sums(flat: Array) -> Array:
+    """The sums of a whole tensor, by the fewest calls: on a small one they are what it costs."""
+    width = buckets(flat.size)
+    sums = np.zeros(width)
+    for start in range(0, flat.size, SIGN_BLOCK):
+        sums += _finite_sums(flat[start : start + SIGN_BLOCK], start, width)
+    return sums
+
+
+def _finite_sums(values: Array, start: int, width: int) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
-        part = _run_sums(values.numpy(), start, total.size)
-        if not math.isfinite(part.dot(part)):
-            part = _run_sums(_finite(values).numpy(), start, total.size)
-    total += part
+        sums = _run_sums(values, start, width)
+        if math.isfinite(sums.dot(sums)):
+            return sums
+        return _run_sums(_finite(torch.from_numpy(values)).numpy(), start, width)
 
 
 def _run_sums(values: Array, start: int, width: int) -> Array:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paritas.recording.module_names import Named
     from paritas.recording.session import Session
 
-__all__ = ["Frame", "ModuleCalls", "put_all", "values"]
+__all__ = ["Frame", "ModuleCalls", "put_all", "results", "values"]
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
@@ -112,7 +112,7 @@ class ModuleCalls:
         return self._watch_parameters(root)
 
     def _watch_parameters(self, root: nn.Module) -> bool:
-        if self._gradients is None or not self._session.active:
+        if self._gradients is None or not self._session.active or not torch.is_grad_enabled():
             return True
         return self._gradients.watch_parameters(root, self._names)
 
@@ -142,9 +142,9 @@ class ModuleCalls:
         )
         if not torch.is_grad_enabled():
             self._remember_ungraded(site)
-        self._take(site, "input", args, kwargs)
+        self._take(site, "input", values(args, kwargs))
         result = call(*args, **kwargs)
-        self._take(site, "output", (), _results(result))
+        self._take(site, "output", results(result))
         return result
 
     def _called_again(
@@ -170,19 +170,19 @@ class ModuleCalls:
             module=named.path,
             call=waiting.pop(),
         )
-        self._watch(site, "input", args, kwargs)
+        self._watch(site, "input", values(args, kwargs))
         result = call(*args, **kwargs)
-        self._watch(site, "output", (), _results(result))
+        self._watch(site, "output", results(result))
         return result
 
-    def _take(self, site: Site, side: Side, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        put_all(self._session, replace(site, side=side), args, kwargs)
-        self._watch(site, side, args, kwargs)
+    def _take(self, site: Site, side: Side, found: list[tuple[str, Any]]) -> None:
+        put_all(self._session, replace(site, side=side), found)
+        self._watch(site, side, found)
 
-    def _watch(self, site: Site, side: Side, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _watch(self, site: Site, side: Side, found: list[tuple[str, Any]]) -> None:
         if self._gradients is None:
             return
-        for position, value in values(args, kwargs):
+        for position, value in found:
             if may_have_gradient(value):
                 self._gradients.watch(replace(site, side=side, position=position), value)
 
@@ -200,20 +200,29 @@ class ModuleCalls:
             return self._local.stack  # type: ignore[no-any-return]
 
 
-def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every value in arguments or results with its position: "0", "1.0", "mask"."""
-    for place, value in enumerate(args):
-        yield from _leaves(str(place), value)
-    for name, value in kwargs.items():
-        yield from _leaves(name, value)
+def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every value in arguments with its position: "0", "1.0", "mask"."""
+    if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+        return [("0", args[0])]  # what most modules are given
+    named = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
+    return [leaf for position, value in named for leaf in _leaves(position, value)]
 
 
-def put_all(session: Session, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def results(result: Any) -> list[tuple[str, Any]]:
+    """Every value in what a call gave with its position; a lone one is at "0"."""
+    below = None if isinstance(result, torch.Tensor) else children(result)
+    if below is None:
+        return [("0", result)]
+    return [leaf for suffix, child in below for leaf in _leaves(_key(suffix), child)]
+
+
+def put_all(session: Session, site: Site, found: list[tuple[str, Any]]) -> None:
     """Record what is wanted of arguments or results, unseen by whoever else looks on."""
     if session.wants(site):
         with unseen():
-            for position, value in values(args, kwargs):
-                _put(session, replace(site, position=position), value)
+            for position, value in found:
+                own = site if position == site.position else replace(site, position=position)
+                _put(session, own, value)
 
 
 def _put(session: Session, site: Site, value: Any) -> None:
@@ -228,12 +237,6 @@ def _put(session: Session, site: Site, value: Any) -> None:
             )
     elif isinstance(value, _PLAIN):
         session.put(site, value)
-
-
-def _results(result: Any) -> dict[str, Any]:
-    """What a module gave, by position; a lone value is at "0"."""
-    below = children(result)
-    return {"0": result} if below is None else {_key(suffix): child for suffix, child in below}
 
 
 def _leaves(position: str, tree: Any) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from paritas._torch.watching import (
     written_arguments,
 )
 from paritas.dumps.records import Site
-from paritas.recording.module_calls import put_all
+from paritas.recording.module_calls import put_all, values
 from paritas.recording.user_lines import NOWHERE, UserLine, user_line
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class OperatorCalls:
         call = self._session.next_call(f"{phase}/{name}")
         unread = out_arguments(func)
         given = {name: value for name, value in kwargs.items() if name not in unread}
-        put_all(self._session, replace(takes, call=call), args, given)
+        put_all(self._session, replace(takes, call=call), values(args, given))
         return _Running(func, replace(site, call=call), args, kwargs) if gives else None
 
     def after(self, token: _Running | None, result: Any) -> None:
@@ -109,7 +109,7 @@ class OperatorCalls:
         named = dict(_written(token))
         if named:
             results = ()
-        put_all(self._session, token.site, tuple(results), named)
+        put_all(self._session, token.site, values(tuple(results), named))
 
     def _remember(self, origin: _Origin) -> None:
         if threading.get_ident() != self._thread:

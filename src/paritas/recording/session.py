@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 _LONGEST_VALUE = 1000
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class Session:
@@ -182,7 +183,7 @@ class Session:
         self._submit(site=site, value=text)
 
     def _put_tensor(self, site: Site, tensor: torch.Tensor) -> None:
-        part = local_part(tensor)
+        part = None if type(tensor) in _PLAIN else local_part(tensor)
         placement = None
         if part is not None:
             placement = Placement(

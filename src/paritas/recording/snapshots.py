@@ -47,7 +47,7 @@ class Snapshot:
         if tensor.is_cuda:
             self._fetch(tensor)
             return
-        stored = as_stored(tensor.cpu())  # the same one, if it is there already
+        stored = tensor if _is_stored(tensor) else as_stored(tensor.cpu())
         self.digest = digest(stored)
         key = (self.digest, kind)
         if key in known:
@@ -82,6 +82,25 @@ class Snapshot:
             self._arrived.record(stream)
         stored.record_stream(stream)
         self.nbytes = self._host.nbytes
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    """Whether a CPU tensor certainly is as it is stored: most are, and this is soon known."""
+    return (
+        tensor.dtype in _QUICK
+        and type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        # Memory may have been freed under a tensor that is not in use.
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0
+        and 0 not in tensor.stride()
+    )
+
+
+_QUICK = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool})
 
 
 def _shares(stored: Tensor, tensor: Tensor) -> bool:

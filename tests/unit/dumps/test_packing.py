@@ -6,9 +6,10 @@ import json
 
 import pytest
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 
-from paritas.dumps.dtypes import in_safetensors
+from paritas.dumps.dtypes import digest, in_safetensors
 from paritas.dumps.packing import PackedFile, Piece, complete, header_room, is_complete
 from unit.dumps.entries import PLAIN, bits, filled
 
@@ -142,6 +143,28 @@ def test_a_short_write_is_continued(tmp_path):
     assert (tmp_path / "data").read_bytes()[begin:] == bits(value)
     with safe_open(tmp_path / "data", framework="pt") as opened:
         assert torch.equal(opened.get_tensor("x"), value)
+
+
+def test_a_short_write_of_any_dtype_is_continued(tmp_path):
+    tensors = {key: tensor for key, tensor in everything().items() if tensor.nbytes}
+    file = PackedFile(tmp_path / "data")
+    file._file = Stubborn(file._file, most=5)
+    places = [file.append(key, tensor) for key, tensor in tensors.items()]
+    file.close()
+    raw = (tmp_path / "data").read_bytes()
+    for (_, begin), tensor in zip(places, tensors.values(), strict=True):
+        assert raw[begin : begin + tensor.nbytes] == bits(tensor)
+
+
+def test_bytes_are_hashed_as_they_are_written(tmp_path):
+    file = PackedFile(tmp_path / "data")
+    for dtype in PLAIN:
+        tensor = filled(dtype, (3, 100_003), seed=3)
+        hasher = xxhash.xxh3_128()
+        _, begin = file.append(str(dtype), tensor, hasher)
+        assert hasher.hexdigest() == digest(tensor)
+    file.close()
+    assert (tmp_path / "data").read_bytes()[begin:] == bits(tensor)
 
 
 def test_a_payload_that_failed_is_taken_back(tmp_path):

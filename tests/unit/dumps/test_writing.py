@@ -59,11 +59,24 @@ def test_an_entry_without_bytes_that_nobody_wrote_is_an_error(tmp_path):
     assert Dump.open(tmp_path).problems == []
 
 
-def test_a_digest_that_is_not_given_is_made(tmp_path):
+@pytest.mark.parametrize("numel", [3, 1 << 19], ids=["small", "large"])
+def test_a_digest_that_is_not_given_is_found_and_serves_to_write_once(tmp_path, numel):
+    first = torch.arange(float(numel))
+    second = first.clone()
+    second[numel // 3] = -1  # where no glimpse at them falls
+    given = [first, second, first.clone(), second.clone()]
     writer = DumpWriter(tmp_path, HEADER)
-    full = entry_of(torch.ones(3))
-    assert writer.add(dataclasses.replace(full, digest="")).digest == full.digest
+    for number, tensor in enumerate(given):
+        full = entry_of(tensor, number, name=f"x{number}")
+        # The third comes with its digest: what either way wrote, the other finds.
+        entry = full if number == 2 else dataclasses.replace(full, digest="")
+        assert writer.add(entry).digest == full.digest
     writer.close(HEADER)
+    assert writer.written_bytes == writer.saved_bytes == 2 * first.nbytes
+    dump = Dump.open(tmp_path)
+    assert dump.problems == []
+    for record in dump.records():
+        assert torch.equal(dump.read(record), given[record.sequence])
 
 
 def test_statistics_alone_write_no_values(tmp_path):

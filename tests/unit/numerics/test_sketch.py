@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 
 from paritas.errors import UsageError
+from paritas.numerics.signs import signs, signs_from
 from paritas.numerics.sketch import (
     begin_sketch,
     buckets,
@@ -131,6 +132,14 @@ def test_signs_are_as_often_plus_as_minus_and_blocks_have_their_own():
         assert abs(sum(block)) < 130
         for other in blocks[:i]:
             assert abs(sum(a * b for a, b in zip(block, other, strict=True))) < 150
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 5), (65_530, 20), (70_000, 200_000), (2**31, 3)])
+def test_signs_in_a_row_are_those_of_their_indices(start, count):
+    indices = torch.arange(start, start + count)
+    found = signs_from(start, count, indices.device)
+    assert torch.equal(found, signs(indices))
+    assert found[:100].tolist() == [sign(index) for index in indices[:100].tolist()]
 
 
 @pytest.mark.parametrize(

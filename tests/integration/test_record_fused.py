@@ -1,0 +1,233 @@
+"""record(source="fused"): the buffers of fused code in a dump, and the program undisturbed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from integration.fused_graphs import convolutional, perceptron
+from paritas.dumps.reading import Dump
+from paritas.errors import UnsupportedTorchError
+from paritas.recording import fused
+from paritas.recording.backend import record
+
+pytestmark = pytest.mark.slow
+
+
+def run(model, shape, backend, steps=2):
+    """Train a little; gives all that was computed and drawn."""
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    compiled = torch.compile(model, backend=backend)
+    seen = []
+    for _ in range(steps):
+        y = compiled(torch.randn(shape))
+        y.square().mean().backward()
+        seen.append(y.detach())
+    seen += [p.grad for p in model.parameters()] + [b.clone() for b in model.buffers()]
+    return [*seen, torch.rand(3)]
+
+
+def fresh(build):
+    torch.manual_seed(0)
+    return build()
+
+
+def recorded(path, build, shape, **options):
+    with record(path, source="fused", **options) as backend:
+        results = run(fresh(build), shape, backend)
+    return results, Dump.open(path)
+
+
+def same(left, right):
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"), [(perceptron, (3, 8)), (convolutional, (2, 3, 6, 6))], ids=["mlp", "conv"]
+)
+def test_a_program_computes_and_draws_the_same_with_and_without_recording(build, shape, tmp_path):
+    expected = run(fresh(build), shape, "inductor")
+    results, dump = recorded(tmp_path / "dump", build, shape)
+    assert same(results, expected)
+    assert {what.status for what in dump.header(0).observed} == {"unchanged"}
+    assert {what.graph for what in dump.header(0).observed} == {
+        "graph_0 forward",
+        "graph_0 backward",
+    }
+
+
+def test_each_step_has_its_buffers_with_node_module_kernel_and_line(tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.tanh(self.inner(x)).sum(-1)
+
+    _, dump = recorded(tmp_path / "dump", Net, (2, 4))
+    records = list(dump.records())
+    assert {record.step for record in records} == {0, 1}
+    buffers = [r for r in records if r.site.level == "buffer" and r.step == 1]
+    addmm = next(r for r in buffers if r.id == "forward/graph_0/addmm#0/output.0")
+    assert addmm.site.exact
+    assert addmm.site.nodes[-1] == "addmm"
+    assert addmm.site.module == "inner"
+    assert addmm.site.kernel == "extern_kernels.addmm"
+    assert addmm.site.code == "return torch.tanh(self.inner(x)).sum(-1)"
+    assert "test_record_fused.py" in addmm.site.line
+    assert any(r.site.phase == "backward" for r in buffers)
+    assert any(r.site.side == "input" for r in buffers)
+    assert len({(r.step, r.id) for r in records}) == len(records)
+
+
+def test_the_inputs_and_outputs_of_a_graph_are_there_too(tmp_path):
+    results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
+    nodes = {r.id: r for r in dump.records() if r.site.level == "node" and r.step == 0}
+    given = [r for r in nodes.values() if r.site.op == "placeholder" and "forward" in r.id]
+    assert len(given) == 7
+    output = nodes["forward/graph_0/~addmm_1#0/output.0"]
+    assert torch.equal(dump.read(output), results[0])
+
+
+def test_taps_bring_every_node_and_the_dump_says_so(tmp_path):
+    expected = run(fresh(perceptron), (3, 8), "inductor")
+    results, dump = recorded(tmp_path / "dump", perceptron, (3, 8), taps=True)
+    assert same(results, expected)
+    assert dump.header(0).taps
+    labels = [what.graph for what in dump.header(0).observed]
+    assert "graph_0 forward tapped" in labels
+    names = {r.site.name for r in dump.records() if r.site.level == "node"}
+    assert {"var_mean", "erf", "mul_4"} - names == {"var_mean"}  # that one is two values
+    assert {"getitem", "getitem_1"} <= names
+
+
+def test_steps_that_are_not_wanted_run_the_plain_code(tmp_path, monkeypatch):
+    made = []
+    original = fused.compile_listening
+    monkeypatch.setattr(
+        fused, "compile_listening", lambda *given: made.append(1) or original(*given)
+    )
+    with pytest.raises(ValueError, match="steps"):  # nothing was recorded, which is told at the end
+        recorded(tmp_path / "dump", perceptron, (3, 8), steps=[7])
+    assert made == []
+
+
+def test_where_recording_changes_the_outputs_the_program_goes_on_with_its_own(
+    tmp_path, monkeypatch
+):
+    original = fused.compile_listening
+
+    def compile_wrongly(lowered, listener):
+        code = original(lowered, listener)
+        right = code.code
+
+        def run_wrongly(args):
+            return [v + 1 if isinstance(v, torch.Tensor) else v for v in right(args)]
+
+        object.__setattr__(code, "code", run_wrongly)
+        return code
+
+    expected = run(fresh(convolutional), (2, 3, 6, 6), "inductor")
+    monkeypatch.setattr(fused, "compile_listening", compile_wrongly)
+    results, dump = recorded(tmp_path / "dump", convolutional, (2, 3, 6, 6))
+    assert same(results, expected)
+    observed = dump.header(0).observed
+    assert {what.status for what in observed} == {"changed"}
+    assert "values differ" in observed[0].detail
+    assert {r.step for r in dump.records() if r.site.level == "buffer"} == {0, 1}
+
+
+def test_code_that_cannot_be_made_to_tell_is_said_in_the_dump_and_the_program_goes_on(
+    tmp_path, monkeypatch
+):
+    def fail(*given):
+        raise ArithmeticError("no luck")
+
+    expected = run(fresh(perceptron), (3, 8), "inductor")
+    monkeypatch.setattr(fused, "compile_listening", fail)
+    results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
+    assert same(results, expected)
+    observed = dump.header(0).observed
+    assert {what.status for what in observed} == {"unchecked"}
+    assert observed[0].detail == (
+        "compiling it to tell of its buffers failed: ArithmeticError: no luck"
+    )
+    assert (
+        dump.header(0)
+        .notes[0]
+        .startswith("graph_0 forward: nothing of its inside is recorded; compiling")
+    )
+    assert {r.site.level for r in dump.records()} == {"node"}
+
+
+def test_a_torch_that_is_not_understood_is_an_error_and_not_an_empty_dump(tmp_path, monkeypatch):
+    def refuse(*given):
+        raise UnsupportedTorchError("torch 99 has no lines")
+
+    monkeypatch.setattr(fused, "compile_listening", refuse)
+    with pytest.raises(Exception, match="torch 99 has no lines"):
+        recorded(tmp_path / "dump", perceptron, (3, 8))
+
+
+def write(path, graph, kernel):
+    path.write_text(json.dumps({"Switch": {"GraphFusion": graph, "UBFusion": kernel}}))
+    return path
+
+
+def kernels(dump):
+    return {
+        r.site.kernel: r.site.nodes
+        for r in dump.records()
+        if r.site.level == "buffer" and r.site.side == "output" and r.step == 0
+    }
+
+
+class Products(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return torch.mm(torch.mm(x, self.weight) + x, self.weight)
+
+
+@pytest.mark.parametrize("name", ["pass_pattern_2", "pattern_matcher", "ALL"])
+def test_a_pass_that_is_off_leaves_the_graph_as_it_was(name, tmp_path):
+    results, dump = recorded(tmp_path / "on", Products, (4, 4))
+    assert "extern_kernels.addmm" in kernels(dump)
+    switch = write(tmp_path / "switch.json", {name: "off"}, {})
+    others, dump = recorded(tmp_path / "off", Products, (4, 4), fusion_switch=switch)
+    assert "extern_kernels.mm" in kernels(dump)
+    assert "extern_kernels.addmm" not in kernels(dump)
+    assert dump.header(0).fusion == f"GraphFusion: {name} off"
+    torch.testing.assert_close(results, others)
+
+
+def test_with_all_fusion_off_every_node_that_computes_has_a_buffer(tmp_path):
+    switch = write(tmp_path / "switch.json", {"ALL": "off"}, {"ALL": "off"})
+    expected, plain = recorded(tmp_path / "on", perceptron, (3, 8))
+    results, dump = recorded(tmp_path / "off", perceptron, (3, 8), fusion_switch=switch)
+    torch.testing.assert_close(results, expected)
+    with record(tmp_path / "fx", source="fx") as backend:
+        run(fresh(perceptron), (3, 8), backend, steps=1)
+    views = {"aten.permute.default", "aten.view.default", "aten.var_mean.correction"}
+    # A single number is always computed where it is used.
+    single = {"prims.inductor_lookup_seed.default"}
+    computed = {
+        (r.site.phase, r.site.name)
+        for r in Dump.open(tmp_path / "fx").records()
+        if r.site.side == "output" and r.site.op not in views | single | {"placeholder"}
+    }
+    found = {
+        (r.site.phase, r.site.name)
+        for r in dump.records()
+        if r.site.level == "buffer" and r.site.side == "output" and r.site.exact
+    }
+    assert computed - found == set()
+    assert len(found) > 2 * len(kernels(plain))
+    assert {what.status for what in dump.header(0).observed} == {"unchanged"}

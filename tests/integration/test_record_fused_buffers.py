@@ -1,0 +1,152 @@
+"""What the code that Inductor generates tells of its buffers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from integration.fused_graphs import Block, Listening, convolutional, perceptron
+
+pytestmark = pytest.mark.slow
+
+
+def bitwise(left, right):
+    return all(
+        torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+        for mine, theirs in zip(left, right, strict=True)
+    )
+
+
+def trained(model, x, options=None):
+    """What the forward and the backward graph of a model told."""
+    torch.compiler.reset()
+    backend = Listening(options)
+    torch.compile(model, backend=backend)(x).float().square().mean().backward()
+    return backend.told
+
+
+def told_of(function, *inputs, **how):
+    torch.compiler.reset()
+    backend = Listening()
+    with torch.no_grad():
+        torch.compile(function, backend=backend, **how)(*inputs)
+    return backend.told
+
+
+CASES = {
+    "perceptron": (perceptron, (3, 8), torch.float32),
+    "convolutional": (convolutional, (2, 3, 6, 6), torch.float32),
+    "transformer": (Block, (2, 5, 16), torch.float32),
+    "transformer in float64": (Block, (2, 5, 16), torch.float64),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_named_buffer_holds_the_value_of_its_node_forward_and_backward(case):
+    build, shape, dtype = CASES[case]
+    torch.manual_seed(0)
+    told = trained(build().to(dtype), torch.randn(shape, dtype=dtype, requires_grad=True))
+    assert [one.lowered.is_backward for one in told] == [False, True]
+    for one in told:
+        assert one.wrong() == []
+        named = [seen for seen, _ in one.outputs if seen.buffer.exact]
+        assert len(named) >= 0.75 * len(one.outputs)
+
+
+def test_in_bfloat16_named_buffers_hold_the_values_of_their_nodes_up_to_its_rounding():
+    torch.manual_seed(0)
+    for one in trained(Block().bfloat16(), torch.randn(2, 5, 16, dtype=torch.bfloat16)):
+        assert one.wrong(allowed=0.05) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_listening_changes_no_bit_and_misses_no_buffer(case):
+    build, shape, dtype = CASES[case]
+    torch.manual_seed(0)
+    for one in trained(build().to(dtype), torch.randn(shape, dtype=dtype, requires_grad=True)):
+        assert bitwise(one.plain, one.listening)
+        assert one.code.missed == ()
+        told = sum(len(kernel.reads) + len(kernel.writes) for kernel in one.code.kernels)
+        assert told == len(one.heard)
+
+
+def test_a_buffer_stands_for_the_nodes_inside_of_its_kernel():
+    (one,) = told_of(
+        lambda x, w: torch.tanh(x @ w).square() * 3, torch.randn(4, 5), torch.ones(5, 6)
+    )
+    product, fused = one.code.kernels
+    assert product.writes[0].nodes == ("mm",)
+    assert [buffer.exact for buffer in fused.reads] == ["mm"]
+    assert fused.writes[0].nodes == ("tanh", "pow_1", "mul")
+    assert fused.writes[0].exact == "mul"
+    assert fused.name.startswith("cpp_fused")
+
+
+def test_what_a_pass_made_of_several_nodes_is_named_after_the_last_of_them():
+    (one,) = told_of(lambda a, b, c: torch.mm(a, b) + c, *(torch.randn(4, 4) for _ in range(3)))
+    assert [str(node.target) for node in one.lowered.module.graph.nodes][3] == "aten.mm.default"
+    (kernel,) = one.code.kernels
+    assert kernel.name == "extern_kernels.addmm"
+    assert kernel.writes[0].nodes == ("mm", "add")
+    assert kernel.writes[0].exact == "add"
+    assert one.wrong() == []
+
+
+def test_what_is_read_in_place_is_told_as_it_was_before():
+    def function(x, y):
+        return torch.sin(x @ y) @ y
+
+    (one,) = told_of(function, torch.randn(5, 5), torch.randn(5, 5))
+    reads = [
+        value for seen, value in one.heard if seen.side == "input" and seen.buffer.exact == "mm"
+    ]
+    assert torch.equal(reads[0], one.nodes["mm"])
+    assert one.wrong() == []
+
+
+def test_inputs_that_are_written_to_are_told_as_they_are_left():
+    def function(x, cache, place):
+        cache.index_copy_(0, place, x * 2)
+        cache.add_(1)
+        return cache.sum()
+
+    place = torch.tensor([1, 3])
+    (one,) = told_of(function, torch.randn(2, 6), torch.zeros(5, 6), place)
+    assert one.wrong() == []
+    written = [value for seen, value in one.outputs if seen.buffer.exact == "copy_"]
+    assert len(written) == 1
+    assert bitwise(one.plain, one.listening)
+
+
+OPERATORS = {
+    "scatter": lambda x, i: torch.zeros(5, 8).scatter_reduce(
+        0, i[:, None].expand(-1, 8), x, "amax"
+    ),
+    "index_put": lambda x, i: torch.zeros(5, 8).index_put((i,), x, accumulate=True).exp(),
+    "cat": lambda x, i: torch.cat([x.relu(), x @ x.T, x.sum(1, keepdim=True)], 1) * 2,
+    "several results": lambda x, i: [part * 2 for part in torch.topk(x, 3)],
+    "fallback": lambda x, i: torch.linalg.qr(x)[1].abs(),
+    "split reduction": lambda x, i: (x.repeat(500, 60).exp().sum(), x.var()),
+    "complex": lambda x, i: torch.fft.fft(x).abs(),
+    "random": lambda x, i: torch.rand(4, 8) + F.dropout(x[:4], 0.5),
+    "branch": lambda x, i: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_every_kind_of_kernel_is_heard(kind):
+    torch.manual_seed(0)
+    told = told_of(OPERATORS[kind], torch.randn(6, 8), torch.tensor([0, 1, 1, 2, 4, 4]))
+    for one in told:
+        assert one.wrong() == []
+        assert one.outputs
+        assert one.code.missed == ()
+        assert bitwise(one.plain, one.listening)
+
+
+def test_shapes_that_vary_are_followed():
+    told = told_of(lambda x: torch.softmax(x @ x.T, -1), torch.randn(5, 5), dynamic=True)
+    assert told[0].wrong() == []
+    assert told[0].outputs
