@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import paritas
+from paritas.cli.convert import convert
+from paritas.cli.inspect import inspect as inspect_command
 from paritas.cli.run import run
 from paritas.cli.verify import verify
+from paritas.dumps.reading import Dump
 from paritas.numerics.findings import Status
 
 README = Path(__file__).parents[2] / "README.md"
+RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
 
 
-def python_blocks():
-    text = README.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+def python_code(path):
+    text = path.read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
 
 
 @pytest.mark.slow
-def test_the_code_runs_as_written(capsys):
+def test_the_code_runs_as_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.compiler.reset()
     torch.manual_seed(0)
-    code = "\n".join(python_blocks())
+    code = python_code(README)
     assert code.count("verify(") > 3
     exec(compile(code, str(README), "exec"), {})
     printed = capsys.readouterr().out.splitlines()
@@ -32,17 +39,43 @@ def test_the_code_runs_as_written(capsys):
     assert printed[0].startswith(passes)
     data = next(index for index, line in enumerate(printed) if line.startswith("True "))
     assert printed[data + 1].startswith(passes)  # of the guard
+    assert {record.step for record in Dump.open("dumps/eager").records()} == {0, 1}
+    assert any(record.site.kernel for record in Dump.open("dumps/fused").records())
     torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_the_code_about_recording_runs_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    exec(compile(python_code(RECORDING), str(RECORDING), "exec"), {})
+    assert Dump.open("runs/eager").problems == []
+    assert Dump.open("runs/fused").header(0).observed[0].status == "unchanged"
+    assert list(Path("runs/dump/msit_fx_dump").rglob("addmm-aten.addmm.default.OUTPUT.0.*.npy"))
+    torch.compiler.reset()
+
+
+def test_every_argument_of_a_recording_is_explained():
+    text = RECORDING.read_text(encoding="utf-8")
+    asked = {*inspect.signature(paritas.capture).parameters}
+    asked |= {*inspect.signature(paritas.record).parameters}
+    assert not {name for name in asked if f"`{name}" not in text} - {"path"}
 
 
 @pytest.mark.parametrize(
     ("command", "start"),
-    [(verify, "paritas verify package.module:factory "), (run, "paritas run ")],
-    ids=["verify", "run"],
+    [
+        (verify, "paritas verify package.module:factory "),
+        (run, "paritas run "),
+        (inspect_command, "paritas inspect "),
+        (convert, "paritas convert "),
+    ],
+    ids=["verify", "run", "inspect", "convert"],
 )
 def test_every_option_it_names_exists_and_none_is_left_out(command, start):
     text = README.read_text(encoding="utf-8")
-    usage = text.partition(f"\n{start}")[2].partition("```")[0].partition("\ntorchrun ")[0]
+    usage = re.split("```|\ntorchrun |\nparitas ", text.partition(f"\n{start}")[2])[0]
     known = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
     known = {name for name in known if name.startswith("--")} - {"--help"}
     assert set(re.findall(r"--[a-z-]+", usage)) == known

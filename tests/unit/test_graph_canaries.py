@@ -10,12 +10,16 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from paritas._torch import (
+    buffer_nodes,
     buffers,
     equality,
     fusion_options,
+    graphs,
     indexing,
     inductor,
+    passes,
     perturbing,
+    placements,
     variables,
     watching,
     wrapper_lines,
@@ -228,6 +232,25 @@ def test_generated_code_still_tells_of_its_kernels_by_name_and_node():
     assert [seen.kernel.name for seen in heard][-1] == "extern_kernels.mm"
 
 
+def test_a_graph_tells_which_node_took_the_place_of_which():
+    with FakeTensorMode():
+        graph = make_fx(lambda a, b: torch.mm(a, b) + a, tracing_mode="real")(*torch.ones(2, 3, 3))
+    lineage = buffer_nodes.Lineage(graph)
+    changed = graphs.copy_graph(graph)
+    lineage.enter_stage(passes.POST_GRAD, changed)
+    old = next(node for node in changed.graph.nodes if node.name == "add")
+    first, second = graphs.placeholders(changed)
+    with changed.graph.inserting_before(old):
+        new = changed.graph.call_function(torch.ops.aten.addmm.default, (first, first, second))
+    new.meta["val"] = old.meta["val"]
+    old.replace_all_uses_with(new)
+    changed.graph.erase_node(old)
+    lineage.leave_stage(changed)
+    assert new.name == "addmm"
+    assert lineage.same_value(new) == "add"
+    assert not changed._replace_hooks
+
+
 def test_lines_of_generated_code_are_of_the_kinds_that_are_known():
     kinds = variables.line_kinds()
     fields = {field.name for field in dataclasses.fields(kinds.reuse)}
@@ -291,3 +314,27 @@ def test_every_value_can_be_asked_for_in_memory():
     after = [str(node.target) for node in graph.graph.nodes]
     assert after.count("prims.inductor_force_stride_order.default") == 3
     assert [name for name in after if "force_stride" not in name] == before
+
+
+def test_a_distributed_tensor_tells_its_part_without_a_collective():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        whole = torch.randn(4, 3)
+        part = placements.local_part(distribute_tensor(whole, mesh, [Shard(1)]))
+        assert torch.equal(part.local, whole)
+        assert (part.mesh, part.mesh_names, part.coordinate) == ((1,), ("tp",), (0,))
+        assert (part.placements, part.global_shape) == (("shard(1)",), (4, 3))
+        assert part.global_offset == (0, 0)
+        other = torch.distributed.tensor.DTensor.from_local(whole, mesh, [Partial()])
+        assert placements.local_part(other).placements == ("partial(sum)",)
+        same = distribute_tensor(whole, mesh, [Replicate()])
+        assert placements.local_part(same).placements == ("replicate",)
+        assert placements.local_part(whole) is None
+    finally:
+        torch.distributed.destroy_process_group()

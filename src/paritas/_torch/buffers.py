@@ -100,7 +100,7 @@ class ListeningCode:
     Attributes:
         code: the compiled graph.
         kernels: what it runs, in order.
-        missed: names of buffers that no kernel was seen to write, which nothing is told of.
+        missed: names of buffers that are used, but by code that could not be looked into.
         ear: what hears for it.
     """
 

@@ -36,6 +36,17 @@ Operator = OpOverload
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
+_KEYS = torch._C._TorchDispatchModeKey
+_SYMBOLIC = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
+# Under short names: what is asked of every module and value is found without a search.
+_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_mode = torch._C._get_dispatch_mode
+_tracing_state = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+_graph_task = torch._C._current_graph_task_id
 _call = nn.Module.__call__
 _around: tuple[Around, ...] = ()
 _lock = threading.Lock()
@@ -44,20 +55,15 @@ _lock = threading.Lock()
 def _watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or not _around:
         return _call(module, *args, **kwargs)
-    return _through(_around, module, args, kwargs)
+    # The module is called inside the last of those who look on, that one inside the one before.
+    call = functools.partial(_call, module)
+    for look in _around[:-1]:
+        call = functools.partial(_within, look, module, call)
+    return _around[-1](module, args, kwargs, call)
 
 
-def _through(
-    around: tuple[Around, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call the module inside the last of those who look on, that one inside the one before."""
-    if not around:
-        return _call(module, *args, **kwargs)
-
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        return _through(around[:-1], module, args, kwargs)
-
-    return around[-1](module, args, kwargs, inner)
+def _within(around: Around, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
+    return around(module, args, kwargs, call)
 
 
 def watch_module_calls(around: Around) -> Callable[[], None]:
@@ -182,7 +188,7 @@ def out_arguments(func: Operator) -> frozenset[str]:
 
 def in_backward() -> bool:
     """Whether autograd is at work: modules called now are called again, for their gradients."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(_graph_task() != -1)
 
 
 def upcoming_node() -> int:
@@ -208,26 +214,23 @@ def rebuilds_graph() -> bool:
 
 def is_symbolic() -> bool:
     """Whether the program is being traced or transformed: what modules are given are no values."""
-    keys = torch._C._TorchDispatchModeKey
     return (
         torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch.fx._symbolic_trace.is_fx_symbolic_tracing()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(
-            torch._C._get_dispatch_mode(key) is not None
-            for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL)
-        )
+        or _tracing_state() is not None
+        or _is_fx_tracing()
+        or _transforms() is not None
+        # Asked of every call of a module: of the modes, first whether there are any.
+        or (_modes() > 0 and any(_mode(key) is not None for key in _SYMBOLIC))
     )
 
 
 def has_values(tensor: Tensor) -> bool:
     """Whether a tensor holds values of its own, or is a part of a distributed one that does."""
-    if tensor.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if tensor.is_meta or _is_wrapped(tensor):
         return False
     # A subclass without a dispatch of its own is a tensor with a name.
     kind = type(tensor)
-    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_dtensor(kind)
+    return kind is torch.Tensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_dtensor(kind)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -238,11 +241,14 @@ def is_compiled(module: nn.Module) -> bool:
     return wrapped or module._compiled_call_impl is not None
 
 
+def is_seen() -> bool:
+    """Whether there are modes that see what is done now; if not, `unseen` changes nothing."""
+    return bool(_modes() or _function_modes())
+
+
 def unseen() -> contextlib.AbstractContextManager[Any]:
     """Let nobody's modes see, or change, what is done inside; ours among them."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return _modes_off()
-    return _NOBODY
+    return _modes_off() if is_seen() else _NOBODY
 
 
 _NOBODY = contextlib.nullcontext()

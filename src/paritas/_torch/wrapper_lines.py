@@ -61,7 +61,7 @@ class Lines:
         units: the kernels, in the order in which they run.
         mutated: buffers that a later kernel writes into, to the names of those writes in order.
         wrappers: how many functions were generated.
-        missed: names of buffers that no kernel was seen to write.
+        missed: names of buffers that no kernel was seen to write, or that could not be read.
     """
 
     def __init__(self, key: str) -> None:
@@ -163,14 +163,18 @@ class Lines:
         texts: list[str] = []
         for one in held:
             text = names.expression(one)
-            if text is None:
+            if text is None and side == "input":
+                self.missed.append(one.name)
+            elif text is None:
                 unit.unseen.append(one)
+            if text is None:
                 continue
             (unit.reads if side == "input" else unit.writes).append(one)
             texts.append(text)
         if not texts:
             return []
-        return [f"{HOOK}({len(self.units) - 1}, {side!r}, ({', '.join(texts)},))"]
+        index = next(index for index, known in enumerate(self.units) if known is unit)
+        return [f"{HOOK}({index}, {side!r}, ({', '.join(texts)},))"]
 
     def _parent(self) -> Unit | None:
         return self._open[-1] if self._open else None

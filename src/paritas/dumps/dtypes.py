@@ -14,7 +14,6 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from torch import Tensor
 
     from paritas.dumps.records import Payload
@@ -23,6 +22,7 @@ __all__ = [
     "as_stored",
     "bytes_needed",
     "digest",
+    "digest_of",
     "in_safetensors",
     "known_dtype",
     "raw_bytes",
@@ -117,7 +117,7 @@ def as_stored(tensor: Tensor) -> Tensor:
         UsageError: the tensor has no plain values of its own; the message says what it is.
     """
     _refuse_unstorable(tensor)
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if type(plain) is not torch.Tensor:
         plain = plain.as_subclass(torch.Tensor)
     stride = plain.stride()
@@ -195,18 +195,22 @@ def _dequantised(tensor: Tensor) -> Tensor:
         ) from error
 
 
-def raw_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a contiguous CPU tensor, as an array of some dtype, without a copy."""
+def raw_bytes(tensor: Tensor) -> Any:
+    """The memory of a contiguous CPU tensor, as a buffer, without a copy."""
     if tensor.dtype in _IN_NUMPY:
-        array: np.ndarray[Any, Any] = tensor.numpy()
-        return array
-    flat: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return flat
+        return tensor.numpy()
+    # A contiguous tensor may have any stride where it has but one value, or none.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def digest(tensor: Tensor) -> str:
     """Hash of the bytes of a contiguous CPU tensor: XXH3 of 128 bits, in hexadecimal digits."""
-    return xxhash.xxh3_128_hexdigest(raw_bytes(tensor).data)
+    return digest_of(raw_bytes(tensor))
+
+
+def digest_of(data: Any) -> str:
+    """The same, of a buffer."""
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def sketch_dtype(payload: Payload) -> torch.dtype:

@@ -7,13 +7,15 @@ the header into the room, filled up with spaces.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import torch
 
-from paritas.dumps.dtypes import in_safetensors, raw_bytes
+from paritas.dumps.dtypes import in_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,11 +44,11 @@ _LONGEST_FILLER = 160  # bytes that the entry of one filler takes in a header, a
 
 
 class Piece(NamedTuple):
-    """What a header says of one payload; `begin` counts from the start of the file."""
+    """A payload that is in a file; `begin` counts from the start of the file."""
 
     key: str
-    dtype: str
-    shape: list[int]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
     begin: int
     nbytes: int
 
@@ -109,14 +111,15 @@ class PackedFile:
         return self.end == self._room or self.end + tensor.nbytes <= self._largest
 
     def append(
-        self, key: str, tensor: Tensor, hasher: xxhash.xxh3_128 | None = None
+        self, key: str, tensor: Tensor, data: Any, hasher: xxhash.xxh3_128 | None = None
     ) -> tuple[str, int]:
         """Write the values of a contiguous CPU tensor; its key and where in the file they begin.
 
         If it fails, what was written of it is taken back, and the file is as it was.
 
         Args:
-            hasher: is given the bytes, piece by piece as they are written.
+            data: its `raw_bytes`.
+            hasher: is given them, piece by piece as they are written.
         """
         dtype, nbytes = tensor.dtype, tensor.nbytes
         # Nothing to align in what is empty, and a hole behind the last byte would be no part of the
@@ -127,18 +130,19 @@ class PackedFile:
             if over:
                 self._file.seek(begin)
             if hasher is None:
-                write_whole(self._file, raw_bytes(tensor), nbytes)
+                write_whole(self._file, data, nbytes)
             else:
-                self._write_hashing(raw_bytes(tensor), hasher)
+                self._write_hashing(data, hasher)
         except BaseException:
             self._take_back()
             raise
         if over:
             self._fillers += 1
-            self._enter(_filler(self._fillers, self.end, begin - self.end))
+            filler, length = f".filler.{self._fillers}", begin - self.end
+            self._enter(filler, _described(torch.uint8, (length,)), self.end, length)
         if key in self._keys:
             key = self._unique(key)
-        self._enter(Piece(key, *in_safetensors(dtype, tensor.shape), begin, nbytes))
+        self._enter(key, _described(dtype, tensor.shape), begin, nbytes)
         self.end = begin + nbytes
         return key, begin
 
@@ -166,11 +170,11 @@ class PackedFile:
             # Then there are bytes behind the last payload, which no index line points to.
             return
 
-    def _enter(self, piece: Piece) -> None:
-        entry = _entry(piece, self._room)
+    def _enter(self, key: str, described: str, begin: int, nbytes: int) -> None:
+        entry = _entry(key, described, begin - self._room, nbytes)
         self._used += len(entry) + 1
         self._entries.append(entry)
-        self._keys.setdefault(piece.key, 1)
+        self._keys[key] = 1
 
     def _unique(self, key: str) -> str:
         unique = key
@@ -180,14 +184,15 @@ class PackedFile:
         return unique
 
 
-def _filler(number: int, begin: int, nbytes: int) -> Piece:
-    return Piece(f".filler.{number}", "U8", [nbytes], begin, nbytes)
+@functools.lru_cache(maxsize=4096)
+def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    name, extents = in_safetensors(dtype, shape)
+    return f'"dtype":"{name}","shape":{extents}'
 
 
-def _entry(piece: Piece, room: int) -> bytes:
-    key, name, shape, begin, nbytes = piece
-    begin -= room
-    facts = f':{{"dtype":"{name}","shape":{shape},"data_offsets":[{begin},{begin + nbytes}]}}'
+def _entry(key: str, described: str, begin: int, nbytes: int) -> bytes:
+    """What the header says of one payload, whose bytes are counted from behind the header."""
+    facts = f':{{{described},"data_offsets":[{begin},{begin + nbytes}]}}'
     return msgspec.json.encode(key) + facts.encode()
 
 
@@ -221,15 +226,15 @@ def complete(path: Path, pieces: Iterable[Piece]) -> None:
         if size < room or not _LEAST_ROOM <= room <= _MOST_ROOM:
             raise ValueError(f"{path} begins with no length of a header, or is shorter than that")
         entries: list[bytes] = []
-        end, fillers = room, 0
-        for piece in sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes)):
+        end = room
+        last = Piece(".filler.end", torch.uint8, (0,), size, 0)
+        for piece in (*sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes)), last):
             if piece.begin < end:
                 raise ValueError(f"{path}: {piece.key} begins at {piece.begin}, before byte {end}")
             if piece.begin > end:
-                fillers += 1
-                entries.append(_entry(_filler(fillers, end, piece.begin - end), room))
-            entries.append(_entry(piece, room))
+                key, gap = f".filler.{len(entries)}", piece.begin - end
+                entries.append(_entry(key, _described(torch.uint8, (gap,)), end - room, gap))
+            described = _described(piece.dtype, piece.shape)
+            entries.append(_entry(piece.key, described, piece.begin - room, piece.nbytes))
             end = piece.begin + piece.nbytes
-        if end < size:
-            entries.append(_entry(_filler(fillers + 1, end, size - end), room))
         _write_header(file, entries, room)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from paritas.dumps.dtypes import in_safetensors, known_dtype, sketch_dtype, stored_dtype
+from paritas.dumps.dtypes import known_dtype, sketch_dtype, stored_dtype
 from paritas.dumps.folders import is_data, volumes_of
 from paritas.dumps.locks import LOCK, is_locked
 from paritas.dumps.packing import Piece, complete, is_complete
@@ -56,8 +56,7 @@ def _pieces(found: RankDump, files: Files) -> dict[str, dict[tuple[int, str], Pi
     pieces: dict[str, dict[tuple[int, str], Piece]] = {}
     for record in found.records:
         for payload, dtype in _payloads(record, files):
-            name, shape = in_safetensors(dtype, payload.shape)
-            piece = Piece(payload.key, name, shape, payload.begin, payload.nbytes)
+            piece = Piece(payload.key, dtype, payload.shape, payload.begin, payload.nbytes)
             pieces.setdefault(payload.file, {}).setdefault((payload.begin, payload.key), piece)
     return pieces
 

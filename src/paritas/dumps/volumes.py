@@ -5,33 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from paritas.dumps.dtypes import digest, raw_bytes
+from paritas.dumps.dtypes import digest_of, raw_bytes
 from paritas.dumps.folders import INDEX, data_name
 from paritas.dumps.packing import PackedFile, write_whole
+from paritas.dumps.records import Payload
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-__all__ = ["Place", "Volume"]
+__all__ = ["Volume"]
 
 _LONGEST_KEY = 1000
 _LARGE = 1 << 20
 _GLIMPSE = 4096
-
-
-class Place(NamedTuple):
-    """Where bytes were written."""
-
-    file: str
-    key: str
-    begin: int
-    nbytes: int
 
 
 class Volume:
@@ -50,16 +42,16 @@ class Volume:
         self._name = ""  # of the present data file, in the index
         self._largest = largest
         self._data: PackedFile | None = None
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Payload] = {}
         self._glimpses: set[tuple[int, int]] = set()
         self._index = io.FileIO(folder / INDEX, "xb")
         self._index_end = 0
 
-    def place_of(self, digest: str) -> Place | None:
+    def place_of(self, digest: str) -> Payload | None:
         """Where bytes of that digest are."""
         return self._places.get(digest)
 
-    def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Place, str, bool]:
+    def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Payload, str, bool]:
         """See to it that bytes are in the data.
 
         Args:
@@ -67,26 +59,30 @@ class Volume:
                 be, while they are written: to go through them twice takes a third longer.
 
         Returns:
-            Where they are, their digest, and whether they were written just now.
+            Where they are, of the shape that they were written with; their digest; and whether
+            that was just now.
         """
-        glimpse = _glimpse(stored) if stored.nbytes >= _LARGE else None
+        data = raw_bytes(stored)
+        glimpse = _glimpse(data) if stored.nbytes >= _LARGE else None
         if not hashed and (glimpse is None or glimpse in self._glimpses):
-            hashed = digest(stored)  # these bytes may be there already
+            hashed = digest_of(data)  # these bytes may be there already
         if hashed:
             place = self._places.get(hashed)
             if place is not None:
                 return place, hashed, False
         key = key[:_LONGEST_KEY]
-        data = self._data
-        if data is None or not data.has_room(key, stored):
-            data = self._next_file()
+        file = self._data
+        if file is None or not file.has_room(key, stored):
+            file = self._next_file()
         hasher = None if hashed else xxhash.xxh3_128()
-        key, begin = data.append(key, stored, hasher)
+        key, begin = file.append(key, stored, data, hasher)
         if hasher is not None:
             hashed = hasher.hexdigest()
         if glimpse is not None:
             self._glimpses.add(glimpse)
-        place = self._places[hashed] = Place(self._name, key, begin, stored.nbytes)
+        place = self._places[hashed] = Payload(
+            file=self._name, nbytes=stored.nbytes, shape=tuple(stored.shape), key=key, begin=begin
+        )
         return place, hashed, True
 
     def enter(self, line: bytes) -> None:
@@ -133,15 +129,15 @@ class Volume:
                 os.close(folder)
 
 
-def _glimpse(stored: Tensor) -> tuple[int, int]:
+def _glimpse(data: Any) -> tuple[int, int]:
     """A part of the bytes at the beginning, the middle and the end.
 
     Two tensors that differ in it are different; only of those that do not must all be looked at to
     tell whether they are.
     """
-    whole = raw_bytes(stored).reshape(-1).view("u1")
+    whole = memoryview(data).cast("B")
     middle, last = len(whole) // 2, len(whole) - _GLIMPSE
     hasher = xxhash.xxh3_64()
     for begin in (0, middle, last):
-        hasher.update(whole[begin : begin + _GLIMPSE].data)
+        hasher.update(whole[begin : begin + _GLIMPSE])
     return len(whole), hasher.intdigest()

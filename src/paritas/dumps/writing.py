@@ -23,7 +23,7 @@ from paritas.dumps.folders import (
 )
 from paritas.dumps.locks import LOCK, Lock
 from paritas.dumps.packing import LARGEST_FILE
-from paritas.dumps.records import Payload, Record
+from paritas.dumps.records import Record
 from paritas.dumps.volumes import Volume
 from paritas.errors import ParitasError
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.dumps.msit_layout import NpyTree
-    from paritas.dumps.records import Header, Placement, Site, TensorFacts
-    from paritas.dumps.volumes import Place
+    from paritas.dumps.records import Header, Payload, Placement, Site, TensorFacts
     from paritas.numerics.statistics import Statistics
 
 __all__ = ["DumpWriter", "Entry", "run_identity"]
@@ -48,7 +47,7 @@ class Entry:
         stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
             what is no tensor, and for bytes of a digest that was written before.
         digest: of those bytes; empty, it is found out, best for large tensors that are likely new.
-        sketch: float32, of one dimension.
+        sketch: float32 or float64, of one dimension.
 
     The others are as in `Record`.
     """
@@ -260,14 +259,12 @@ class DumpWriter:
             )
         return self._counted(place, shape, is_new=is_new), hashed
 
-    def _counted(self, place: Place, shape: tuple[int, ...], *, is_new: bool) -> Payload:
+    def _counted(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
         if is_new:
             self.written_bytes += place.nbytes
-        else:
-            self.saved_bytes += place.nbytes
-        return Payload(
-            file=place.file, nbytes=place.nbytes, shape=shape, key=place.key, begin=place.begin
-        )
+            return place
+        self.saved_bytes += place.nbytes
+        return place if place.shape == shape else msgspec.structs.replace(place, shape=shape)
 
     def _drop(self, step: int, volume: Volume) -> None:
         # Its index goes first: no line may point to what is gone.

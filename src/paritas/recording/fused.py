@@ -196,7 +196,7 @@ class FusedGraph:
             )
         lost = [name for kernel in self._code.kernels for name in kernel.unseen]
         self._note(lost, "were overwritten by the kernel that wrote them")
-        self._note(list(self._code.missed), "were written by code that could not be looked into")
+        self._note(list(self._code.missed), "were used by code that could not be looked into")
 
     def _note(self, names: list[str], what: str) -> None:
         if names:

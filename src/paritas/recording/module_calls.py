@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from paritas._torch.watching import has_values, in_backward, is_compiled, is_symbolic, unseen
+from paritas._torch.watching import (
+    has_values,
+    in_backward,
+    is_compiled,
+    is_seen,
+    is_symbolic,
+    unseen,
+)
 from paritas.dumps.records import Site
 from paritas.numerics.trees import children
-from paritas.recording.gradients import may_have_gradient
 from paritas.recording.module_names import ModuleNames
-from paritas.recording.user_lines import user_line
+from paritas.recording.user_lines import NOWHERE, UserLine, user_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "ModuleCalls", "put_all", "results", "values"]
 
+_MOST_SITES = 1 << 16
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 
@@ -44,6 +51,15 @@ class Frame(NamedTuple):
     again: bool = False
 
 
+class _Call(NamedTuple):
+    """A call of a module: what it is called, its class, which call it is, and from where."""
+
+    path: str
+    kind: str
+    number: int
+    line: UserLine
+
+
 class ModuleCalls:
     """Sees the calls of all modules and keeps account of which are at work.
 
@@ -58,6 +74,7 @@ class ModuleCalls:
         self._records = records
         self._names = ModuleNames()
         self._local = threading.local()
+        self._sites: dict[tuple[Any, ...], Site] = {}
         self._ungraded: dict[str, list[int]] = {}
         self._step = -1
 
@@ -129,22 +146,13 @@ class ModuleCalls:
                 f"{named.path} is compiled: what it takes and gives is here, what happens inside is"
                 " not; a backend made by paritas.record records that"
             )
-        line = user_line()
-        site = Site(
-            source="eager",
-            level="module",
-            name=named.path,
-            op=named.kind,
-            module=named.path,
-            call=self._session.next_call(f"module/{named.path}"),
-            line=line.line,
-            code=line.code,
-        )
+        number = self._session.next_call(named.path)
+        at = _Call(named.path, named.kind, number, user_line())
         if not torch.is_grad_enabled():
-            self._remember_ungraded(site)
-        self._take(site, "input", values(args, kwargs))
+            self._remember_ungraded(at)
+        self._take(at, "input", values(args, kwargs))
         result = call(*args, **kwargs)
-        self._take(site, "output", results(result))
+        self._take(at, "output", results(result))
         return result
 
     def _called_again(
@@ -162,35 +170,62 @@ class ModuleCalls:
         waiting = self._ungraded.get(named.path) if self._records else None
         if not waiting or self._step != self._session.step or not torch.is_grad_enabled():
             return call(*args, **kwargs)
-        site = Site(
-            source="eager",
-            level="module",
-            name=named.path,
-            op=named.kind,
-            module=named.path,
-            call=waiting.pop(),
-        )
-        self._watch(site, "input", values(args, kwargs))
+        at = _Call(named.path, named.kind, waiting.pop(), NOWHERE)
+        self._watch(at, "input", values(args, kwargs))
         result = call(*args, **kwargs)
-        self._watch(site, "output", results(result))
+        self._watch(at, "output", results(result))
         return result
 
-    def _take(self, site: Site, side: Side, found: list[tuple[str, Any]]) -> None:
-        put_all(self._session, replace(site, side=side), found)
-        self._watch(site, side, found)
+    def _take(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+        sites = [self._site(at, side, position) for position, _ in found]
+        # Whether it is wanted has nothing to do with the position.
+        if sites and self._session.wants(sites[0]):
+            if is_seen():
+                with unseen():
+                    self._put_each(sites, found)
+            else:
+                self._put_each(sites, found)
+        if self._gradients is not None and torch.is_grad_enabled():
+            self._watch(at, side, found)
 
-    def _watch(self, site: Site, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _put_each(self, sites: list[Site], found: list[tuple[str, Any]]) -> None:
+        for site, (_, value) in zip(sites, found, strict=True):
+            put_leaf(self._session, site, value)
+
+    def _watch(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+        """Ask for the gradients of values."""
         if self._gradients is None:
             return
         for position, value in found:
-            if may_have_gradient(value):
-                self._gradients.watch(replace(site, side=side, position=position), value)
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                self._gradients.watch(self._site(at, side, position), value)
 
-    def _remember_ungraded(self, site: Site) -> None:
+    def _site(self, at: _Call, side: Side, position: str) -> Site:
+        """Where a value is seen: made once, as a program comes by there in every step."""
+        key = (*at, side, position)
+        site = self._sites.get(key)
+        if site is None:
+            if len(self._sites) >= _MOST_SITES:
+                self._sites.clear()
+            site = self._sites[key] = Site(
+                source="eager",
+                level="module",
+                name=at.path,
+                side=side,
+                position=position,
+                op=at.kind,
+                module=at.path,
+                line=at.line.line,
+                code=at.line.code,
+                call=at.number,
+            )
+        return site
+
+    def _remember_ungraded(self, at: _Call) -> None:
         if self._step != self._session.step:
             self._step = self._session.step
             self._ungraded.clear()
-        self._ungraded.setdefault(site.name, []).append(site.call)
+        self._ungraded.setdefault(at.path, []).append(at.number)
 
     def _stack(self) -> list[Frame]:
         try:
@@ -222,10 +257,10 @@ def put_all(session: Session, site: Site, found: list[tuple[str, Any]]) -> None:
         with unseen():
             for position, value in found:
                 own = site if position == site.position else replace(site, position=position)
-                _put(session, own, value)
+                put_leaf(session, own, value)
 
 
-def _put(session: Session, site: Site, value: Any) -> None:
+def put_leaf(session: Session, site: Site, value: Any) -> None:
     """Record a tensor or a plain value; objects of other kinds have nothing to compare."""
     if isinstance(value, torch.Tensor):
         if has_values(value):

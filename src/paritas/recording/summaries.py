@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from paritas.numerics.sketch import sketch
+from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin, summarize
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class Summaries:
         if values is None:
             return self._found[key]
         statistics = _repeated(summarize(values), facts)
-        drawn = _sketched(values.expand(facts.shape), part) if self.sketches else None
+        drawn = None
+        if self.sketches:
+            drawn = _begin_sketch(values.expand(facts.shape), part).finish()
         self._found[key] = Summary(statistics, drawn)
         return self._found[key]
 
@@ -74,17 +76,17 @@ class PendingSummary:
     def __init__(self, tensor: Tensor, part: Placement | None) -> None:
         """Queue the work behind what the program has queued."""
         self._statistics = begin(tensor)
-        self._sketch = _sketched(tensor, part)
+        self._sketch = _begin_sketch(tensor, part)
 
     def finish(self) -> Summary:
         """Wait for it."""
-        return Summary(self._statistics.finish(), self._sketch.cpu())
+        return Summary(self._statistics.finish(), self._sketch.finish())
 
 
-def _sketched(tensor: Tensor, part: Placement | None) -> Tensor:
+def _begin_sketch(tensor: Tensor, part: Placement | None) -> PendingSketch:
     if part is None:
-        return sketch(tensor)
-    return sketch(tensor, global_shape=part.global_shape, global_offset=part.global_offset)
+        return begin_sketch(tensor)
+    return begin_sketch(tensor, global_shape=part.global_shape, global_offset=part.global_offset)
 
 
 def _repeated(statistics: Statistics, facts: TensorFacts) -> Statistics:

@@ -9,16 +9,20 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from paritas.dumps.dtypes import digest, in_safetensors
+from paritas.dumps.dtypes import digest, in_safetensors, raw_bytes
 from paritas.dumps.packing import PackedFile, Piece, complete, header_room, is_complete
 from unit.dumps.entries import PLAIN, bits, filled
 
 SHAPES = [(3, 2), (5,), (), (0, 4)]
 
 
+def put(file, key, tensor, hasher=None):
+    return file.append(key, tensor, raw_bytes(tensor), hasher)
+
+
 def pack(path, tensors, **options):
     file = PackedFile(path, **options)
-    places = [file.append(key, tensor) for key, tensor in tensors.items()]
+    places = [put(file, key, tensor) for key, tensor in tensors.items()]
     return file, places
 
 
@@ -73,9 +77,9 @@ def test_what_was_appended_can_be_read_before_the_file_is_closed(tmp_path):
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path):
     file = PackedFile(tmp_path / "data")
-    names = [file.append(key, torch.ones(1) * number)[0] for number, key in enumerate("aaba")]
+    names = [put(file, key, torch.ones(1) * number)[0] for number, key in enumerate("aaba")]
     assert names == ["a", "a@2", "b", "a@3"]
-    assert file.append("a@2", torch.ones(1))[0] == "a@2@2"
+    assert put(file, "a@2", torch.ones(1))[0] == "a@2@2"
     file.close()
     with safe_open(tmp_path / "data", framework="pt") as opened:
         assert opened.get_tensor("a@3") == 3
@@ -93,13 +97,13 @@ def test_a_file_is_full_when_its_header_or_its_bytes_are(tmp_path):
     value = torch.ones(16)
     file = PackedFile(tmp_path / "bytes", largest=header_room(0) + 100)
     assert file.has_room("x", torch.ones(1 << 20)), "one that is too large goes in alone"
-    file.append("x", value)
+    put(file, "x", value)
     assert not file.has_room("y", value)
     file.close()
     file = PackedFile(tmp_path / "header")
     count = 0
     while file.has_room(f'"{count}"' * 100, value):
-        file.append(f'"{count}"' * 100, value)
+        put(file, f'"{count}"' * 100, value)
         count += 1
     file.close()
     with safe_open(tmp_path / "header", framework="pt") as opened:
@@ -137,7 +141,7 @@ def test_a_short_write_is_continued(tmp_path):
     value = torch.arange(100.0)
     file = PackedFile(tmp_path / "data")
     file._file = Stubborn(file._file, most=7)
-    _, begin = file.append("x", value)
+    _, begin = put(file, "x", value)
     assert file._file.calls == 58
     file.close()
     assert (tmp_path / "data").read_bytes()[begin:] == bits(value)
@@ -149,7 +153,7 @@ def test_a_short_write_of_any_dtype_is_continued(tmp_path):
     tensors = {key: tensor for key, tensor in everything().items() if tensor.nbytes}
     file = PackedFile(tmp_path / "data")
     file._file = Stubborn(file._file, most=5)
-    places = [file.append(key, tensor) for key, tensor in tensors.items()]
+    places = [put(file, key, tensor) for key, tensor in tensors.items()]
     file.close()
     raw = (tmp_path / "data").read_bytes()
     for (_, begin), tensor in zip(places, tensors.values(), strict=True):
@@ -161,7 +165,7 @@ def test_bytes_are_hashed_as_they_are_written(tmp_path):
     for dtype in PLAIN:
         tensor = filled(dtype, (3, 100_003), seed=3)
         hasher = xxhash.xxh3_128()
-        _, begin = file.append(str(dtype), tensor, hasher)
+        _, begin = put(file, str(dtype), tensor, hasher)
         assert hasher.hexdigest() == digest(tensor)
     file.close()
     assert (tmp_path / "data").read_bytes()[begin:] == bits(tensor)
@@ -172,10 +176,10 @@ def test_a_payload_that_failed_is_taken_back(tmp_path):
     file, _ = pack(tmp_path / "data", {"x": value})
     real, file._file = file._file, Stubborn(file._file, most=7, limit=10)
     with pytest.raises(OSError, match="No space left"):
-        file.append("y", value)
+        put(file, "y", value)
     file._file = real
     assert (tmp_path / "data").stat().st_size == file.end
-    file.append("z", value + 1)
+    put(file, "z", value + 1)
     file.close()
     with safe_open(tmp_path / "data", framework="pt") as opened:
         assert set(opened.keys()) == {"x", "z"}
@@ -188,7 +192,7 @@ def test_a_file_that_was_left_open_is_completed_from_its_index(tmp_path):
     file._file.write(b"half a payload")
     file._file.close()
     pieces = [
-        Piece(key, *in_safetensors(tensor.dtype, tensor.shape), begin, tensor.nbytes)
+        Piece(key, tensor.dtype, tuple(tensor.shape), begin, tensor.nbytes)
         for (key, begin), tensor in zip(places, tensors.values(), strict=True)
     ]
     complete(tmp_path / "data", reversed(pieces))
@@ -200,7 +204,7 @@ def test_a_file_that_was_left_open_is_completed_from_its_index(tmp_path):
 def test_pieces_that_overlap_are_not_made_a_header_of(tmp_path):
     file, [(_, begin)] = pack(tmp_path / "data", {"x": torch.ones(4)})
     file._file.close()
-    pieces = [Piece(key, "F32", [4], begin, 16) for key in "xy"]
+    pieces = [Piece(key, torch.float32, (4,), begin, 16) for key in "xy"]
     with pytest.raises(ValueError, match="y begins at 65536, before byte 65552"):
         complete(tmp_path / "data", pieces)
     (tmp_path / "short").write_bytes(b"")
