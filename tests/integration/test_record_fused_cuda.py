@@ -38,6 +38,8 @@ def test_each_named_buffer_holds_the_value_of_its_node_and_none_is_missed(case):
             assert not isinstance(mine, torch.Tensor) or torch.equal(mine, theirs)
 
 
+# Torch records an empty graph first, to make room; before 2.12 it warns about that.
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_recording_leaves_the_program_as_it_is(mode, tmp_path):
     def run(backend, **how):
@@ -47,10 +49,12 @@ def test_recording_leaves_the_program_as_it_is(mode, tmp_path):
         compiled = torch.compile(model, backend=backend, **how)
         results = []
         for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
             y = compiled(torch.randn(3, 8, device="cuda"))
             y.square().mean().backward()
-            results.append(y.detach().clone())
-        return [*results, *(p.grad.clone() for p in model.parameters())]
+            results += [y.detach().clone(), *(p.grad.clone() for p in model.parameters())]
+            model.zero_grad()
+        return results
 
     expected = run("inductor", mode=mode)
     with record(tmp_path / "dump", source="fused") as backend:

@@ -246,7 +246,6 @@ def test_a_graph_tells_which_node_took_the_place_of_which():
     old.replace_all_uses_with(new)
     changed.graph.erase_node(old)
     lineage.leave_stage(changed)
-    assert new.name == "addmm"
     assert lineage.same_value(new) == "add"
     assert not changed._replace_hooks
 

@@ -19,7 +19,7 @@ from paritas.dumps.folders import (
     read_header,
     write_header,
 )
-from paritas.dumps.locks import LOCK, is_locked
+from paritas.dumps.locks import LOCK, alone_in, is_locked
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
@@ -42,28 +42,31 @@ def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
     Raises:
         UsageError: the folder has something else in it.
     """
-    mine = root / rank_name(header.rank)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _clear(root, header, overwrite=overwrite)
-        starting = root / f".starting-{header.rank}-{uuid.uuid4().hex}"
-        starting.mkdir()
+        # Ranks that start together and replace an older dump must not take each other for it.
+        with alone_in(root):
+            _clear(root, header, overwrite=overwrite)
+            return _make(root, header)
     except OSError as error:
         raise ParitasError(
             f"cannot record into {root}: {error.strerror or error}; give a folder that can be made "
             f"and written to"
         ) from error
+
+
+def _make(root: Path, header: Header) -> Path:
+    """The folder, which others see with its header in it or not at all."""
+    mine = root / rank_name(header.rank)
+    starting = root / f".starting-{header.rank}-{uuid.uuid4().hex}"
+    starting.mkdir()
     try:
         write_header(starting, header)
-        # Ranks of one run come at the same time: each sees others whole or not at all.
         starting.rename(mine)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(starting, ignore_errors=True)
-        if mine.exists():
+        if isinstance(error, OSError) and mine.exists():
             raise UsageError(f"{mine} was made by another process just now: {_ADVICE}") from error
-        raise ParitasError(f"cannot make {mine}: {error.strerror or error}") from error
-    except ParitasError:
-        shutil.rmtree(starting, ignore_errors=True)
         raise
     return mine
 

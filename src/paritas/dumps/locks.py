@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 try:
@@ -13,7 +15,7 @@ try:
 except ImportError:  # not on Windows: there nobody can tell, and nothing is refused
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK", "Lock", "is_locked"]
+__all__ = ["LOCK", "Lock", "alone_in", "is_locked"]
 
 LOCK = ".lock"
 
@@ -35,6 +37,21 @@ class Lock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
         self._file = None
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one process at a time do what is done inside; a file system without locks lets all."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # which lets go
 
 
 def is_locked(path: Path) -> bool:

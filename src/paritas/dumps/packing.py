@@ -81,7 +81,7 @@ class PackedFile:
 
         Args:
             number: which file of the dump it is, from 0.
-            largest: bytes after which it takes no more; a payload larger than that goes in alone.
+            largest: bytes of payloads after which it takes no more; a larger one goes in alone.
         """
         self.path = path
         self._largest = largest
@@ -108,7 +108,8 @@ class PackedFile:
         entry = 6 * len(key) + 22 * tensor.dim() + 3 * _LONGEST_FILLER
         if self._used + entry > self._room - _LENGTH:
             return False
-        return self.end == self._room or self.end + tensor.nbytes <= self._largest
+        filled = self.end - self._room
+        return not filled or filled + tensor.nbytes <= self._largest
 
     def append(
         self, key: str, tensor: Tensor, data: Any, hasher: xxhash.xxh3_128 | None = None
@@ -220,15 +221,22 @@ def complete(path: Path, pieces: Iterable[Piece]) -> None:
     Args:
         pieces: of the payloads that are known; what lies between and behind becomes filler.
     """
+    ordered = sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes))
     with io.FileIO(path, "r+b") as file:
         room = _LENGTH + int.from_bytes(file.read(_LENGTH) or b"", "little")
+        if room == _LENGTH and not ordered:
+            # The writer was killed over the making of the file.
+            room = _LEAST_ROOM
+            file.truncate(room)
+            file.seek(0)
+            write_whole(file, (room - _LENGTH).to_bytes(_LENGTH, "little"), _LENGTH)
         size = file.seek(0, io.SEEK_END)
         if size < room or not _LEAST_ROOM <= room <= _MOST_ROOM:
             raise ValueError(f"{path} begins with no length of a header, or is shorter than that")
         entries: list[bytes] = []
         end = room
         last = Piece(".filler.end", torch.uint8, (0,), size, 0)
-        for piece in (*sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes)), last):
+        for piece in (*ordered, last):
             if piece.begin < end:
                 raise ValueError(f"{path}: {piece.key} begins at {piece.begin}, before byte {end}")
             if piece.begin > end:

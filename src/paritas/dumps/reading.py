@@ -36,9 +36,12 @@ class Dump:
 
     Attributes:
         path: its folder.
+        kind: it is one of ours.
         ranks: by number.
         problems: of all ranks, and between them.
     """
+
+    kind = "paritas"
 
     def __init__(self, path: Path, ranks: dict[int, RankDump], problems: list[str]) -> None:
         """Use `open`."""

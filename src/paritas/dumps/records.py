@@ -26,8 +26,9 @@ __all__ = [
 
 FORMAT = 1
 
-Source = Literal["eager", "fx", "fused"]
-Level = Literal["module", "op", "node", "buffer", "parameter"]
+# "file" and "tensor": what a file of another tool does not say.
+Source = Literal["eager", "fx", "fused", "file"]
+Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
 Phase = Literal["forward", "backward"]
 Side = Literal["input", "output"]
 Layout = Literal["packed", "msit"]

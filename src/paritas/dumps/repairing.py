@@ -39,10 +39,14 @@ def complete_files(found: RankDump, files: Files) -> tuple[list[Path], list[str]
         if is_data(path) and not is_complete(path)
     ]
     pieces = _pieces(found, files) if lacking else {}
+    named = {record.payload.file for record in found.records if record.payload is not None}
     mended: list[Path] = []
     problems: list[str] = []
     for path in lacking:
         name = path.relative_to(found.folder.parent).as_posix()
+        if name in named - pieces.keys():
+            problems.append(f"{name} was not repaired: nothing that the index has in it is there")
+            continue
         try:
             complete(path, pieces.get(name, {}).values())
             mended.append(path)

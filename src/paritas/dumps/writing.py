@@ -92,7 +92,7 @@ class DumpWriter:
             path: of the dump; it is made.
             overwrite: replace a dump that is there. Nothing else is ever removed.
             last: keep so many of the last steps, and those that `keep` was called for; 0 keeps all.
-            largest_file: bytes after which a new data file is begun.
+            largest_file: bytes of payloads after which a new data file is begun.
 
         Raises:
             UsageError: the folder holds something else.

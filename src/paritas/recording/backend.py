@@ -6,7 +6,12 @@ import atexit
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paritas._torch.backends import find_backend
-from paritas._torch.inductor import capture_lowered, compile_watched, compiled_frame
+from paritas._torch.inductor import (
+    capture_lowered,
+    compile_watched,
+    compiled_frame,
+    settings,
+)
 from paritas._torch.naming import captured_input_names
 from paritas.errors import UsageError
 from paritas.recording.fused import FusedGraph
@@ -179,7 +184,8 @@ class RecordingBackend:
         frame = compiled_frame()
         options = dict(self._backend.inductor_options(given) or {})
         if self._switch is not None:
-            options |= self._switch.inductor_options()
+            with settings({}, options):  # a pass of the user's own is kept beside ours
+                options |= self._switch.inductor_options()
         came: list[LoweredGraph] = []
 
         def run(lowered: LoweredGraph) -> RecordedGraph:

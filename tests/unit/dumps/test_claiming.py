@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -86,6 +89,27 @@ def test_overwriting_leaves_the_other_ranks_of_the_same_run(tmp_path):
     dump = Dump.open(tmp_path)
     assert {dump.header(rank).run for rank in dump.ranks} == {"b" * 32}
     assert list(dump.ranks) == [0, 1]
+
+
+def test_ranks_that_overwrite_at_the_same_time_leave_each_other_alone(tmp_path):
+    count = 6
+    for attempt in range(10):
+        old, new = (f"{attempt}{which}" for which in "ab")
+        for rank in range(count):
+            header = header_of(rank, run=old, world_size=count)
+            DumpWriter(tmp_path / str(attempt), header).close(header)
+        together = threading.Barrier(count)
+
+        def begin(rank, attempt=attempt, run=new, together=together):
+            header = header_of(rank, run=run, world_size=count)
+            together.wait()
+            writer = DumpWriter(tmp_path / str(attempt), header, overwrite=True)
+            writer.close(header)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(begin, range(count)))
+        dump = Dump.open(tmp_path / str(attempt))
+        assert {dump.header(rank).run for rank in range(count)} == {new}
 
 
 def test_a_file_of_the_users_own_keeps_a_dump_from_being_overwritten(tmp_path):

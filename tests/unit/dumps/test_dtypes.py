@@ -153,7 +153,7 @@ def test_equal_bytes_have_equal_digests_whatever_they_are_called():
 @pytest.mark.parametrize("dtype", PLAIN, ids=str)
 def test_a_stride_that_leads_nowhere_does_not_matter(dtype):
     whole = filled(dtype, (10,), seed=4)
-    assert digest(as_stored(whole[5::5])) == digest(whole[5:6].clone())
+    assert digest(as_stored(whole[5::5])) == digest(whole[5:6])
     assert digest(as_stored(whole[:0].unsqueeze(0).expand(3, 0))) == digest(whole[:0])
 
 

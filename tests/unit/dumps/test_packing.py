@@ -95,7 +95,7 @@ def test_names_with_quotes_and_other_letters_are_kept(tmp_path):
 
 def test_a_file_is_full_when_its_header_or_its_bytes_are(tmp_path):
     value = torch.ones(16)
-    file = PackedFile(tmp_path / "bytes", largest=header_room(0) + 100)
+    file = PackedFile(tmp_path / "bytes", largest=100)
     assert file.has_room("x", torch.ones(1 << 20)), "one that is too large goes in alone"
     put(file, "x", value)
     assert not file.has_room("y", value)
@@ -209,7 +209,15 @@ def test_pieces_that_overlap_are_not_made_a_header_of(tmp_path):
         complete(tmp_path / "data", pieces)
     (tmp_path / "short").write_bytes(b"")
     with pytest.raises(ValueError, match="begins with no length"):
-        complete(tmp_path / "short", [])
+        complete(tmp_path / "short", pieces[:1])
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4 << 20)], ids=["empty", "reserved"])
+def test_a_file_that_was_hardly_begun_is_completed_without_a_tensor(tmp_path, content):
+    (tmp_path / "data").write_bytes(content)
+    complete(tmp_path / "data", [])
+    with safe_open(tmp_path / "data", framework="pt") as opened:
+        assert list(opened.keys()) == [".filler.end"]
 
 
 def test_the_header_says_that_it_is_torchs(tmp_path):

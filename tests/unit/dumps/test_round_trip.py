@@ -15,7 +15,7 @@ from unit.dumps.entries import PLAIN, abandon, bits, entry_of, facts_of, filled,
 
 # The folder is shared by the examples of a test; each has a dump of its own in it.
 EXAMPLES = settings(
-    max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -129,11 +129,11 @@ def test_many_records_fill_several_files(tmp_path):
     count = 3000
     values = [torch.full((8,), float(number)) for number in range(count)]
     write_dump(tmp_path / "headers", values)
-    write_dump(tmp_path / "bytes", values, largest_file=90_000)
-    for name, least in (("headers", 3), ("bytes", 4)):
+    write_dump(tmp_path / "bytes", values, largest_file=20_000)
+    for name, least in (("headers", 3), ("bytes", 5)):
         dump = Dump.open(tmp_path / name)
         assert dump.problems == []
-        assert len(list((tmp_path / name / "rank0").glob("data-*"))) >= least
+        assert least <= len(list((tmp_path / name / "rank0").glob("data-*"))) < 2 * least
         records = list(dump.records())
         assert len(records) == count
         for record in records[::97]:

@@ -1,0 +1,1 @@
+"""Dumps of other tools, read as if they were ours. Their files are hostile until checked."""

@@ -1,0 +1,82 @@
+"""Opening a dump of whatever kind: ours, or another tool's."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from paritas.dumps.folders import HEADER, rank_folders
+from paritas.dumps.reading import Dump
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.dumps.index import RankDump
+    from paritas.dumps.records import Header, Record
+
+__all__ = ["KINDS", "ReadableDump", "open_dump"]
+
+# Kind -> module of `paritas.dumps.foreign`; asked in this order. Each has `looks_like(path)` and
+# `open_dump(path)`.
+_READERS = {
+    "msprobe": "msprobe",
+    "ge": "ge_dump",
+    "fx": "npy_tree",
+    "sglang": "sglang",
+    "files": "plain_files",
+}
+KINDS = ("paritas", *_READERS)
+
+
+class ReadableDump(Protocol):
+    """What can be asked of every dump; `Dump` says it in full."""
+
+    path: Path
+    kind: str
+    ranks: dict[int, RankDump]
+    problems: list[str]
+
+    def header(self, rank: int) -> Header:
+        """What a rank says of its part."""
+
+    def records(self) -> Iterator[Record]:
+        """All records, rank by rank."""
+
+    def read(self, record: Record) -> Tensor:
+        """The values of a record."""
+
+    def read_sketch(self, record: Record) -> Tensor:
+        """The linear sketch of a record's values."""
+
+
+def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> ReadableDump:
+    """Open a dump; its kind is found out, unless it is given.
+
+    Raises:
+        UsageError: there is nothing there that any reader knows.
+    """
+    root = Path(path)
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
+    if not root.exists():
+        raise UsageError(f"{root} is not there: give a dump")
+    if kind == "paritas" or (kind is None and _is_ours(root)):
+        return Dump.open(root)
+    for name, module in _READERS.items():
+        reader = importlib.import_module(f"paritas.dumps.foreign.{module}")
+        if kind == name or (kind is None and reader.looks_like(root)):
+            found: ReadableDump = reader.open_dump(root)
+            return found
+    raise UsageError(
+        f"{root} holds nothing that is known: looked for rank0/{HEADER} of paritas, and for what "
+        f"{', '.join(_READERS)} leave"
+    )
+
+
+def _is_ours(root: Path) -> bool:
+    return root.is_dir() and (bool(rank_folders(root)) or (root / HEADER).is_file())
