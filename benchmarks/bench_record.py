@@ -1,11 +1,13 @@
 """What recording costs the program, and what storing each content once saves.
 
-Whole loops are timed, with the closing of the dump, so that nothing hides in a queue: wall time, since
-the writing goes on beside the program. What is compared takes turns; of each the median counts. All
-ratios are taken within this one run, on one thread for operators.
+Whole loops are timed, with the closing of the dump, so that nothing hides in a queue: wall time,
+since the writing goes on beside the program. What the program itself waits for is told apart: how
+long its calls take while it is recorded. What is compared takes turns; of each the median counts.
+All ratios are taken within this one run, on one thread for operators; no call repeats another's
+inputs.
 
-The model is the small transformer of `paritas demo`, on which the fixed cost of a value weighs most,
-and the same blocks at a size where arithmetic does.
+The model is the small transformer of `paritas demo`, on which the fixed cost of a value weighs
+most, and the same blocks at a size where arithmetic does.
 """
 
 from __future__ import annotations
@@ -42,13 +44,25 @@ def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[st
     return {name: statistics.median(values) for name, values in timings.items()}
 
 
-def loop(model: torch.nn.Module, inputs: list[torch.Tensor], calls: int, folder, **options):
-    """So many calls of the model, recorded if there are options."""
+def others_like(inputs: list[torch.Tensor], calls: int) -> list[list[torch.Tensor]]:
+    """Inputs for so many calls, all different: bytes that were met before cost next to nothing."""
+    generator = torch.Generator().manual_seed(0)
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, generator=generator)
+        return torch.randint(int(tensor.max()) + 1, tensor.shape, generator=generator)
+
+    return [[other(tensor) for tensor in inputs] for _ in range(calls)]
+
+
+def loop(model: torch.nn.Module, inputs: list[list[torch.Tensor]], folder, **options):
+    """One call of the model on each of the inputs, recorded if there are options."""
 
     def plain() -> None:
         with torch.no_grad():
-            for _ in range(calls):
-                model(*inputs)
+            for each in inputs:
+                model(*each)
 
     def recorded() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -67,11 +81,33 @@ def slowdowns(name: str, model, inputs, calls: int, rounds: int, folder: pathlib
         "tensors, operators": {"data": "tensor", "level": "op"},
         "nothing wanted": {"data": "stats", "steps": [0]},
     }
-    runs = {kind: loop(model, inputs, calls, folder / "dump", **o) for kind, o in kinds.items()}
+    each = others_like(inputs, calls)
+    runs = {kind: loop(model, each, folder / "dump", **o) for kind, o in kinds.items()}
     seconds = in_turns(runs, rounds)
     print(f"{name}: one forward takes {seconds['plain'] / calls * 1e3:.2f} ms")
-    for kind in kinds:
-        print(f"  {kind:<20} {seconds[kind] / seconds['plain']:6.2f} x")
+    print(f"  {'':<20} in all    a call (median)")
+    usual = latency(model, each, folder / "dump", None)
+    for kind, options in kinds.items():
+        call = latency(model, each, folder / "dump", options or None)
+        print(f"  {kind:<20} {seconds[kind] / seconds['plain']:6.2f} x  {call / usual:6.2f} x")
+
+
+def latency(model, inputs: list[list[torch.Tensor]], folder, options) -> float:
+    """Seconds of the median call."""
+
+    def calls() -> list[float]:
+        timings = []
+        with torch.no_grad():
+            for each in inputs:
+                start = time.perf_counter()
+                model(*each)
+                timings.append(time.perf_counter() - start)
+        return timings
+
+    if options is None:
+        return statistics.median(calls())
+    with paritas.capture(folder, overwrite=True, **options):
+        return statistics.median(calls())
 
 
 def after_it(model, inputs, folder: pathlib.Path) -> None:

@@ -230,7 +230,11 @@ def has_values(tensor: Tensor) -> bool:
         return False
     # A subclass without a dispatch of its own is a tensor with a name.
     kind = type(tensor)
-    return kind is torch.Tensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_dtensor(kind)
+    return (
+        kind is torch.Tensor
+        or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        or _is_dtensor(kind)
+    )
 
 
 def is_compiled(module: nn.Module) -> bool:

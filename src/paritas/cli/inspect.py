@@ -45,6 +45,11 @@ class _Steps(click.ParamType[tuple[int, int]]):
 @click.option("--step", "steps", multiple=True, type=_Steps(), help="Only these; may be repeated.")
 @click.option("--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; likewise.")
 @click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this.")
+@click.option(
+    "--kind",
+    type=click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"]),
+    help="Which tool made it; found out unless it is given.",
+)
 @click.option("--records", is_flag=True, help="List single records with their statistics, too.")
 @click.option(
     "--json",
@@ -62,10 +67,14 @@ def inspect(  # noqa: PLR0913  (one for each option)
     steps: tuple[tuple[int, int], ...],
     ranks: tuple[int, ...],
     phase: str | None,
+    kind: str | None,
     records: bool,
     json_path: Path | None,
 ) -> None:
     """Say what is in DUMP: run, ranks, steps, sizes, names, the first NaN or infinity.
+
+    DUMP is one of paritas, or of another tool: msprobe, Ascend's GE or FX mode, SGLang, or plain
+    .safetensors, .npy, .npz and .pt files.
 
     A dump that is still being written, or whose program was killed, can be looked at too: what is
     there is told, and what is missing. Statistics come from the index; where it has none, the
@@ -76,7 +85,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
     """
     from rich.console import Console
 
-    from paritas.dumps.reading import Dump
+    from paritas.dumps.opening import open_dump
     from paritas.dumps.summary import Wanted
     from paritas.dumps.surveying import Survey
     from paritas.reporting.dump_summary import dump_report
@@ -86,7 +95,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
 
         check_writable(json_path)
     wanted = Wanted(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
-    survey = Survey(Dump.open(dump), wanted)
+    survey = Survey(open_dump(dump, kind), wanted)
     console = Console(highlight=False)
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()

@@ -14,6 +14,7 @@ from paritas.dumps.folders import (
     INDEX,
     RANK,
     STEP,
+    TORCHAIR,
     discard,
     rank_name,
     read_header,
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["claim"]
 
 _PASSING = re.compile(r"\.(starting|removing)-.+")
-# What the layout of torchair adds beside the folders of the ranks.
-_TORCHAIR = re.compile(
-    r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
-)
 _MOST_NAMED = 5
 _ADVICE = "give a new folder, or overwrite=True to replace the dump in it"
 
@@ -130,7 +127,7 @@ def _survey(root: Path) -> tuple[list[_Part], list[Path]]:
 
 def _is_of_torchair_layout(path: Path) -> bool:
     """Whether it is the tree, or a graph, of a rank of ours, whose own folder came before it."""
-    match = _TORCHAIR.fullmatch(path.name)
+    match = TORCHAIR.fullmatch(path.name)
     if match is None:
         return False
     found = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
@@ -154,7 +151,7 @@ def _refuse_removal(folder: Path) -> None:
 def _remove(root: Path, part: _Part) -> None:
     if part.header.layout == "msit":
         for path in root.iterdir():
-            match = _TORCHAIR.fullmatch(path.name)
+            match = TORCHAIR.fullmatch(path.name)
             if match is None or int(match[1] or match[2]) != part.header.rank:
                 continue
             discard(path) if path.is_dir() else path.unlink(missing_ok=True)

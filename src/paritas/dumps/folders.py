@@ -40,6 +40,10 @@ INDEX = "index.jsonl"
 RANK = re.compile(r"rank(0|[1-9]\d{0,8})")
 STEP = re.compile(r"step-(\d{8,})")
 DATA = re.compile(r"data-\d{4,}\.safetensors")
+# What torchair's layout has beside the folders of ranks: one for each rank, and graphs in words.
+TORCHAIR = re.compile(
+    r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
+)
 _LARGEST_HEADER = 64 << 20
 
 

@@ -24,6 +24,7 @@ import torch
 import xxhash
 
 from paritas.dumps.dtypes import known_dtype, stored_dtype, stored_shape
+from paritas.dumps.folders import TORCHAIR
 from paritas.dumps.npy_files import array_of, array_of_value, read_array, tensor_of, write_array
 from paritas.dumps.records import Payload
 from paritas.errors import ParitasError
@@ -43,8 +44,6 @@ __all__ = ["NpyTree", "call_name", "is_of_tree", "model_name", "read_npy", "time
 MAPPING = "mapping.csv"
 _LONGEST_NAME = 255
 _SIDES = {"input": "INPUT", "output": "OUTPUT"}
-# What lies at the top of such a dump: a folder for each rank, and the graphs in words.
-_OF_TREE = re.compile(r"worldsize\d+_global_rank\d+|dynamo_(original|optimized)_.+\.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +197,7 @@ def read_npy(path: Path, record: Record) -> Tensor:
 
 def is_of_tree(name: str) -> bool:
     """Whether what bears that name at the top of a dump belongs to this layout."""
-    return _OF_TREE.fullmatch(name) is not None
+    return TORCHAIR.fullmatch(name) is not None
 
 
 def call_name(name: str, op: str) -> str:

@@ -151,6 +151,12 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_TEXT)
     if version == (2, 0):
+        # Numpy would read as much as the file claims before it compares it with the limit.
+        start = file.tell()
+        claimed = int.from_bytes(file.read(4), "little")
+        file.seek(start)
+        if claimed > _LONGEST_TEXT:
+            raise ValueError(f"a header of {claimed} bytes is none")
         return np.lib.format.read_array_header_2_0(file, max_header_size=_LONGEST_TEXT)
     raise ValueError(f"version {version} of the format is not known")
 

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from paritas.dumps.folders import HEADER, rank_folders
+from paritas.dumps.folders import HEADER, INDEX, rank_folders
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 
@@ -79,4 +79,8 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
 
 
 def _is_ours(root: Path) -> bool:
-    return root.is_dir() and (bool(rank_folders(root)) or (root / HEADER).is_file())
+    if not root.is_dir():
+        return False
+    # Other tools have folders of that name too.
+    folders = [root, *rank_folders(root).values()]
+    return any((folder / name).is_file() for folder in folders for name in (HEADER, INDEX))

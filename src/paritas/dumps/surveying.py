@@ -17,7 +17,7 @@ from paritas.numerics.statistics import summarize
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paritas.dumps.reading import Dump
+    from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Header, Payload, Phase, Record
     from paritas.dumps.summary import Wanted
     from paritas.numerics.statistics import Statistics
@@ -62,13 +62,16 @@ class _Name:
         )
 
 
+_MOST_ABSENT = 20
+
+
 class Survey:
     """Goes through a dump once: `walk` gives the records asked for, `summary` what they add up to.
 
     Statistics come from the index; where it has none, the values are read, each content once.
     """
 
-    def __init__(self, dump: Dump, wanted: Wanted) -> None:
+    def __init__(self, dump: ReadableDump, wanted: Wanted) -> None:
         self._dump = dump
         self._wanted = wanted
         self._levels: Counter[str] = Counter()
@@ -112,7 +115,9 @@ class Survey:
         files, size = _disk_use(dump.path)
         found = [item for firsts in self._firsts.values() for item in firsts.findings()]
         missing = tuple(rank for rank in _expected_ranks(first) if rank not in headers)
-        absent = [f"nothing is there of rank {rank}" for rank in missing]
+        absent = [f"nothing is there of rank {rank}" for rank in missing[:_MOST_ABSENT]]
+        if len(missing) > _MOST_ABSENT:
+            absent.append(f"nor of {len(missing) - _MOST_ABSENT} more of {first.world_size} ranks")
         return DumpSummary(
             path=str(dump.path),
             header=first,
@@ -209,6 +214,8 @@ def _place(path: Path, payload: Payload) -> tuple[object, ...]:
 
 def _disk_use(path: Path) -> tuple[int, int]:
     """How many files there are, and the bytes of each once; what goes meanwhile is left out."""
+    if path.is_file():
+        return 1, path.stat().st_size
     sizes: dict[tuple[int, int], int] = {}
     files = 0
     for folder, _, names in os.walk(path):

@@ -15,6 +15,7 @@ from paritas.dumps.packing import PackedFile, write_whole
 from paritas.dumps.records import Payload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -85,17 +86,26 @@ class Volume:
         )
         return place, hashed, True
 
-    def enter(self, line: bytes) -> None:
-        """Append a line to the index; half a line is taken back."""
+    def enter(self, lines: Sequence[bytes]) -> None:
+        """Append lines to the index; if not all can be, those that can, and never half of one."""
         try:
-            write_whole(self._index, line, len(line))
+            self._write_lines(b"".join(lines), len(lines))
+        except OSError:
+            if len(lines) == 1:
+                raise
+            for line in lines:
+                self._write_lines(line, 1)
+
+    def _write_lines(self, text: bytes, count: int) -> None:
+        try:
+            write_whole(self._index, text, len(text))
         except BaseException:
             with contextlib.suppress(OSError):
                 self._index.truncate(self._index_end)
                 self._index.seek(self._index_end)
             raise
-        self._index_end += len(line)
-        self.records += 1
+        self._index_end += len(text)
+        self.records += count
 
     def close(self) -> None:
         """Give the last data file its header."""

@@ -28,6 +28,7 @@ from paritas.dumps.volumes import Volume
 from paritas.errors import ParitasError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["DumpWriter", "Entry", "run_identity"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Entry:
-    """A value to be written.
+    """A value to be written; not frozen, since to make one would then take four times as long.
 
     Attributes:
         stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
@@ -153,17 +154,45 @@ class DumpWriter:
         Raises:
             ParitasError: it could not be written; the message says where, and how much it was.
         """
-        self.begin_step(entry.step)
+        return self.add_many([entry])[0]
+
+    def add_many(self, entries: Sequence[Entry]) -> list[Record]:
+        """Write values, and then the lines of all of them at once.
+
+        Raises:
+            ParitasError: as `add` does; those before the one that failed are in the index.
+        """
+        records: list[Record] = []
+        entered = 0
+        for entry in entries:
+            if entry.step != self._step and self._last:
+                entered = self._enter(records, entered)  # into the folder of their own step
+                self.begin_step(entry.step)
+            volume = self._volume
+            if volume is None or self._failure or self._closed:
+                raise ParitasError(
+                    self._failure or f"{self.folder} was closed: nothing can be added"
+                )
+            try:
+                records.append(self._record(volume, entry))
+            except BaseException as error:
+                self._enter(records, entered)
+                if not isinstance(error, OSError):
+                    raise
+                needed = 0 if entry.stored is None else entry.stored.nbytes
+                raise self._failed(error, volume.folder, needed) from error
+        self._enter(records, entered)
+        return records
+
+    def _enter(self, records: list[Record], start: int) -> int:
+        """Write the lines of the records from there on; how many there are in all."""
         volume = self._volume
-        if volume is None or self._failure or self._closed:
-            raise ParitasError(self._failure or f"{self.folder} was closed: nothing can be added")
-        try:
-            record = self._record(volume, entry)
-            volume.enter(self._encode(record) + b"\n")
-        except OSError as error:
-            needed = 0 if entry.stored is None else entry.stored.nbytes
-            raise self._failed(error, volume.folder, needed) from error
-        return record
+        if volume is not None and start < len(records):
+            try:
+                volume.enter([self._encode(record) + b"\n" for record in records[start:]])
+            except OSError as error:
+                raise self._failed(error, volume.folder) from error
+        return len(records)
 
     def describe(self, header: Header) -> None:
         """Say anew what this part of the dump is, while it is written."""

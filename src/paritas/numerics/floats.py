@@ -7,7 +7,14 @@ from torch import Tensor
 
 from paritas.errors import UsageError
 
-__all__ = ["as_floats", "check_dtype", "fits_float32", "in_order_of_memory", "is_plain"]
+__all__ = [
+    "as_floats",
+    "check_dtype",
+    "fits_float32",
+    "holds_numbers",
+    "in_order_of_memory",
+    "is_plain",
+]
 
 _PLAIN = {torch.float32, torch.float64}
 _FITS_FLOAT32 = {
@@ -37,13 +44,18 @@ _FITS_FLOAT64 = {
 }
 
 
+def holds_numbers(dtype: torch.dtype) -> bool:
+    """Whether a tensor of that dtype can be summarized."""
+    return dtype in _FITS_FLOAT32 or dtype in _FITS_FLOAT64
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """Refuse a dtype that cannot be summarized.
 
     Raises:
         UsageError: torch converts it to no float.
     """
-    if dtype not in _FITS_FLOAT32 and dtype not in _FITS_FLOAT64:
+    if not holds_numbers(dtype):
         raise UsageError(
             f"a tensor of {dtype} cannot be summarized: torch converts it to no float; "
             "record its values instead, or convert it first"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paritas.numerics.floats import as_floats, check_dtype, in_order_of_memory, is_plain
 from paritas.numerics.metrics import blocks
+from paritas.numerics.rows import DOT
 from paritas.numerics.tallies import LARGEST_SCALE, Statistics, Sums, Tally
 
 __all__ = ["summarize_on_cpu"]
@@ -24,8 +25,6 @@ __all__ = ["summarize_on_cpu"]
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 16
-# Dot products are taken in pieces so short that no BLAS wakes its threads for them.
-_DOT = 1 << 13
 # Up to so many distinct exponents, comparing with each is faster than one table of counts.
 _FEW = 6
 # Up to so many elements numpy's table of counts is faster than torch's.
@@ -114,8 +113,8 @@ def _take(tally: Tally, values: Array, room: tuple[Array, Array]) -> None:
         if not values.size:
             return
         least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
-    tally.minimum = min(tally.minimum, least)
-    tally.maximum = max(tally.maximum, most)
+    tally.minimum = min(tally.minimum, least + 0.0)  # a zero of either sign is one
+    tally.maximum = max(tally.maximum, most + 0.0)
     largest = max(-least, most)
     _count_exponents(tally, values, largest, room[1])
     tally.sums.append(_sums(values, largest, room[0]))
@@ -136,9 +135,10 @@ def _sums(values: Array, largest: float, room: Array) -> Sums:
 
 
 def _squares(wide: Array) -> float:
-    if wide.size <= _DOT:
+    """Added up in the order in which `rows` does it: nobody sees which of them was at work."""
+    if wide.size <= DOT:
         return float(wide.dot(wide))
-    pieces = (wide[i : i + _DOT] for i in range(0, wide.size, _DOT))
+    pieces = (wide[i : i + DOT] for i in range(0, wide.size, DOT))
     return sum(float(piece.dot(piece)) for piece in pieces)
 
 

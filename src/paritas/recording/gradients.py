@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
@@ -118,8 +117,3 @@ class Gradients:
         many = 4096
         if len(self._handles) >= many and len(self._handles) % many == 0:
             self._handles = [each for each in self._handles if each.hooks_dict_ref() is not None]
-
-
-def may_have_gradient(value: Any) -> bool:
-    """Whether a backward pass may come by a value."""
-    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()

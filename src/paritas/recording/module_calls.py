@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frame", "ModuleCalls", "put_all", "results", "values"]
 
-_MOST_SITES = 1 << 16
+_MOST_CALLS = 1 << 15
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 
@@ -51,13 +51,42 @@ class Frame(NamedTuple):
     again: bool = False
 
 
-class _Call(NamedTuple):
-    """A call of a module: what it is called, its class, which call it is, and from where."""
+class _Call:
+    """A call of a module: what it is called, its class, which call it is, and from where.
 
-    path: str
-    kind: str
-    number: int
-    line: UserLine
+    Its sites are made once: a program comes by there in every step.
+    """
+
+    def __init__(self, path: str, kind: str, number: int, line: UserLine) -> None:
+        self.path = path
+        self.number = number
+        self._site = Site(
+            source="eager",
+            level="module",
+            name=path,
+            op=kind,
+            module=path,
+            line=line.line,
+            code=line.code,
+            call=number,
+        )
+        self._sites: dict[tuple[Side, str], Site] = {}
+        self._wanted: dict[Side, bool] = {}
+
+    def is_wanted(self, side: Side, session: Session) -> bool:
+        """Whether its arguments or its results are; this has nothing to do with the position."""
+        wanted = self._wanted.get(side)
+        if wanted is None:
+            wanted = self._wanted[side] = session.wants(self.site(side, "0"))
+        return wanted
+
+    def site(self, side: Side, position: str) -> Site:
+        """Where one of its values is seen."""
+        site = self._sites.get((side, position))
+        if site is None:
+            site = replace(self._site, side=side, position=position)
+            self._sites[side, position] = site
+        return site
 
 
 class ModuleCalls:
@@ -74,7 +103,7 @@ class ModuleCalls:
         self._records = records
         self._names = ModuleNames()
         self._local = threading.local()
-        self._sites: dict[tuple[Any, ...], Site] = {}
+        self._calls: dict[tuple[Any, ...], _Call] = {}
         self._ungraded: dict[str, list[int]] = {}
         self._step = -1
 
@@ -146,8 +175,8 @@ class ModuleCalls:
                 f"{named.path} is compiled: what it takes and gives is here, what happens inside is"
                 " not; a backend made by paritas.record records that"
             )
-        number = self._session.next_call(named.path)
-        at = _Call(named.path, named.kind, number, user_line())
+        number = self._session.next_call(f"module/{named.path}")
+        at = self._call(named, number, user_line(above=4))
         if not torch.is_grad_enabled():
             self._remember_ungraded(at)
         self._take(at, "input", values(args, kwargs))
@@ -170,27 +199,25 @@ class ModuleCalls:
         waiting = self._ungraded.get(named.path) if self._records else None
         if not waiting or self._step != self._session.step or not torch.is_grad_enabled():
             return call(*args, **kwargs)
-        at = _Call(named.path, named.kind, waiting.pop(), NOWHERE)
+        at = self._call(named, waiting.pop(), NOWHERE)
         self._watch(at, "input", values(args, kwargs))
         result = call(*args, **kwargs)
         self._watch(at, "output", results(result))
         return result
 
     def _take(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
-        sites = [self._site(at, side, position) for position, _ in found]
-        # Whether it is wanted has nothing to do with the position.
-        if sites and self._session.wants(sites[0]):
+        if self._session.active and at.is_wanted(side, self._session):
             if is_seen():
                 with unseen():
-                    self._put_each(sites, found)
+                    self._put_each(at, side, found)
             else:
-                self._put_each(sites, found)
+                self._put_each(at, side, found)
         if self._gradients is not None and torch.is_grad_enabled():
             self._watch(at, side, found)
 
-    def _put_each(self, sites: list[Site], found: list[tuple[str, Any]]) -> None:
-        for site, (_, value) in zip(sites, found, strict=True):
-            put_leaf(self._session, site, value)
+    def _put_each(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+        for position, value in found:
+            _put(self._session, at.site(side, position), value)
 
     def _watch(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
         """Ask for the gradients of values."""
@@ -198,28 +225,16 @@ class ModuleCalls:
             return
         for position, value in found:
             if isinstance(value, torch.Tensor) and value.requires_grad:
-                self._gradients.watch(self._site(at, side, position), value)
+                self._gradients.watch(at.site(side, position), value)
 
-    def _site(self, at: _Call, side: Side, position: str) -> Site:
-        """Where a value is seen: made once, as a program comes by there in every step."""
-        key = (*at, side, position)
-        site = self._sites.get(key)
-        if site is None:
-            if len(self._sites) >= _MOST_SITES:
-                self._sites.clear()
-            site = self._sites[key] = Site(
-                source="eager",
-                level="module",
-                name=at.path,
-                side=side,
-                position=position,
-                op=at.kind,
-                module=at.path,
-                line=at.line.line,
-                code=at.line.code,
-                call=at.number,
-            )
-        return site
+    def _call(self, named: Named, number: int, line: UserLine) -> _Call:
+        key = (named.path, named.kind, number, line)
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            call = self._calls[key] = _Call(*key)
+        return call
 
     def _remember_ungraded(self, at: _Call) -> None:
         if self._step != self._session.step:
@@ -257,10 +272,10 @@ def put_all(session: Session, site: Site, found: list[tuple[str, Any]]) -> None:
         with unseen():
             for position, value in found:
                 own = site if position == site.position else replace(site, position=position)
-                put_leaf(session, own, value)
+                _put(session, own, value)
 
 
-def put_leaf(session: Session, site: Site, value: Any) -> None:
+def _put(session: Session, site: Site, value: Any) -> None:
     """Record a tensor or a plain value; objects of other kinds have nothing to compare."""
     if isinstance(value, torch.Tensor):
         if has_values(value):

@@ -28,6 +28,7 @@ class SessionOptions:
         overwrite: replace an earlier dump in the same place.
         stepping: whether a step ends by itself, when what began it is called again.
         queue_bytes: how much may wait to be written before the program has to; 0 writes at once.
+            A quarter as much again is kept for the copies to come.
     """
 
     data: Literal["tensor", "stats"] = "tensor"

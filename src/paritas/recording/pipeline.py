@@ -10,6 +10,10 @@ from paritas.recording.background import Background
 from paritas.recording.summaries import Asked, PendingSummary, Summaries, Summary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
     from paritas.dumps.records import Placement, Site, TensorFacts
     from paritas.dumps.writing import DumpWriter
     from paritas.recording.options import SessionOptions
@@ -44,7 +48,6 @@ class Pipeline:
         self._writer = writer
         self._whole = options.data == "tensor"
         self._forgets = options.forgets
-        self._step: int | None = None
         self._summaries = Summaries(sketches=not self._whole)
         self._background: Background[Any] = Background(self._write, options.queue_bytes)
 
@@ -63,51 +66,55 @@ class Pipeline:
     def _write(self, jobs: list[Any]) -> None:
         batch: list[Job] = []
         for job in jobs:
-            # Bytes that one step has in common with an earlier one may be forgotten between them.
-            if batch and (job is KEEP or (self._forgets and job.step != batch[0].step)):
+            if job is KEEP:
                 self._write_batch(batch)
                 batch = []
-            if job is KEEP:
                 self._writer.keep()
             else:
                 batch.append(job)
-        if batch:
-            self._write_batch(batch)
+        self._write_batch(batch)
 
     def _write_batch(self, batch: list[Job]) -> None:
-        if self._forgets and batch[0].step != self._step:
-            self._summaries.forget()
+        if not batch:
+            return
         values = [None if job.snapshot is None else job.snapshot.wait() for job in batch]
-        asked = [
-            Asked(value, job.snapshot.key, job.tensor, job.placement)
-            for job, value in zip(batch, values, strict=True)
-            if job.snapshot is not None and job.tensor is not None
-        ]
-        found = iter(self._summaries.of(asked))
+        found = self._summaries.of(
+            [
+                Asked(job.step, value, job.snapshot.key, job.tensor, job.placement)
+                for job, value in zip(batch, values, strict=True)
+                if job.snapshot is not None and job.tensor is not None
+            ]
+        )
+        self._writer.add_many(self._entries(batch, values, iter(found)))
+        for job in batch:
+            if job.snapshot is not None:
+                job.snapshot.release()
+        if self._forgets:
+            self._summaries.forget(batch[-1].step)
+
+    def _entries(
+        self, batch: list[Job], values: list[Tensor | None], found: Iterator[Summary]
+    ) -> list[Entry]:
+        entries = []
         for job, value in zip(batch, values, strict=True):
             summary, digest = _NOTHING, ""
             if job.snapshot is not None and job.tensor is not None:
                 summary, digest = next(found), job.snapshot.digest
             elif job.pending is not None:
                 summary = job.pending.finish()
-            self._add(job, value, digest, summary)
-
-    def _add(self, job: Job, value: Any, digest: str, summary: Summary) -> None:
-        if job.step != self._step:
-            self._step = job.step
-            self._writer.begin_step(job.step)
-        self._writer.add(
-            Entry(
-                sequence=job.sequence,
-                step=job.step,
-                site=job.site,
-                tensor=job.tensor,
-                value=job.value,
-                stored=value if self._whole else None,
-                digest=digest,
-                statistics=summary.statistics,
-                sketch=summary.sketch,
-                alias_of=job.alias_of,
-                placement=job.placement,
+            entries.append(
+                Entry(
+                    sequence=job.sequence,
+                    step=job.step,
+                    site=job.site,
+                    tensor=job.tensor,
+                    value=job.value,
+                    stored=value if self._whole else None,
+                    digest=digest,
+                    statistics=summary.statistics,
+                    sketch=summary.sketch,
+                    alias_of=job.alias_of,
+                    placement=job.placement,
+                )
             )
-        )
+        return entries

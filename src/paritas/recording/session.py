@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import importlib.metadata
 import os
 import sys
@@ -13,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from paritas._torch.placements import local_part
-from paritas.dumps.records import Header, Placement, TensorFacts
+from paritas.dumps.records import Header, Placement
 from paritas.dumps.writing import DumpWriter, run_identity
 from paritas.errors import UsageError
 from paritas.numerics.trees import children
 from paritas.recording.options import SessionOptions, rank_and_world
 from paritas.recording.pipeline import Job, Pipeline
 from paritas.recording.selection import Sieve
-from paritas.recording.snapshots import Snapshot
+from paritas.recording.snapshots import Pool, Snapshot, kind_of
 from paritas.recording.summaries import PendingSummary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 _LONGEST_VALUE = 1000
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 class Session:
@@ -76,7 +76,9 @@ class Session:
         self._calls: dict[str, int] = {}
         self._places: dict[int, tuple[StorageWeakRef, int]] = {}
         self._known: set[Hashable] = set()
+        self._on_device = options.data == "stats"
         self._sequence = 0
+        self._pool = Pool(options.queue_bytes // 4)
         self._lock = threading.RLock()
         self._writer: DumpWriter | None = None
         self._pipeline: Pipeline | None = None
@@ -160,7 +162,7 @@ class Session:
     def put(self, site: Site, value: Any) -> None:
         """Record a value that is wanted: a tensor as it is now, or whatever else it is."""
         with self._lock:  # gradients come in threads of their own
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 self._put_tensor(site, value)
             else:
                 self._put_value(site, value)
@@ -180,9 +182,9 @@ class Session:
         text = repr(value)
         if len(text) > _LONGEST_VALUE:
             text = text[: _LONGEST_VALUE - 3] + "..."
-        self._submit(site=site, value=text)
+        self._submit(site, None, text)
 
-    def _put_tensor(self, site: Site, tensor: torch.Tensor) -> None:
+    def _put_tensor(self, site: Site, tensor: Tensor) -> None:
         part = None if type(tensor) in _PLAIN else local_part(tensor)
         placement = None
         if part is not None:
@@ -195,30 +197,23 @@ class Session:
                 global_offset=part.global_offset,
             )
             tensor = part.local
-        plain = tensor.detach()
-        facts = _facts(tensor)
+        kind = kind_of(tensor)
+        facts = kind.facts
+        plain = tensor.detach() if facts.requires_grad or type(tensor) is not Tensor else tensor
         snapshot = pending = None
         try:
-            if self.options.data == "stats" and plain.is_cuda:
+            if self._on_device and plain.is_cuda:
                 pending = PendingSummary(plain, placement)
             else:
-                # What is repeated is stored once, and its bytes do not tell how often.
-                repeats = facts.shape if 0 in facts.stride else None
-                snapshot = Snapshot(plain, (facts.dtype, repeats, placement), self._known)
+                snapshot = Snapshot(plain, kind, placement, self._known, self._pool)
         except UsageError as error:
             # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
             return
-        self._submit(
-            site=site,
-            tensor=facts,
-            alias_of=self._alias_of(plain),
-            placement=placement,
-            snapshot=snapshot,
-            pending=pending,
-        )
+        alias_of = self._alias_of(plain)
+        self._submit(site, facts, None, alias_of, placement, snapshot, pending)
 
-    def _alias_of(self, tensor: torch.Tensor) -> int | None:
+    def _alias_of(self, tensor: Tensor) -> int | None:
         """The first record of this step that lies in the same memory, if that is still its own."""
         if tensor.layout is not torch.strided:
             return None
@@ -232,8 +227,8 @@ class Session:
         self._places[place] = (StorageWeakRef(storage), self._sequence)
         return None
 
-    def _submit(self, **facts: Any) -> None:
-        job = Job(sequence=self._sequence, step=self.step, **facts)
+    def _submit(self, *facts: Any) -> None:
+        job = Job(self._sequence, self.step, *facts)
         self._sequence += 1
         if self._pipeline is None:
             return
@@ -304,20 +299,3 @@ class Session:
         if problems:
             first = f"not all that was asked for came; {self._sequence} values are in {self.path}"
             raise UsageError("\n  ".join([first, *problems]))
-
-
-def _facts(tensor: torch.Tensor) -> TensorFacts:
-    is_strided = tensor.layout is torch.strided
-    return TensorFacts(
-        dtype=_name(tensor.dtype),
-        shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()) if is_strided else (),
-        offset=int(tensor.storage_offset()) if is_strided else 0,
-        device=_name(tensor.device),
-        requires_grad=tensor.requires_grad,
-    )
-
-
-@functools.cache
-def _name(kind: torch.dtype | torch.device) -> str:
-    return str(kind).removeprefix("torch.")

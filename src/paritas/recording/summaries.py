@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from paritas.numerics.floats import holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
-from paritas.numerics.statistics import Statistics, begin, summarize
+from paritas.numerics.statistics import Statistics, begin, summarize, summarize_all
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -31,6 +32,7 @@ class Summary:
 class Asked(NamedTuple):
     """Values to be summarised; None for those are that were met under the same key."""
 
+    step: int
     values: Tensor | None
     key: Hashable
     facts: TensorFacts
@@ -48,26 +50,42 @@ class Summaries:
         """Sketches are made where no values are kept: from those they can be made later."""
         self.sketches = sketches
         self._found: dict[Hashable, Summary] = {}
+        self._met: dict[Hashable, int] = {}
 
-    def forget(self) -> None:
-        """Make room, once no earlier bytes can be met again."""
-        self._found.clear()
+    def forget(self, step: int) -> None:
+        """Make room: bytes that were not met in this step will come with their values again."""
+        for key in [key for key, met in self._met.items() if met < step]:
+            del self._met[key], self._found[key]
 
     def of(self, asked: list[Asked]) -> list[Summary]:
         """Summarise values, in order."""
-        return [self._one(*one) for one in asked]
+        self._met.update((one.key, one.step) for one in asked)
+        found = self._found
+        new = {one.key: one for one in asked if one.values is not None and one.key not in found}
+        # Whole tensors whose every value was stored are looked at together.
+        plain = {
+            key: one.values
+            for key, one in new.items()
+            if one.values is not None
+            and one.part is None
+            and 0 not in one.facts.stride
+            and holds_numbers(one.values.dtype)
+        }
+        rows = summarize_all(list(plain.values()), sketches=self.sketches)
+        for key, row in zip(plain, rows, strict=True):
+            found[key] = Summary(row.statistics, row.sketch)
+        for key, one in new.items():
+            if one.values is not None and key not in plain:
+                found[key] = self._alone(one.values, one.facts, one.part)
+        return [found[one.key] for one in asked]
 
-    def _one(
-        self, values: Tensor | None, key: Hashable, facts: TensorFacts, part: Placement | None
-    ) -> Summary:
-        if values is None:
-            return self._found[key]
-        statistics = _repeated(summarize(values), facts)
+    def _alone(self, values: Tensor, facts: TensorFacts, part: Placement | None) -> Summary:
+        if not holds_numbers(values.dtype):
+            return Summary()
         drawn = None
         if self.sketches:
             drawn = _begin_sketch(values.expand(facts.shape), part).finish()
-        self._found[key] = Summary(statistics, drawn)
-        return self._found[key]
+        return Summary(_repeated(summarize(values), facts), drawn)
 
 
 class PendingSummary:

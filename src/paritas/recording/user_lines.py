@@ -29,9 +29,13 @@ class UserLine(NamedTuple):
 NOWHERE = UserLine("", "")
 
 
-def user_line() -> UserLine:
-    """The innermost line that belongs neither to torch nor to paritas."""
-    frame = sys._getframe(1)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
+def user_line(above: int = 1) -> UserLine:
+    """The innermost line that belongs neither to torch nor to paritas.
+
+    Args:
+        above: how many callers are paritas' own, for certain: each frame that is looked at costs.
+    """
+    frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
     while frame is not None:
         code = frame.f_code
         # By name, not by code object: to hash one of those, Python hashes all its constants.

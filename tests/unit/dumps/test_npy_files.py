@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -166,3 +167,15 @@ def test_half_a_file_is_never_seen(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_array(tmp_path / "a.npy", np.zeros(3))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path):
+    path = tmp_path / "hostile.npy"
+    path.write_bytes(b"\x93NUMPY\x02\x00" + (3 << 30).to_bytes(4, "little") + b"{}")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParitasError, match="a header of 3221225472 bytes"):
+            read_array(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
