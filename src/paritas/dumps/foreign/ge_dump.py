@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["GeDump", "looks_like", "open_dump"]
 
 KIND = "ge"
-_FOLDERS = {"msit_ge_dump", "msprobe_ge_dump"}
 _SUFFIXES = (MIN_MAX, TABLE, ".bin")
 # Of all stages that the engine may write, the one it runs.
 _BUILT_GRAPH = re.compile(r"ge_proto_.+_Build\.txt")
@@ -59,6 +58,7 @@ class GeDump(ForeignDump):
         return found.fusion(record.site) if found is not None else None
 
     def _values(self, record: Record) -> Tensor:
+        self.header(record.rank)  # refuses a rank that is not there
         place = self._made[record.rank].tensors.get(record.sequence)
         if isinstance(place, str):
             raise UsageError(place)

@@ -29,7 +29,8 @@ _FILE = re.compile(
 _FX_NAME, _ORIGINALS = b"_fx_tensor_name", b"_datadump_original_op_names"
 _MOST_OPS = 1_000_000
 _MOST_VALUES = 100_000
-_LONGEST_NAME = 4096
+# A fused name, and a name within it: to look for longer ones would take long.
+_LONGEST_NAME, _LONGEST_PART = 4096, 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ class GeGraph:
         """By the first letter of a name, the lengths that such names have, longest first."""
         found: dict[str, set[int]] = {}
         for name in self._spellings:
-            found.setdefault(name[0], set()).add(len(name))
+            if len(name) <= _LONGEST_PART:
+                found.setdefault(name[0], set()).add(len(name))
         return {letter: sorted(lengths, reverse=True) for letter, lengths in found.items()}
 
 

@@ -52,7 +52,7 @@ class FileName:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Levels:
-    """What the folders above a file say; None and empty where they do not.
+    """What the folders above a file say; zero and empty where they do not.
 
     Attributes:
         step: which run of the graph.

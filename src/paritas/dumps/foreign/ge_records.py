@@ -107,7 +107,8 @@ class RankRecords:
     def finish(self) -> RankDump:
         """The rank as part of a dump."""
         sizes = [file.levels.world_size for file in self._files]
-        has_values = any(record.payload is not None for record in self._records)
+        is_summary = any(record.statistics is not None for record in self._records)
+        has_values = not is_summary or any(isinstance(one, tuple) for one in self.tensors.values())
         return rank_of(
             self._folder.path,
             "ge",

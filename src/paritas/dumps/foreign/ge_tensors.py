@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas.dumps.foreign.ge_headers import GeTensor
 
-__all__ = ["DTYPE_NAMES", "dtype_of_name", "facts_of", "read_values", "torch_dtype"]
+__all__ = ["dtype_of_name", "facts_of", "read_values", "torch_dtype"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +93,6 @@ _CODINGS = {
     42: _Coding("HIFLOAT4_SCALE"),
 }
 _BYTES = _Coding("BYTES", "uint8")
-DTYPE_NAMES = {code: coding.name for code, coding in _CODINGS.items()}
 _CODES_BY_NAME = {f"DT_{coding.name}": code for code, coding in _CODINGS.items()}
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # To move elements by: torch moves integers of any width, and keeps every bit of them.

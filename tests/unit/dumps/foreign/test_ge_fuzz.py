@@ -164,6 +164,18 @@ def test_damaged_graphs_do_no_harm(tmp_path):
     assert read > 50
 
 
+def test_a_graph_takes_a_few_times_its_own_size(tmp_path):
+    path = tmp_path / "dynamo_original_graph_1.txt"
+    text = "".join(f'op{{name:"{number:x}"}}' for number in range(6000))
+    path.write_text(text, encoding="utf-8")
+    tracemalloc.start()
+    try:
+        assert len(read_graph(path).ops) == 6000
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("suffix", [".csv", "_min_max.npz"])
 def test_damaged_statistics_do_no_harm(tmp_path, suffix):
     rng = random.Random(SEED)

@@ -14,7 +14,7 @@ from paritas.dumps.foreign import ge_headers, ge_tensors
 from paritas.errors import UsageError
 from unit.dumps.foreign import ge_files as ge
 
-FIXTURES = Path(__file__).parents[5] / "shared" / "fixtures" / "ascend" / "synthetic_ge"
+FILES = Path(__file__).parents[3] / "data" / "ge"
 
 
 def read(tmp_path, data):
@@ -35,16 +35,15 @@ def facts_of(tmp_path, **facts):
     return ge_tensors.facts_of(ge_headers.read_header(path).tensors[0])
 
 
-@pytest.mark.skipif(not FIXTURES.is_dir(), reason="the files made with Google's protobuf are away")
 def test_files_that_googles_protobuf_encoded_are_read():
-    path = FIXTURES / "Add.Add_2.44.6.1706596912161941"
+    path = FILES / "Add.Add_2.44.6.1706596912161941"
     found = ge_headers.read_header(path)
     values = {one.key: ge_tensors.read_values(path, one) for one in found.tensors}
     assert found.op_name == "Add_2"
     assert found.end == path.stat().st_size
     assert values["output.0"].dtype is torch.float16
     assert torch.equal(values["input.0"] + values["input.1"], values["output.0"])
-    path = FIXTURES / "Cast.Cast_9.19.6.1706596911887829"
+    path = FILES / "Cast.Cast_9.19.6.1706596911887829"
     taken, given = ge_headers.read_header(path).tensors
     wide = ge_tensors.read_values(path, taken)
     assert torch.equal(wide.bfloat16(), ge_tensors.read_values(path, given))
