@@ -136,10 +136,11 @@ def _sums(values: Array, largest: float, room: Array) -> Sums:
 
 def _squares(wide: Array) -> float:
     """Added up in the order in which `rows` does it: nobody sees which of them was at work."""
-    if wide.size <= DOT:
-        return float(wide.dot(wide))
-    pieces = (wide[i : i + DOT] for i in range(0, wide.size, DOT))
-    return sum(float(piece.dot(piece)) for piece in pieces)
+    found = 0.0
+    for start in range(0, wide.size, DOT):  # not `sum`, which rounds as Python's version has it
+        piece = wide[start : start + DOT]
+        found += float(piece.dot(piece))
+    return found
 
 
 def _count_exponents(tally: Tally, values: Array, largest: float, room: Array) -> None:
