@@ -73,7 +73,8 @@ def test_half_a_line_is_left_for_later(tmp_path):
 def watching(dump, output, **options):
     """Convert in another thread, from before the dump is there until it is closed."""
     converter = Converter(dump, output, "stats", **options)
-    thread = threading.Thread(target=converter.run, kwargs={"interval": 0.01})
+    # A daemon: a test that fails must not keep the others from their end.
+    thread = threading.Thread(target=converter.run, kwargs={"interval": 0.01}, daemon=True)
     thread.start()
     yield converter
     thread.join(60)
@@ -106,7 +107,7 @@ def test_watching_follows_a_dump_from_before_its_beginning_to_its_end(tmp_path):
 def test_files_are_deleted_while_others_are_written_and_what_points_back_is_not_lost(tmp_path):
     tensors = [values(400, seed=number) for number in range(20)] + [torch.zeros(400)]
     with watching(tmp_path / "dump", tmp_path / "stats", delete=True) as converter:
-        making = Making(tmp_path / "dump", largest_file=70_000)
+        making = Making(tmp_path / "dump", largest_file=1)
         for number, tensor in enumerate(tensors):
             making.add(site(f"first{number}"), tensor)
         wait_for(lambda: converter.result().freed_files >= 4)
@@ -219,7 +220,7 @@ def test_ctrl_c_ends_the_watching_of_a_program_that_runs_on(tmp_path, monkeypatc
 def test_a_conversion_killed_while_it_takes_over_an_earlier_one_loses_nothing(
     tmp_path, monkeypatch
 ):
-    making = Making(tmp_path / "dump", largest_file=70_000)
+    making = Making(tmp_path / "dump", largest_file=1)
     for number in range(20):
         making.add(site(f"a{number}"), values(400, seed=number))
     # What was freed is in the first conversion alone.

@@ -19,7 +19,6 @@ from paritas._torch.placements import local_part
 from paritas.dumps.records import Header, Placement
 from paritas.dumps.writing import DumpWriter, run_identity
 from paritas.errors import UsageError
-from paritas.numerics.trees import children
 from paritas.recording.options import SessionOptions, rank_and_world
 from paritas.recording.pipeline import Job, Pipeline
 from paritas.recording.selection import Sieve
@@ -166,17 +165,6 @@ class Session:
                 self._put_tensor(site, value)
             else:
                 self._put_value(site, value)
-
-    def put_tree(self, site: Site, tree: Any) -> None:
-        """Record every leaf of nested containers that is wanted."""
-        below = children(tree)
-        if below is None:
-            if self.wants(site):
-                self.put(site, tree)
-            return
-        for suffix, child in below:
-            key = suffix.strip("[].'\"")
-            self.put_tree(msgspec.structs.replace(site, position=f"{site.position}.{key}"), child)
 
     def _put_value(self, site: Site, value: Any) -> None:
         text = repr(value)
