@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -130,7 +132,8 @@ def test_code_fused_by_inductor_is_left_as_it_is(tmp_path):
 
 
 @pytest.fixture
-def mesh():
+def mesh(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group puts its own there
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -164,11 +165,13 @@ def group_of_one() -> Iterator[None]:
     """A process group with nobody else in it."""
     with tempfile.TemporaryDirectory() as folder:
         store = torch.distributed.FileStore(str(pathlib.Path(folder) / "store"), 1)
+        hook = sys.excepthook
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield
         finally:
             torch.distributed.destroy_process_group()
+            sys.excepthook = hook  # the group had put its own there
 
 
 @contextlib.contextmanager
