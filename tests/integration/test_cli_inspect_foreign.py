@@ -31,6 +31,7 @@ def test_a_tree_of_torchair_is_told_with_its_first_nan(tmp_path):
     code, output = inspect(fx_tree(tmp_path))
     assert code == 0, output
     assert "records  2 (2 node)" in output
+    assert "layout fx" in output
     assert "first NaN" in output
     assert "aten.mm.default" in output
 

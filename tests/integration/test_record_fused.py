@@ -10,7 +10,7 @@ from torch import nn
 
 from integration.fused_graphs import convolutional, perceptron
 from paritas.dumps.reading import Dump
-from paritas.errors import UnsupportedTorchError
+from paritas.errors import UnsupportedTorchError, UsageError
 from paritas.recording import fused
 from paritas.recording.backend import record
 
@@ -142,7 +142,7 @@ def test_where_recording_changes_the_outputs_the_program_goes_on_with_its_own(
     assert {r.step for r in dump.records() if r.site.level == "buffer"} == {0, 1}
 
 
-def test_code_that_cannot_be_made_to_tell_is_said_in_the_dump_and_the_program_goes_on(
+def test_code_that_cannot_be_made_to_tell_lets_the_program_go_on_and_is_an_error_at_the_end(
     tmp_path, monkeypatch
 ):
     def fail(*given):
@@ -150,8 +150,13 @@ def test_code_that_cannot_be_made_to_tell_is_said_in_the_dump_and_the_program_go
 
     expected = run(fresh(perceptron), (3, 8), "inductor")
     monkeypatch.setattr(fused, "compile_listening", fail)
-    results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
+    backend = record(tmp_path / "dump", source="fused")
+    results = run(fresh(perceptron), (3, 8), backend)
+    with pytest.raises(UsageError, match="graph_0 forward: nothing of its inside is recorded"):
+        backend.close()
     assert same(results, expected)
+    dump = Dump.open(tmp_path / "dump")
+    assert dump.problems == []
     observed = dump.header(0).observed
     assert {what.status for what in observed} == {"unchecked"}
     assert observed[0].detail == (

@@ -90,6 +90,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A dump as a whole, and the records of it that were asked for.
 
     Attributes:
+        kind: which tool made it.
         header: of the first rank; run, program, versions and the like are the same in all.
         missing: ranks that were to record, and of which there is nothing.
         steps: ranges of the steps that have records.
@@ -107,6 +108,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     path: str
+    kind: str
     header: Header
     ranks: tuple[RankFacts, ...]
     missing: tuple[int, ...]

@@ -120,6 +120,7 @@ class Survey:
             absent.append(f"nor of {len(missing) - _MOST_ABSENT} more of {first.world_size} ranks")
         return DumpSummary(
             path=str(dump.path),
+            kind=dump.kind,
             header=first,
             ranks=tuple(self._rank_facts(rank, header) for rank, header in headers.items()),
             missing=missing,

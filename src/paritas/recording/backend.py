@@ -201,5 +201,5 @@ class RecordingBackend:
         else:
             compiled = compile_watched(graph, example_inputs, watch, options)
         if not came:
-            self.session.note(f"{name}: torch gave back code for it that could not be looked into")
+            self.session.lose(f"{name}: torch gave back code for it that could not be looked into")
         return compiled

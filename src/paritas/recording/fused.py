@@ -168,10 +168,10 @@ class FusedGraph:
         return observed
 
     def give_up(self, label: str, what: str, error: Exception) -> None:
-        """Say in the dump that something could not be looked at; the program goes on."""
+        """Say that something could not be looked at; the program goes on, and closing raises."""
         detail = f"{what}: {type(error).__name__}: {error}"
         self.session.observed(Observed(graph=label, status="unchecked", detail=detail))
-        self.session.note(f"{label}: nothing of its inside is recorded; {detail}")
+        self.session.lose(f"{label}: nothing of its inside is recorded; {detail}")
 
     def _listen(self) -> None:
         """Compile the graph so that it tells of its buffers."""

@@ -77,6 +77,7 @@ class Session:
         self._known: set[Hashable] = set()
         self._on_device = options.data == "stats"
         self._sequence = 0
+        self._lost: list[str] = []
         self._pool = Pool(options.queue_bytes // 4)
         self._lock = threading.RLock()
         self._writer: DumpWriter | None = None
@@ -239,6 +240,11 @@ class Session:
         if text not in self._header.notes:
             self._describe(notes=(*self._header.notes, text))
 
+    def lose(self, text: str) -> None:
+        """Say that something which was asked for cannot be recorded; `close` will raise it."""
+        self.note(text)
+        self._lost.append(text)
+
     def source(self, source: Source, *, taps: bool = False, fusion: str = "on") -> None:
         """Say which program is looked at."""
         sources = tuple(dict.fromkeys((*self._header.sources, source)))
@@ -281,7 +287,7 @@ class Session:
     def _complain(self) -> None:
         if self._writer is None:
             return
-        problems = self.sieve.unmatched()
+        problems = [*self._lost, *self.sieve.unmatched()]
         if self._sequence == 0 and not problems:
             problems = ["no value came by: run the program while it is recorded"]
         if problems:

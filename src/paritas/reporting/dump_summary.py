@@ -84,11 +84,12 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     yield "run", ", ".join([header.run, *filter(None, made)])
     yield "ranks", _ranks(summary)
     taps = "every node tapped, which may change the fusion" if header.taps else ""
-    fusion = f"fusion {header.fusion}" if "fused" in summary.sources else ""
+    is_ours = summary.kind == "paritas"  # of others' it is not known
+    fusion = f"fusion {header.fusion}" if is_ours and "fused" in summary.sources else ""
     sources = ", ".join(summary.sources or header.sources) or "none"
     yield "source", "; ".join(filter(None, [sources, fusion, taps]))
     kept = "statistics, no tensors" if header.data == "stats" else "tensors"
-    yield "data", f"{kept}; layout {header.layout}"
+    yield "data", f"{kept}; layout {header.layout if is_ours else summary.kind}"
     if header.selection:
         yield "selection", "; ".join(f"{key} {words}" for key, words in header.selection.items())
     yield "steps", _ranges(summary.steps) or "none"

@@ -79,6 +79,7 @@ def summary_of(**facts):
     )
     defaults = {
         "path": "runs/eager",
+        "kind": "paritas",
         "header": header,
         "ranks": (RankFacts(rank=0, records=8, state="closed", expected=8),),
         "missing": (),
