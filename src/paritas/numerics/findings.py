@@ -221,13 +221,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal verdict, NaN and infinity included."""
-        return msgspec.json.encode(_spell_nonfinite(msgspec.to_builtins(self)))
+        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
         """Decode what `to_json` wrote; an unknown field or status is an error."""
         try:
-            # Lax mode reads the spelled-out "nan" and "inf" of `_spell_nonfinite` as floats.
+            # Lax mode reads the spelled-out "nan" and "inf" of `spell_nonfinite` as floats.
             return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             shown = data[:80]
@@ -270,12 +270,12 @@ def _unique(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(items))
 
 
-def _spell_nonfinite(value: Any) -> Any:
+def spell_nonfinite(value: Any) -> Any:
     """Replace NaN and infinities by words: JSON has no such numbers and msgspec writes null."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _spell_nonfinite(item) for key, item in value.items()}
+        return {key: spell_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell_nonfinite(item) for item in value]
+        return [spell_nonfinite(item) for item in value]
     return value
