@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "AllCloseValueChecker",
     "AutomaticValueChecker",
+    "Comparison",
     "Coverage",
     "Finding",
     "FullValueChecker",
@@ -24,6 +25,7 @@ __all__ = [
     "Verdict",
     "VerifyConfig",
     "capture",
+    "compare",
     "guard",
     "judge",
     "record",
@@ -33,6 +35,7 @@ __all__ = [
 _HOMES = {
     "AllCloseValueChecker": "paritas.numerics.checkers",
     "AutomaticValueChecker": "paritas.numerics.checkers",
+    "Comparison": "paritas.numerics.comparisons",
     "Coverage": "paritas.numerics.findings",
     "Finding": "paritas.numerics.findings",
     "FullValueChecker": "paritas.numerics.checkers",
@@ -46,6 +49,7 @@ _HOMES = {
     "Verdict": "paritas.numerics.findings",
     "VerifyConfig": "paritas.checking.config",
     "capture": "paritas.recording.eager",
+    "compare": "paritas.comparison.comparing",
     "guard": "paritas.checking.guarding.backend",
     "judge": "paritas.numerics.pairing",
     "record": "paritas.recording.backend",
@@ -56,12 +60,14 @@ if TYPE_CHECKING:
     from paritas.checking.config import Inputs, VerifyConfig
     from paritas.checking.guarding.backend import guard
     from paritas.checking.verifying import verify
+    from paritas.comparison.comparing import compare
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
         FullValueChecker,
     )
+    from paritas.numerics.comparisons import Comparison
     from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.numerics.pairing import judge
     from paritas.recording.backend import record

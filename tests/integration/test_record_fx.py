@@ -100,6 +100,20 @@ def test_numbers_and_lists_among_the_arguments_keep_their_places(tmp_path):
     assert inputs["clamp_min", "1"].value == "0.5"
 
 
+def test_what_a_node_is_given_is_put_down_to_the_node_that_made_it(tmp_path):
+    def function(x, y):
+        mean = torch.var_mean(x.exp(), dim=0)[1]
+        return torch.cat([mean, y]) + 1
+
+    x, y = torch.randn(3, 3), torch.randn(4)
+    dump = record(tmp_path / "dump", lambda b: torch.compile(function, backend=b)(x, y))
+    made = {(r.site.name, r.site.position): r.site.nodes for r in of(dump, side="input")}
+    assert made["var_mean", "0"] == ("exp",)
+    assert made["getitem_1", "0.1"] == ("var_mean",)
+    assert made["cat", "0.0"] == ("getitem_1",)
+    assert made["add", "1"] == ()
+
+
 def test_a_written_input_is_recorded_as_it_was_before_and_after(tmp_path):
     def function(x):
         x.add_(1)

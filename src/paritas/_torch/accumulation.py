@@ -120,9 +120,14 @@ def _variance(call: Call) -> Amplitudes:
     spread = call.result[0] if multiple else call.result
     length = _ratio(x, spread)
     size = x.abs().amax()
-    steep = 1.0 if call.name.startswith("std") else 2 * spread.sqrt()
+    is_std = call.name.startswith("std")
+    steep = 1.0 if is_std else 2 * spread.sqrt()
     amplitude = spread * math.sqrt(length / 3) + steep * size / math.sqrt(length)
-    return [amplitude, None]
+    if not multiple:
+        return [amplitude]
+    mean = _squared(call.result[1])
+    squares = mean + (spread.square() if is_std else spread)
+    return [amplitude, (length * mean / 3 + squares / 2).sqrt()]
 
 
 def _shifted(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int) -> Tensor:

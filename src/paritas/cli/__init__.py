@@ -24,6 +24,8 @@ _HOMES = {
     "run": "paritas.cli.run:run",
     "inspect": "paritas.cli.inspect:inspect",
     "convert": "paritas.cli.convert:convert",
+    "compare": "paritas.cli.compare:compare",
+    "report": "paritas.cli.report:report",
 }
 
 

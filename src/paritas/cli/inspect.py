@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+
+from paritas.cli.parameters import KINDS, Span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,22 +16,6 @@ if TYPE_CHECKING:
     from paritas.dumps.surveying import Survey
 
 INCOMPLETE = 3
-
-
-class _Steps(click.ParamType[tuple[int, int]]):
-    """One step, or a range of them."""
-
-    name = "N|A-B"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """Read it; an empty range is a slip."""
-        form = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
-        first, last = (int(form[1]), int(form[2] or form[1])) if form else (1, 0)
-        if first > last:
-            self.fail(f"{value!r} is neither a step (3) nor a range of steps (2-5)", param, ctx)
-        return first, last
 
 
 @click.command(short_help="What is in a dump, its first NaN, and what is missing.")
@@ -42,12 +27,14 @@ class _Steps(click.ParamType[tuple[int, int]]):
     metavar="GLOB",
     help="Only names, modules or what is inside of modules like this; may be repeated.",
 )
-@click.option("--step", "steps", multiple=True, type=_Steps(), help="Only these; may be repeated.")
+@click.option(
+    "--step", "steps", multiple=True, type=Span("step"), help="Only these; may be repeated."
+)
 @click.option("--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; likewise.")
 @click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this.")
 @click.option(
     "--kind",
-    type=click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"]),
+    type=KINDS,
     help="Which tool made it; found out unless it is given.",
 )
 @click.option("--records", is_flag=True, help="List single records with their statistics, too.")

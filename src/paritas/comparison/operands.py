@@ -100,8 +100,14 @@ class Pair:
 
     @property
     def leading(self) -> Operand:
-        """The golden operand, or else mine."""
-        found = self.golden or self.my
-        if found is None:
-            raise ValueError("a pair of nothing")
-        return found
+        """The operand that names the pair: the golden one, unless it is seen elsewhere.
+
+        What a kernel reads is compared with what the golden node made that it is the value of.
+        """
+        if self.golden is None or self.my is None:
+            found = self.golden or self.my
+            if found is None:
+                raise ValueError("a pair of nothing")
+            return found
+        same_side = self.my.record.site.side == self.golden.record.site.side
+        return self.golden if same_side else self.my

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.dumps.mapped_files import OpenFiles
     from paritas.dumps.records import Phase, Record, Site, TensorFacts
     from paritas.dumps.writing import Entry
 
@@ -185,12 +186,16 @@ def _call(site: Site) -> tuple[str, str, str, str, int]:
     return (site.phase, site.graph, site.level, site.name, site.call)
 
 
-def read_npy(path: Path, record: Record) -> Tensor:
-    """The tensor of a record, in its own dtype and shape, bit for bit."""
+def read_npy(path: Path, record: Record, files: OpenFiles | None = None) -> Tensor:
+    """The tensor of a record, in its own dtype and shape, bit for bit.
+
+    Args:
+        files: to map the values by, rather than to read them.
+    """
     if record.tensor is None:
         raise ParitasError(f"{record.id} is no tensor: its value is {record.value}")
     try:
-        return tensor_of(read_array(path), record.tensor)
+        return tensor_of(read_array(path, files), record.tensor)
     except ParitasError as error:
         raise ParitasError(f"{record.id} of step {record.step}: {error}") from error
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.dumps.mapped_files import OpenFiles
     from paritas.dumps.records import TensorFacts
 
     Array = np.ndarray[Any, Any]
@@ -127,8 +128,12 @@ def write_array(path: Path, array: Array) -> int:
     return size
 
 
-def read_array(path: Path) -> Array:
-    """Read a file that anybody may have written: checked before memory is taken, no pickle."""
+def read_array(path: Path, files: OpenFiles | None = None) -> Array:
+    """Read a file that anybody may have written: checked before memory is taken, no pickle.
+
+    Args:
+        files: to map the values by, rather than to read them.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -142,7 +147,11 @@ def read_array(path: Path) -> Array:
                 f"{path} is damaged: its header says {shape} of {dtype}, which is {needed} bytes, "
                 f"and {present} follow"
             )
-        values = np.fromfile(file, dtype=dtype, count=count)
+        if files is None or not needed:
+            values = np.fromfile(file, dtype=dtype, count=count)
+        else:
+            place = (path, file.tell(), needed, path.name)
+            values = files.view(*place, itemsize=dtype.itemsize).numpy().view(dtype)
     return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
 
 

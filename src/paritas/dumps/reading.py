@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import xxhash
 
-from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype
+from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype, stored_shape
 from paritas.dumps.folders import HEADER, rank_folders
 from paritas.dumps.index import RankDump, read_rank
+from paritas.dumps.mapped_files import OpenFiles, typed
 from paritas.dumps.repairing import complete_files
 from paritas.dumps.validating import Files, check_payload, check_sketch
 from paritas.errors import ParitasError, UsageError
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.dumps.records import Header, Payload, Record
+    from paritas.dumps.records import Header, Layout, Payload, Record
 
 __all__ = ["Dump", "RankDump"]
 
 _MOST_NAMED = 5
+# To compare by: torch knows few operators for some dtypes, and takes no NaN for equal.
+_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Dump:
@@ -49,6 +52,7 @@ class Dump:
         self.ranks = ranks
         self.problems = problems
         self._files = Files(path)
+        self._open = OpenFiles()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dump:
@@ -98,24 +102,46 @@ class Dump:
         Raises:
             UsageError: they are missing, damaged, or were not recorded.
         """
-        layout = self._rank(record.rank).header.layout
-        try:
-            path = check_payload(record, self._files, layout)
-            payload, facts = record.payload, record.tensor
-            if layout == "msit" or payload is None or facts is None:
-                from paritas.dumps import msit_layout
+        return self._values(record, is_view=False, check=check)
 
-                return msit_layout.read_npy(path, record)
-            dtype = stored_dtype(known_dtype(facts.dtype))
-            values = _read_values(path, payload, dtype)
-            if check and record.digest and digest(values) != record.digest:
-                raise UsageError(
-                    f"the bytes at {payload.begin} of {payload.file} are not those that were "
-                    f"written: their digest is {digest(values)}, not {record.digest}"
-                )
-            return values.expand(facts.shape)
+    def view(self, record: Record) -> Tensor:
+        """The values of a record as `read` gives them, in memory of their own only where they must.
+
+        They are mapped from the file, for as long as the tensor lives; few bytes, and what numpy
+        has no dtype for in the layout of `.npy` files, are read. Who writes into them writes into
+        a copy. They are not held against their digest: see `verify`.
+
+        Raises:
+            UsageError: they are missing, cut off, or were not recorded.
+        """
+        return self._values(record, is_view=True, check=False)
+
+    def verify(self, record: Record) -> bool:
+        """Hold the stored bytes of a record against their digest, a block at a time.
+
+        Returns:
+            Whether there is a digest to hold them against.
+
+        Raises:
+            UsageError: they are missing, or not those that were written.
+        """
+        payload = record.payload
+        if payload is None or not record.digest:
+            self._rank(record.rank)
+            return False
+        try:
+            if self._layout(record) == "msit":
+                found = _digest_of_written_out(self.view(record), record)
+            else:
+                path = check_payload(record, self._files, "packed")
+                hasher = xxhash.xxh3_128()
+                for block in self._open.blocks(path, payload.begin, payload.nbytes, payload.file):
+                    hasher.update(block)
+                found = hasher.hexdigest()
+            _check_digest(record, payload, found)
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
+        return True
 
     def read_sketch(self, record: Record) -> Tensor:
         """The linear sketch of a record's values.
@@ -125,7 +151,8 @@ class Dump:
         """
         try:
             path, sketch = check_sketch(record, self._files)
-            return _read_values(path, sketch, sketch_dtype(sketch))
+            raw = self._open.read(path, sketch.begin, sketch.nbytes, sketch.file)
+            return typed(raw, sketch_dtype(sketch)).reshape(sketch.shape)
         except (UsageError, OSError) as error:
             raise UsageError(f"sketch of {record.id} of step {record.step}: {error}") from error
 
@@ -143,6 +170,31 @@ class Dump:
             mended += paths
             self.problems += [f"rank {found.rank}: {problem}" for problem in problems]
         return mended
+
+    def _values(self, record: Record, *, is_view: bool, check: bool) -> Tensor:
+        layout = self._layout(record)
+        try:
+            path = check_payload(record, self._files, layout)
+            payload, facts = record.payload, record.tensor
+            if layout == "msit" or payload is None or facts is None:
+                from paritas.dumps import msit_layout
+
+                return msit_layout.read_npy(path, record, self._open if is_view else None)
+            dtype = stored_dtype(known_dtype(facts.dtype))
+            place = (path, payload.begin, payload.nbytes, payload.file)
+            if is_view:
+                raw = self._open.view(*place, itemsize=dtype.itemsize)
+            else:
+                raw = self._open.read(*place)
+            values = typed(raw, dtype).reshape(payload.shape)
+            if check and record.digest:
+                _check_digest(record, payload, digest(values))
+            return values.expand(facts.shape)
+        except (ParitasError, OSError) as error:
+            raise UsageError(f"{record.id} of step {record.step}: {error}") from error
+
+    def _layout(self, record: Record) -> Layout:
+        return self._rank(record.rank).header.layout
 
     def _rank(self, rank: int) -> RankDump:
         if rank not in self.ranks:
@@ -169,18 +221,21 @@ def _found_ranks(root: Path) -> dict[int, Path]:
     )
 
 
-def _read_values(path: Path, payload: Payload, dtype: torch.dtype) -> Tensor:
-    """Bytes of a file as a tensor; their place was checked."""
-    raw = torch.empty(payload.nbytes, dtype=torch.uint8)
-    with path.open("rb", buffering=0) as file:
-        file.seek(payload.begin)
-        room, done = raw.numpy().data, 0
-        while done < payload.nbytes:
-            count = file.readinto(room[done:])
-            if not count:
-                raise UsageError(f"{payload.file} was cut off while it was read")
-            done += count
-    with warnings.catch_warnings():
-        # Torch warns that few operators know half complex numbers. None is asked for any here.
-        warnings.simplefilter("ignore", UserWarning)
-        return raw.view(dtype).reshape(payload.shape)
+def _check_digest(record: Record, payload: Payload, found: str) -> None:
+    if found != record.digest:
+        raise UsageError(
+            f"the bytes at {payload.begin} of {payload.file} are not those that were written: "
+            f"their digest is {found}, not {record.digest}"
+        )
+
+
+def _digest_of_written_out(values: Tensor, record: Record) -> str:
+    """The digest of what a file holds in which every value that was repeated is written out."""
+    facts = record.tensor
+    kept = values.shape if facts is None else stored_shape(facts.shape, facts.stride)
+    if values.dtype.itemsize in _CARRIERS:
+        values = values.view(_CARRIERS[values.dtype.itemsize])
+    once = values[tuple(slice(extent) for extent in kept)].contiguous()
+    if tuple(kept) != tuple(values.shape) and not once.expand(values.shape).equal(values):
+        raise UsageError("it repeated its values, and the file has others in the place of some")
+    return digest(once)

@@ -52,7 +52,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         code: the text of that line.
         graph: the graph that a node or buffer belongs to.
         kernel: the kernel or operator of the compiled code that wrote a buffer.
-        nodes: the nodes of the graph that a buffer stands for, in order; the last is its value.
+        nodes: the nodes of the graph that a value stands for, in order; the last is its value. Of
+            what a node or a kernel is given, that is the node which made it.
         exact: whether the buffer is known to hold the very value of that last node.
         call: which call of that name in this step, from 0.
     """

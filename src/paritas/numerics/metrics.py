@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paritas.errors import UsageError
 from paritas.numerics.moments import Totals
-from paritas.numerics.ulps import same_bits, same_but_for_nans, ulp_distance
+from paritas.numerics.ulps import first_unlike, same_bits, same_but_for_nans, ulp_distance
 
 __all__ = ["Metrics", "bitwise_equal", "blocks", "pair_metrics", "ulp_distance"]
 
@@ -136,9 +136,6 @@ def _pieces(views: list[Tensor], size: int, offset: int) -> Iterator[tuple[int, 
         yield offset + start * row, [view[start : start + step] for view in views]
 
 
-_ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-
-
 def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> bool:
     """Whether two tensors have the same shape, the same dtype and the same bits.
 
@@ -151,8 +148,13 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if quickly_equal(a, b):
-        return True
+    if _is_plain(a) and _is_plain(b) and a.numel():
+        flat_a, flat_b = a.detach().view(-1), b.detach().view(-1)
+        few = first_unlike(flat_a, flat_b)
+        if few is None:
+            return True
+        if not same_but_for_nans(flat_a[few], flat_b[few]):
+            return False  # at the first difference
     if a.layout is torch.strided:
         # In the order of memory: a permuted tensor then goes as fast as a contiguous one.
         order = sorted(range(a.ndim), key=a.stride, reverse=True)
@@ -165,15 +167,12 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
 
 def quickly_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same bits, if one call can tell."""
-    plain = all(
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-        for tensor in (a, b)
-    )
-    if not plain or (a.dtype in _ORDINARY and not torch.equal(a, b)):
-        return False  # at the first difference
-    return same_bits(a, b)  # zeros have signs
+    return _is_plain(a) and _is_plain(b) and same_bits(a.detach(), b.detach())
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not lazy
 
 
 def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None = None) -> Metrics:

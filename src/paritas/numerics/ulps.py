@@ -2,33 +2,77 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from paritas.errors import UsageError
 
-__all__ = ["grid_distance", "has_ulps", "same_bits", "same_but_for_nans", "ulp_distance"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "first_unequal",
+    "first_unlike",
+    "grid_distance",
+    "has_ulps",
+    "same_bits",
+    "same_but_for_nans",
+    "ulp_distance",
+]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 8
+# Words compared at once: few at first, for what differs often does so at once; then as many as stay
+# in the cache.
+_FEW_WORDS, _WORDS = 1 << 9, 1 << 16
 _PACKED = torch.float4_e2m1fn_x2  # two numbers to an element: no number of its own
 _UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two chunks of one dtype and shape have the same bits, NaNs included."""
-    x, y = _integers(a), _integers(b)
-    if _fills_words(x) and _fills_words(y):
-        # `torch.equal` goes element by element: the wider they are, the faster.
-        x, y = x.view(-1).view(torch.int64), y.view(-1).view(torch.int64)
+    x, y = _words(a, b)
+    if _is_plain(x) and _is_plain(y):
+        return first_unequal(x.numpy(), y.numpy()) is None
     return torch.equal(x, y)
+
+
+def first_unlike(a: Tensor, b: Tensor) -> slice | None:
+    """Few neighbours, among them the first whose bits differ; None if there is no such element.
+
+    Both are flat, contiguous, of one dtype and length, and on the CPU.
+    """
+    x, y = _words(a, b)
+    found = first_unequal(x.numpy(), y.numpy())
+    if found is None:
+        return None
+    per_element = max(x.numel() // a.numel(), 1)  # a complex number is two
+    per_word = max(a.numel() // x.numel(), 1)
+    start = found // per_element * per_word
+    return slice(start, start + per_word)
+
+
+def first_unequal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> int | None:
+    """The first index (of the first axis) at which two arrays of one shape differ."""
+    start, stop = 0, _FEW_WORDS
+    while start < len(x):
+        differ: np.ndarray[Any, np.dtype[np.bool_]] = x[start:stop] != y[start:stop]
+        if differ.any():
+            return start + int(differ.argmax()) // (differ.size // len(differ))
+        start, stop = stop, stop + _WORDS
+    return None
 
 
 def same_but_for_nans(a: Tensor, b: Tensor) -> bool:
     """Whether two chunks have the same bits where either is not NaN."""
     if not (a.is_floating_point() or a.is_complex()) or a.dtype is _PACKED:
         return False
-    nans = _components(a).isnan() & _components(b).isnan()
+    nans = _components(a).isnan()
+    if not nans.any():
+        return torch.equal(_integers(a), _integers(b))
+    nans &= _components(b).isnan()
     return bool((nans | (_integers(a) == _integers(b))).all())
 
 
@@ -86,6 +130,18 @@ def _ordered(bits: Tensor) -> Tensor:
     sign = bits >> (8 * bits.dtype.itemsize - 1)
     magnitude = bits & torch.iinfo(bits.dtype).max
     return magnitude.bitwise_xor_(sign).sub_(sign)
+
+
+def _words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The bits of two chunks, as integers that are as wide as may be: so they compare fastest."""
+    x, y = _integers(a), _integers(b)
+    if _fills_words(x) and _fills_words(y):
+        return x.view(-1).view(torch.int64), y.view(-1).view(torch.int64)
+    return x, y
+
+
+def _is_plain(bits: Tensor) -> bool:
+    return type(bits) is Tensor and bits.is_cpu
 
 
 def _integers(chunk: Tensor) -> Tensor:

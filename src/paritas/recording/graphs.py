@@ -138,7 +138,11 @@ class _Recorder(Interpreter):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             # Before it runs: it may write to them.
             for place, value in arguments(args, kwargs):
-                self._put(msgspec.structs.replace(site, side="input", position=place), value)
+                given = msgspec.structs.replace(site, side="input", position=place)
+                if self._session.wants(given):
+                    made_by = producer(n, place)
+                    nodes = (made_by,) if made_by else ()
+                    self._session.put(msgspec.structs.replace(given, nodes=nodes), value)
         result = super().run_node(n)
         if isinstance(result, list | tuple):
             for position, value in enumerate(result):
@@ -150,6 +154,20 @@ class _Recorder(Interpreter):
     def _put(self, site: Site, value: Any) -> None:
         if self._session.wants(site):
             self._session.put(site, value)
+
+
+def producer(node: Node, place: str) -> str:
+    """The node that made the argument at a place; empty where it is no node's value."""
+    first, *inner = place.split(".")
+    found: Any = node.kwargs.get(first)
+    if first.isdecimal():
+        found = node.args[int(first)]
+    for key in inner:
+        # A node of several values is taken apart only where it runs.
+        if not isinstance(found, list | tuple):
+            break
+        found = found[int(key)]
+    return found.name if isinstance(found, Node) else ""
 
 
 def arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:

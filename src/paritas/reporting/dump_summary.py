@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paritas.dumps.finiteness import NonFinite
     from paritas.dumps.summary import DumpSummary, NameFacts, RankFacts
 
-__all__ = ["dump_report", "last_line", "name_table"]
+__all__ = ["dump_report", "last_line", "name_table", "ranges"]
 
 # More names than this, and the rest of them share a row: not the first ones, nor, if they can
 # be had, those with a NaN or an infinity.
@@ -92,7 +92,7 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     yield "data", f"{kept}; layout {header.layout if is_ours else summary.kind}"
     if header.selection:
         yield "selection", "; ".join(f"{key} {words}" for key, words in header.selection.items())
-    yield "steps", _ranges(summary.steps) or "none"
+    yield "steps", ranges(summary.steps) or "none"
     levels = ", ".join(f"{count} {level}" for level, count in summary.levels.items())
     others = summary.records - summary.tensors
     values = f"; {others} of them no tensor" if others else ""
@@ -105,10 +105,10 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
 
 
 def _ranks(summary: DumpSummary) -> str:
-    there = _ranges([(facts.rank, facts.rank) for facts in summary.ranks])
+    there = ranges([(facts.rank, facts.rank) for facts in summary.ranks])
     words = [f"{there} (the run has {summary.header.world_size})"]
     if summary.missing:
-        words.append(f"nothing of {_ranges([(rank, rank) for rank in summary.missing])}")
+        words.append(f"nothing of {ranges([(rank, rank) for rank in summary.missing])}")
     unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
     words += [_unclosed(facts) for facts in unclosed[:MOST_SHOWN]]
     if len(unclosed) > MOST_SHOWN:
@@ -268,9 +268,10 @@ def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
+def ranges(spans: Sequence[tuple[int, int]]) -> str:
+    """First and last of each, with those that adjoin made one: `0-3, 7`."""
     joined: list[list[int]] = []
-    for first, last in ranges:
+    for first, last in spans:
         if joined and joined[-1][1] == first - 1:
             joined[-1][1] = last
         else:

@@ -79,7 +79,7 @@ def findings_table(verdict: Verdict) -> Table:
     for status in sorted(Status, key=lambda status: -status.gravity):
         found = [finding for finding in verdict.findings if finding.status is status]
         shown, folded = _fold(status, found)
-        rows += [_cells(finding) for finding in shown]
+        rows += [cells(finding) for finding in shown]
         if folded:
             more = f"{folded} more items" if shown else f"{folded} items"
             rows.append((_status(status), Text(more), Text(), Text(), Text()))
@@ -112,7 +112,8 @@ def _fold(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
     return findings[:most], len(findings) - most
 
 
-def _cells(finding: Finding) -> tuple[Text, ...]:
+def cells(finding: Finding) -> tuple[Text, ...]:
+    """One row, by `COLUMNS`."""
     item = finding.path
     if finding.aspect is not Aspect.VALUE:
         item = f"{item} ({finding.aspect.value})"
@@ -183,9 +184,9 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(finding_lines(first)[0].strip(), style=STYLES[first.status])
         for line in lines:
             words = line.lstrip()
-            yield _indented(words, len(line) - len(words) - 2)
+            yield indented(words, len(line) - len(words) - 2)
         if others:
-            yield _indented(f"likewise: {_enumerated([finding.path for finding in others])}")
+            yield indented(f"likewise: {_enumerated([finding.path for finding in others])}")
     left = len(found) - sum(len(members) for _, members in shown)
     if left:
         yield Text(f"and {left} more")
@@ -209,17 +210,18 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     coverage = verdict.coverage
     counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
     yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
-    yield from _listed("skipped", coverage.skipped)
-    yield from _listed("unmatched", coverage.unmatched)
-    yield from _listed("note", verdict.notes)
+    yield from listed("skipped", coverage.skipped)
+    yield from listed("unmatched", coverage.unmatched)
+    yield from listed("note", verdict.notes)
 
 
-def _listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
-    listed = list(items)
-    for item in listed[:MOST_SHOWN]:
-        yield _indented(f"{label}: {item}")
-    if len(listed) > MOST_SHOWN:
-        yield _indented(f"{label}: {len(listed) - MOST_SHOWN} more")
+def listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
+    """The first few of them, a line each, and how many more there are."""
+    found = list(items)
+    for item in found[:MOST_SHOWN]:
+        yield indented(f"{label}: {item}")
+    if len(found) > MOST_SHOWN:
+        yield indented(f"{label}: {len(found) - MOST_SHOWN} more")
 
 
 def _enumerated(items: list[str]) -> str:
@@ -227,5 +229,6 @@ def _enumerated(items: list[str]) -> str:
     return f"{', '.join(items[:MOST_SHOWN])}{more}"
 
 
-def _indented(words: str, left: int = 2) -> RenderableType:
+def indented(words: str, left: int = 2) -> RenderableType:
+    """Text that keeps its indentation where it is wrapped."""
     return Padding(Text(words), (0, 0, 0, left), expand=False)

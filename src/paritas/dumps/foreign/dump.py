@@ -39,13 +39,18 @@ class ForeignDump:
         ranks: dict[int, RankDump],
         problems: list[str],
         read: Callable[[Record], Tensor],
+        view: Callable[[Record], Tensor],
     ) -> None:
-        """`read` gives the values of a record, in its dtype and logical shape."""
+        """`read` gives the values of a record, in its dtype and logical shape.
+
+        `view` gives the same, mapped from its file where that can be.
+        """
         self.path = path
         self.kind = kind
         self.ranks = ranks
         self.problems = problems
         self._read = read
+        self._view = view
 
     def header(self, rank: int) -> Header:
         """What is known of a rank's part."""
@@ -65,14 +70,35 @@ class ForeignDump:
         Raises:
             UsageError: they are missing, damaged, or were not recorded.
         """
-        try:
-            return self._read(record)
-        except (ParitasError, OSError) as error:
-            raise UsageError(f"{record.id} of step {record.step}: {error}") from error
+        return _told(self._read, record)
+
+    def view(self, record: Record) -> Tensor:
+        """The values of a record as `read` gives them, in memory of their own only where they must.
+
+        They are mapped from the file, for as long as the tensor lives; what is small, compressed,
+        widened, in another layout or not aligned is read. Who writes into them writes into a copy.
+
+        Raises:
+            UsageError: they are missing, damaged, or were not recorded.
+        """
+        return _told(self._view, record)
+
+    def verify(self, record: Record) -> bool:
+        """No other tool keeps digests of its files: there is nothing to hold them against."""
+        self.header(record.rank)
+        return False
 
     def read_sketch(self, record: Record) -> Tensor:
         """No other tool makes sketches."""
         raise UsageError(f"{record.id} of step {record.step} has no sketch: {self.kind} makes none")
+
+
+def _told(values: Callable[[Record], Tensor], record: Record) -> Tensor:
+    """What is wrong with a record's values, with its name."""
+    try:
+        return values(record)
+    except (ParitasError, OSError) as error:
+        raise UsageError(f"{record.id} of step {record.step}: {error}") from error
 
 
 def rank_of(

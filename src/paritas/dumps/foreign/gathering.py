@@ -9,11 +9,13 @@ import msgspec
 
 from paritas.dumps.foreign.dump import ForeignDump, rank_of
 from paritas.dumps.foreign.finding import Folder, Problems
-from paritas.dumps.foreign.raw_values import Place, values_at
+from paritas.dumps.foreign.raw_values import Place, values_at, view_at
+from paritas.dumps.mapped_files import OpenFiles
 from paritas.dumps.records import Payload, Record
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from paritas.dumps.index import RankDump
     from paritas.dumps.records import Site, TensorFacts
     from paritas.numerics.statistics import Statistics
+
+    _Reader = Callable[[Record], Tensor]
+    _Made = tuple[Path, str, dict[int, RankDump], list[str], _Reader, _Reader]
 
 __all__ = ["Gathered", "ValueReader"]
 
@@ -40,12 +45,22 @@ class ValueReader:
 
     folder: Folder
     places: dict[tuple[int, int], Place | str]
+    files: OpenFiles = dataclasses.field(default_factory=OpenFiles)
 
-    def __call__(self, record: Record) -> Tensor:
+    def read(self, record: Record) -> Tensor:
         """The values of a record."""
+        place = self._place(record)
+        return values_at(self.folder.locate(place.file), place, self.files)
+
+    def view(self, record: Record) -> Tensor:
+        """The same, mapped from the file where that can be."""
+        place = self._place(record)
+        return view_at(self.folder.locate(place.file), place, self.files)
+
+    def _place(self, record: Record) -> Place:
         place = self.places.get((record.rank, record.sequence))
         if isinstance(place, Place):
-            return values_at(self.folder.locate(place.file), place)
+            return place
         if place is not None:
             raise UsageError(place)
         if record.value is not None:
@@ -106,7 +121,7 @@ class Gathered:
         payload = Payload(file=file.name, nbytes=file.size, shape=())
         return self._add(_Draft(step, rank, site, f"{file.name}: {why}", payload))
 
-    def ranks_and_reader(self) -> tuple[Path, str, dict[int, RankDump], list[str], ValueReader]:
+    def ranks_and_readers(self) -> _Made:
         """What a `ForeignDump` is made of.
 
         Raises:
@@ -128,7 +143,8 @@ class Gathered:
             )
             for rank, records in sorted(self._records.items())
         }
-        return self.path, self.kind, ranks, problems, ValueReader(self.folder, self._places)
+        reader = ValueReader(self.folder, self._places)
+        return self.path, self.kind, ranks, problems, reader.read, reader.view
 
     def dump(self) -> ForeignDump:
         """The dump of all that was added.
@@ -136,7 +152,7 @@ class Gathered:
         Raises:
             UsageError: nothing was.
         """
-        return ForeignDump(*self.ranks_and_reader())
+        return ForeignDump(*self.ranks_and_readers())
 
     def _add(self, draft: _Draft) -> Record:
         known = self._records.setdefault(draft.rank, [])

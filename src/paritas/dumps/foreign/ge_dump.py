@@ -12,6 +12,7 @@ from paritas.dumps.foreign.ge_graphs import graph_label, read_graph
 from paritas.dumps.foreign.ge_names import MAPPING, parse_levels, parse_name, read_mapping
 from paritas.dumps.foreign.ge_records import MIN_MAX, TABLE, DumpFile, RankRecords
 from paritas.dumps.foreign.ge_tensors import read_values
+from paritas.dumps.mapped_files import OpenFiles
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,17 +48,21 @@ class GeDump(ForeignDump):
     ) -> None:
         """Use `open_dump`."""
         made: dict[int, RankDump] = {rank: found.finish() for rank, found in ranks.items()}
-        super().__init__(path, KIND, made, problems, self._values)
+        super().__init__(path, KIND, made, problems, self._values, self._mapped)
         self.graphs = tuple(graphs)
         self._made = ranks
         self._folder = Folder(path)
+        self._files = OpenFiles()
 
     def fusion(self, record: Record) -> Fusion | None:
         """What the operator of a record is made of, where a graph in words tells."""
         found = self._made.get(record.rank)
         return found.fusion(record.site) if found is not None else None
 
-    def _values(self, record: Record) -> Tensor:
+    def _mapped(self, record: Record) -> Tensor:
+        return self._values(record, self._files)
+
+    def _values(self, record: Record, files: OpenFiles | None = None) -> Tensor:
         self.header(record.rank)  # refuses a rank that is not there
         place = self._made[record.rank].tensors.get(record.sequence)
         if isinstance(place, str):
@@ -65,7 +70,7 @@ class GeDump(ForeignDump):
         if place is None or record.payload is None:
             raise UsageError("it has no values: statistics are all that was recorded")
         tensor, size = place
-        return read_values(self._folder.locate(record.payload.file), tensor, size)
+        return read_values(self._folder.locate(record.payload.file), tensor, size, files)
 
 
 def looks_like(path: Path) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from paritas.dumps.dtypes import known_dtype
 from paritas.dumps.foreign.ge_formats import plan_layout
-from paritas.dumps.foreign.raw_values import contiguous_stride
+from paritas.dumps.foreign.raw_values import bools, contiguous_stride
+from paritas.dumps.mapped_files import OpenFiles, typed
 from paritas.dumps.records import TensorFacts
 from paritas.errors import UsageError
 
@@ -124,11 +124,15 @@ def facts_of(tensor: GeTensor) -> TensorFacts:
     return TensorFacts(dtype=coding.dtype, shape=shape, stride=contiguous_stride(shape))
 
 
-def read_values(path: Path, tensor: GeTensor, size: int | None = None) -> Tensor:
+def read_values(
+    path: Path, tensor: GeTensor, size: int | None = None, files: OpenFiles | None = None
+) -> Tensor:
     """The values of a tensor, in the dtype and shape that the program means.
 
     Args:
         size: what the file had when its header was read.
+        files: to map the values by, rather than to read them; what is widened or brought into
+            another order is in memory of its own all the same.
 
     Raises:
         UsageError: they cannot be decoded, or the file has changed.
@@ -138,19 +142,17 @@ def read_values(path: Path, tensor: GeTensor, size: int | None = None) -> Tensor
     room = _room(tensor, coding)
     layout = plan_layout(tensor, room)
     count = math.prod(layout.blocks)
-    raw = _read(path, tensor.begin, -(-count * coding.bits // 8), size)
+    width = 1 if coding.widening else known_dtype(coding.dtype).itemsize
+    _check_size(path, size)
+    place = (path, tensor.begin, -(-count * coding.bits // 8), path.name)
+    raw = OpenFiles().read(*place) if files is None else files.view(*place, itemsize=width)
     if coding.widening:
         return layout.undo(_widened(raw, coding, count)).contiguous()
     dtype = known_dtype(coding.dtype)
     if dtype is torch.bool:
-        return layout.undo(raw.ne(0)).contiguous()
+        return layout.undo(bools(raw) if count else raw.view(dtype)).contiguous()
     moved = layout.undo(raw.view(_CARRIERS[dtype.itemsize])).contiguous()
-    if dtype is not torch.complex32:
-        return moved.view(dtype)
-    with warnings.catch_warnings():
-        # Torch warns that few operators know half complex numbers. None is asked for any here.
-        warnings.simplefilter("ignore", UserWarning)
-        return moved.view(dtype)
+    return typed(moved, dtype)
 
 
 def _coding(code: int | None) -> _Coding:
@@ -176,27 +178,13 @@ def _with_plain_bytes(tensor: GeTensor) -> GeTensor:
     return tensor
 
 
-def _read(path: Path, begin: int, nbytes: int, size: int | None) -> Tensor:
-    with path.open("rb", buffering=0) as file:
-        present = file.seek(0, 2)
-        if size not in (None, present):
-            raise UsageError(
-                f"{path.name} had {size} bytes and has {present}: it has changed since the dump "
-                f"was opened"
-            )
-        if begin + nbytes > present:
-            raise UsageError(
-                f"{path.name} ends at byte {present}, before byte {begin + nbytes}: it was cut off"
-            )
-        raw = torch.empty(nbytes, dtype=torch.uint8)
-        room, done = raw.numpy().data, 0
-        file.seek(begin)
-        while done < nbytes:
-            read = file.readinto(room[done:])
-            if not read:
-                raise UsageError(f"{path.name} was cut off while it was read")
-            done += read
-    return raw
+def _check_size(path: Path, size: int | None) -> None:
+    present = path.stat().st_size
+    if size not in (None, present):
+        raise UsageError(
+            f"{path.name} had {size} bytes and has {present}: it has changed since the dump was "
+            f"opened"
+        )
 
 
 def _widened(raw: Tensor, coding: _Coding, count: int) -> Tensor:

@@ -26,14 +26,17 @@ from paritas.dumps.foreign.msprobe_names import Lines, parents_of
 from paritas.dumps.foreign.msprobe_shards import place_shards
 from paritas.dumps.foreign.msprobe_values import load_json
 from paritas.dumps.foreign.npy_headers import array_place, read_header
-from paritas.dumps.foreign.raw_values import values_at
+from paritas.dumps.foreign.raw_values import values_at, view_at
 from paritas.dumps.foreign.torch_files import only_tensor
+from paritas.dumps.mapped_files import OpenFiles
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from paritas.dumps.foreign.msprobe_shards import Sharding
+    from paritas.dumps.foreign.raw_values import Place
     from paritas.dumps.index import RankDump
     from paritas.dumps.records import Record
 
@@ -108,7 +111,17 @@ def open_dump(path: Path) -> ForeignDump:
         raise UsageError(f"{path} cannot be read: {'; '.join(problems.all())}")
     place_shards(records, shardings, problems)
     found = {rank: _rank(root, rank, own, len(records)) for rank, own in records.items()}
-    return ForeignDump(root, _KIND, found, problems.all(), lambda record: _read(files, record))
+    opened = OpenFiles()
+
+    def read(record: Record) -> Tensor:
+        file, place, dtype = _located(files, record)
+        return values_at(file, place, opened).to(dtype)
+
+    def view(record: Record) -> Tensor:
+        file, place, dtype = _located(files, record)
+        return view_at(file, place, opened).to(dtype)
+
+    return ForeignDump(root, _KIND, found, problems.all(), read, view)
 
 
 def _is_main(file: Path) -> bool:
@@ -207,7 +220,8 @@ def _rank(root: Path, rank: int, records: list[Record], world_size: int) -> Rank
     return dataclasses.replace(made, header=header)
 
 
-def _read(files: Folder, record: Record) -> Tensor:
+def _located(files: Folder, record: Record) -> tuple[Path, Place, torch.dtype]:
+    """Where the values of a record are, and the dtype that they had."""
     payload, facts = record.payload, record.tensor
     if facts is None:
         raise UsageError(f"it is no tensor: its value is {record.value}")
@@ -225,4 +239,4 @@ def _read(files: Folder, record: Record) -> Tensor:
             f"{payload.file} holds {place.dtype} of {place.shape}, where dump.json says "
             f"{facts.dtype} of {facts.shape}"
         )
-    return values_at(file, place).to(known_dtype(facts.dtype))
+    return file, place, known_dtype(facts.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 import zipfile
 import zlib
 from typing import TYPE_CHECKING
@@ -13,16 +12,26 @@ import torch
 
 from paritas.dumps.dtypes import known_dtype
 from paritas.dumps.foreign.finding import locate
+from paritas.dumps.mapped_files import OpenFiles, typed
 from paritas.dumps.records import Payload, TensorFacts
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import IO, Any
+    from typing import IO
 
     from torch import Tensor
 
-__all__ = ["Place", "contiguous_stride", "fill", "place_of", "read_values", "values_at"]
+__all__ = [
+    "Place",
+    "bools",
+    "contiguous_stride",
+    "fill",
+    "place_of",
+    "read_values",
+    "values_at",
+    "view_at",
+]
 
 _MOST_BYTES = 2**62
 _MOST_DIMENSIONS = 64
@@ -123,8 +132,11 @@ def read_values(path: Path, place: Place) -> Tensor:
     return values_at(locate(path, place.file), place)
 
 
-def values_at(file: Path, place: Place) -> Tensor:
+def values_at(file: Path, place: Place, files: OpenFiles | None = None) -> Tensor:
     """The tensor at a place of a file; dimensions that repeat values are not written out.
+
+    Args:
+        files: to read by, for who reads many from one file.
 
     Raises:
         UsageError: the file has changed, is damaged or is gone.
@@ -132,19 +144,32 @@ def values_at(file: Path, place: Place) -> Tensor:
     dtype = known_dtype(place.dtype)
     if not place.nbytes:
         return torch.empty(place.shape, dtype=dtype)
-    raw = _read_packed(file, place) if place.is_packed else _read_bytes(file, place)
+    if place.is_packed:
+        raw = _read_packed(file, place)
+    else:
+        raw = (files or OpenFiles()).read(file, place.begin, place.nbytes, place.file)
     if place.is_swapped:
         width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
         raw = raw.reshape(-1, width).flip(1).reshape(-1)
-    with warnings.catch_warnings():
-        # Torch warns that few operators know half complex numbers. None is asked for any here.
-        warnings.simplefilter("ignore", UserWarning)
-        # A byte other than 0 and 1 is no bool, and torch may take it for anything.
-        values = raw.ne(0) if dtype is torch.bool else raw.view(dtype)
-        found = values.as_strided(place.shape, place.stride)
-    if place.is_conjugate:
-        found = found.conj().resolve_conj()
-    return found.neg() if place.is_negated else found
+    return _as_tensor(raw, place, dtype)
+
+
+def view_at(file: Path, place: Place, files: OpenFiles) -> Tensor:
+    """The same, in memory of its own only where it must be: small, compressed, or rearranged.
+
+    Raises:
+        UsageError: the file has changed, is damaged or is gone.
+    """
+    if not place.nbytes or place.is_packed or place.is_swapped:
+        return values_at(file, place, files)
+    dtype = known_dtype(place.dtype)
+    where = (file, place.begin, place.nbytes, place.file)
+    return _as_tensor(files.view(*where, itemsize=dtype.itemsize), place, dtype)
+
+
+def bools(raw: Tensor) -> Tensor:
+    """Bytes as bools: one other than 0 and 1 is none, and torch may take it for anything."""
+    return raw.view(torch.bool) if int(raw.max()) <= 1 else raw.ne(0)
 
 
 def fill(file: IO[bytes], room: memoryview, name: str) -> None:
@@ -158,24 +183,12 @@ def fill(file: IO[bytes], room: memoryview, name: str) -> None:
         done += len(block)
 
 
-def _read_bytes(file: Path, place: Place) -> Tensor:
-    size = file.stat().st_size
-    if place.begin + place.nbytes > size:
-        raise UsageError(
-            f"{place.file} ends at byte {size}, before byte {place.begin + place.nbytes}: it was "
-            f"cut off"
-        )
-    raw = torch.empty(place.nbytes, dtype=torch.uint8)
-    room: Any = raw.numpy().data
-    with file.open("rb", buffering=0) as opened:
-        opened.seek(place.begin)
-        done = 0
-        while done < place.nbytes:
-            count = opened.readinto(room[done:])
-            if not count:
-                raise UsageError(f"{place.file} was cut off while it was read")
-            done += count
-    return raw
+def _as_tensor(raw: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
+    values = bools(raw) if dtype is torch.bool else typed(raw, dtype)
+    found = values.as_strided(place.shape, place.stride)
+    if place.is_conjugate:
+        found = found.conj().resolve_conj()
+    return found.neg() if place.is_negated else found
 
 
 def _read_packed(file: Path, place: Place) -> Tensor:

@@ -90,7 +90,7 @@ def open_dump(path: Path) -> SglangDump:
     reading = _Reading(gathered)
     for file, tags in sorted(tagged, key=lambda item: _order(*item)):
         reading.add(file, tags)
-    dump = SglangDump(*gathered.ranks_and_reader())
+    dump = SglangDump(*gathered.ranks_and_readers())
     dump.dims, dump.tags, dump.parallel = reading.dims, reading.tags, reading.parallel
     return dump
 

@@ -1,0 +1,133 @@
+"""`paritas compare`: two dumps against each other."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.cli.parameters import KINDS, Assignment, Folder, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas.comparison.progress import Progress
+    from paritas.numerics.comparisons import Comparison
+
+RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
+RENAME = Assignment("REGEX=REPLACEMENT", "=", r"encoder\.block=layers")
+DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
+
+
+@click.command(short_help="Compare two dumps: a table, the first divergence, a report.")
+@click.option("--my-path", "my", required=True, metavar="DUMP", help="The candidate's dump.")
+@click.option("--golden-path", "golden", required=True, metavar="DUMP", help="The reference's.")
+@click.option(
+    "--output",
+    default=".",
+    show_default="the current directory",
+    type=Folder(),
+    help="Where the table and the report go.",
+)
+@click.option("--my-kind", type=KINDS, help="Which tool made it; found out unless it is given.")
+@click.option("--golden-kind", type=KINDS, help="Likewise.")
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML with rules, renames and the like.",
+)
+@click.option("--rule", "rules", multiple=True, type=RULE, help="What names like this must keep.")
+@click.option(
+    "--rename", "renames", multiple=True, type=RENAME, help="From my names to the golden ones."
+)
+@click.option(
+    "--dims", multiple=True, type=DIMS, help="How values of names like this are split over ranks."
+)
+@click.option("--mesh", default="", metavar="tp=2,cp=2", help="How the ranks of --dims are laid.")
+@click.option(
+    "--steps", multiple=True, metavar="N|A-B|MY:GOLDEN", help="Only these; 1:0 is mine 1, golden 0."
+)
+@click.option("-r", "--ranks", "--rank", multiple=True, type=Span("rank"), help="Only these ranks.")
+@click.option("--ignore", multiple=True, metavar="REGEX", help="Leave names like this out.")
+@click.option(
+    "--unmatched",
+    type=click.Choice(["fail", "list"]),
+    default="fail",
+    show_default=True,
+    help="What a value without a counterpart is: a failure, or listed only.",
+)
+@click.option("--no-replay", is_flag=True, help="Run no operator again: faster, tells less.")
+@click.option("--strict", is_flag=True, help="Count unstable rows as failures.")
+@click.option(
+    "--executor",
+    default="threads",
+    show_default=True,
+    metavar="threads|processes|dask://HOST:PORT",
+    help="Who does the work.",
+)
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="How many workers.")
+@click.option("--parquet", is_flag=True, help="Write comparison.parquet, too.")
+@click.option("--no-html", is_flag=True, help="Leave report.html out.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier comparison.")
+@click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@click.pass_context
+def compare(  # noqa: PLR0913  (what is not handed on)
+    ctx: click.Context,
+    /,
+    *,
+    output: Path,
+    ranks: tuple[tuple[int, int], ...],
+    no_replay: bool,
+    parquet: bool,
+    no_html: bool,
+    overwrite: bool,
+    quiet: bool,
+    **asked: Any,
+) -> None:
+    """Compare the values of two dumps, and find where they part.
+
+    Options that take a REGEX, --steps and --ranks may be repeated. DUMP is one of paritas, or of
+    another tool: msprobe, Ascend's GE or FX mode, SGLang, or plain .safetensors, .npy, .npz and .pt
+    files; the two need not be of one kind.
+
+    Written are comparison.csv, comparison.json and report.html.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """
+    from paritas.reporting import comparison_files
+
+    comparison_files.check_output(output, overwrite=overwrite, parquet=parquet)
+    chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
+    found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
+    written = comparison_files.write_all(output, found, parquet=parquet, html=not no_html)
+    _show(found, written, quiet=quiet)
+    ctx.exit(found.exit_code)
+
+
+def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
+    with contextlib.ExitStack() as stack:
+        tell: Callable[[Progress], None] | None = None
+        if not quiet:
+            from paritas.cli.pair_progress import pair_progress
+
+            tell = stack.enter_context(pair_progress())
+        from paritas.comparison import comparing
+
+        return comparing.compare(my, golden, progress=tell, **asked)
+
+
+def _show(comparison: Comparison, written: tuple[Path, ...], *, quiet: bool) -> None:
+    from rich.console import Console
+
+    from paritas.reporting.comparison_summary import report
+    from paritas.reporting.terminal import last_line
+
+    if quiet:
+        Console(highlight=False).print(last_line(comparison.verdict), crop=False)
+        return
+    folder = written[0].parent
+    files = f"written to {folder}: {', '.join(path.name for path in written)}"
+    Console(highlight=False).print(report(comparison, files), crop=False)

@@ -1,0 +1,298 @@
+"""One pair: read both sides, measure, and judge what two values alone can show.
+
+What the values were computed from is asked afterwards, by `attributing`: a difference that is over
+the limit here may have come in with the inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.comparison.scoring import is_inexact, noise_of, score
+from paritas.comparison.sides import described, same_digest, with_extremes
+from paritas.comparison.summaries import judge_summaries, summary_of
+from paritas.errors import ParitasError
+from paritas.numerics import criterion
+from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.findings import Aspect, Score, Status
+from paritas.numerics.pair_figures import pair_figures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.comparison.operands import Operand, Pair
+    from paritas.dumps.opening import ReadableDump
+    from paritas.numerics.comparisons import SideFacts
+    from paritas.numerics.figures import PairFigures
+    from paritas.numerics.requirements import Requirement
+
+__all__ = ["Measured", "measure"]
+
+# An argument that one tool writes as a number and the other as a tensor is no longer than this.
+_LONGEST_VALUE = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What two values alone show.
+
+    Attributes:
+        settled: nothing that is known of the program could change the status: identical bits, a
+            structure that does not fit, a rule of the user's, a side that cannot be read.
+        my: facts of that side, with its extremes.
+        golden: likewise.
+        nbytes: bytes of values that were compared.
+        distance: |my - golden| / |golden|, as far as it is known.
+    """
+
+    status: Status
+    settled: bool
+    my: SideFacts | None
+    golden: SideFacts | None
+    aspect: Aspect = Aspect.VALUE
+    reason: str = ""
+    advice: str = ""
+    judged_by: str = ""
+    limits: str = ""
+    figures: PairFigures | None = None
+    score: Score | None = None
+    nbytes: int = 0
+    distance: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Two operands with their dumps."""
+
+    my: Operand
+    golden: Operand
+    my_dump: ReadableDump
+    golden_dump: ReadableDump
+    my_facts: SideFacts
+    golden_facts: SideFacts
+
+    def measured(self, status: Status, *, settled: bool = True, **rest: Any) -> Measured:
+        sides = {"my": self.my_facts, "golden": self.golden_facts}
+        return Measured(status=status, settled=settled, **(sides | rest))
+
+
+def measure(
+    pair: Pair, my: ReadableDump, golden: ReadableDump, requirement: Requirement | None = None
+) -> Measured:
+    """Measure a pair and judge it by itself.
+
+    Whatever goes wrong with it is told as its status; the other pairs go on.
+    """
+    if pair.my is None or pair.golden is None:
+        return _without_counterpart(pair, my.kind, golden.kind)
+    sides = described(pair.my, my.kind), described(pair.golden, golden.kind)
+    case = _Case(pair.my, pair.golden, my, golden, *sides)
+    try:
+        if not (sides[0].dtype and sides[1].dtype):
+            return _plain_values(case)
+        if _has_values(pair.my) and _has_values(pair.golden):
+            return _tensors(case, requirement)
+        return _summaries(case)
+    except (ParitasError, OSError, RuntimeError, ValueError) as error:
+        # Replicas that should be one and the same, and are not.
+        if getattr(error, "is_difference", False):
+            return case.measured(Status.DIFFERENT, aspect=Aspect.STRUCTURE, reason=str(error))
+        return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=str(error))
+
+
+def _without_counterpart(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
+    missing, present = ("my", "golden") if pair.my is None else ("golden", "my")
+    near = f"; nearest there: {', '.join(pair.nearest)}" if pair.nearest else ""
+    return Measured(
+        status=Status.UNVERIFIED,
+        settled=True,
+        my=None if pair.my is None else described(pair.my, my_kind),
+        golden=None if pair.golden is None else described(pair.golden, golden_kind),
+        aspect=Aspect.STRUCTURE,
+        reason=f"only the {present} side has it: nothing of the {missing} side matches{near}",
+        advice="say with a rename rule what it is called there, or leave it out with --ignore",
+    )
+
+
+def _plain_values(case: _Case) -> Measured:
+    """Numbers, lists and words; one side may have written a number as a tensor."""
+    mine = _as_text(case.my, case.my_dump, case.my_facts)
+    golden = _as_text(case.golden, case.golden_dump, case.golden_facts)
+    if mine is None or golden is None:
+        return case.measured(
+            Status.UNVERIFIED,
+            aspect=Aspect.HARNESS,
+            reason="a side has no values that could be read; the problems of its dump say why",
+        )
+    same = mine == golden or _equal_numbers(mine, golden)
+    return case.measured(
+        Status.IDENTICAL if same else Status.DIFFERENT,
+        reason="" if same else f"{mine} instead of {golden}",
+        judged_by="equality",
+    )
+
+
+def _as_text(operand: Operand, dump: ReadableDump, side: SideFacts) -> str | None:
+    if not side.dtype:
+        return side.value
+    found = operand.read(dump.view)
+    return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
+
+
+def _equal_numbers(left: str, right: str) -> bool:
+    try:
+        return float(left) == float(right)
+    except ValueError:
+        return False
+
+
+def _has_values(operand: Operand) -> bool:
+    return all(record.payload is not None for record in operand.records())
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _tensors(case: _Case, requirement: Requirement | None) -> Measured:
+    reference = case.golden.read(case.golden_dump.view)
+    same = same_digest(case.my, case.golden)
+    candidate = reference if same else case.my.read(case.my_dump.view)
+    misfit = _misfit(candidate, reference, ours=case.my_dump.kind == case.golden_dump.kind)
+    if misfit is not None:
+        aspect, reason = misfit
+        return case.measured(
+            Status.DIFFERENT,
+            aspect=aspect,
+            reason=reason,
+            judged_by="shape and dtype",
+            my=msgspec.structs.replace(case.my_facts, shape=tuple(candidate.shape)),
+            golden=msgspec.structs.replace(case.golden_facts, shape=tuple(reference.shape)),
+        )
+    limits = ""
+    if candidate.shape != reference.shape:
+        limits = "the shapes differ by dimensions of length 1"
+        candidate = candidate.reshape(reference.shape)
+    figures = pair_figures(reference, candidate)
+    facts: dict[str, Any] = {
+        "my": with_extremes(case.my_facts, figures.candidate, candidate),
+        "golden": with_extremes(case.golden_facts, figures.reference, reference),
+        "figures": figures,
+        "nbytes": candidate.nbytes + reference.nbytes,
+        "limits": limits,
+        "distance": 0.0 if figures.metrics is None else figures.metrics.rel_l2,
+    }
+    if figures.identical:
+        return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
+    _check_digests(case)
+    if requirement is not None:
+        facts |= _by_rule(requirement, figures)
+    elif not (is_inexact(reference) or is_inexact(candidate)):
+        facts |= _exact(figures)
+    else:
+        facts |= _floats(reference, candidate, figures)
+    return case.measured(**facts)
+
+
+def _misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[Aspect, str] | None:
+    """Why the two cannot be compared element by element."""
+    if candidate.shape != reference.shape:
+        squeezed = [[n for n in tensor.shape if n != 1] for tensor in (candidate, reference)]
+        # Two tools drop and add dimensions of length 1 as their layouts want it.
+        if ours or squeezed[0] != squeezed[1]:
+            reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
+            return Aspect.SHAPE, reason
+    if ours and is_inexact(candidate) != is_inexact(reference):
+        return Aspect.DTYPE, f"dtype {candidate.dtype} instead of {reference.dtype}"
+    return None
+
+
+def _check_digests(case: _Case) -> None:
+    """Two sides that differ may be a damaged file, which is no fault of the program's.
+
+    Raises:
+        UsageError: the bytes are not those that were written.
+    """
+    for operand, dump in ((case.my, case.my_dump), (case.golden, case.golden_dump)):
+        for record in operand.records():
+            dump.verify(record)
+
+
+def _by_rule(requirement: Requirement, figures: PairFigures) -> dict[str, Any]:
+    holds = requirement.holds(figures)
+    return {
+        "status": Status.EQUIVALENT if holds else Status.DIFFERENT,
+        "reason": "" if holds else f"the rule {requirement.text!r} does not hold",
+        "judged_by": f"rule {requirement.text}",
+        "settled": True,
+    }
+
+
+def _exact(figures: PairFigures) -> dict[str, Any]:
+    metrics = figures.metrics
+    if metrics is None or metrics.mismatched == 0:  # of another dtype
+        return {"status": Status.IDENTICAL, "judged_by": "equality", "settled": True}
+    return {
+        "status": Status.DIFFERENT,
+        "reason": f"{metrics.mismatched} of {metrics.numel} values differ; these are exact",
+        "judged_by": "equality",
+        "settled": False,
+    }
+
+
+def _floats(reference: Tensor, candidate: Tensor, figures: PairFigures) -> dict[str, Any]:
+    metrics = figures.metrics
+    if metrics is not None and metrics.nonfinite_mismatches:
+        where = nonfinite_mismatch(reference, candidate)
+        first = "" if where is None else f", the first at {where.nonzero()[0].tolist()}"
+        count = f"{metrics.nonfinite_mismatches} of {metrics.numel} NaN/Inf positions differ"
+        return {
+            "status": Status.DIFFERENT,
+            "reason": f"{count}{first}",
+            "judged_by": "positions of NaN and Inf",
+            "settled": False,
+        }
+    noise, words = noise_of(reference, candidate)
+    found = score(reference, candidate, figures, noise)
+    reason = f"its error is {found.excess:.3g} times what the noise of {words} allows"
+    return {
+        "status": Status.EQUIVALENT if found.passed else Status.DIFFERENT,
+        "reason": "" if found.passed else reason,
+        "judged_by": f"noise of {words}",
+        "score": found,
+        "settled": False,
+    }
+
+
+# --- what is left of values -----------------------------------------------------------------------
+
+
+def _summaries(case: _Case) -> Measured:
+    shapes = [case.my_facts.shape, case.golden_facts.shape]
+    if shapes[0] != shapes[1]:
+        reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
+        return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
+    if same_digest(case.my, case.golden):
+        return case.measured(Status.IDENTICAL, judged_by="digest")
+    mine, golden = summary_of(case.my, case.my_dump), summary_of(case.golden, case.golden_dump)
+    unit = max(_unit(side.dtype) for side in (case.my_facts, case.golden_facts))
+    found = judge_summaries(mine, golden, unit)
+    has_sketches = mine.sketch is not None and golden.sketch is not None
+    return case.measured(
+        found.status,
+        reason=found.reason,
+        limits=found.limits,
+        judged_by="sketch" if has_sketches else "statistics",
+        distance=found.distance,
+        settled=found.status in {Status.IDENTICAL, Status.UNVERIFIED},
+    )
+
+
+def _unit(name: str) -> float:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        return criterion.UNIT_F32  # a name of another tool's; it keeps its figures in float32
+    return criterion.unit_roundoff(dtype) if dtype.is_floating_point or dtype.is_complex else 0.0

@@ -1,0 +1,137 @@
+"""All pairs of two dumps, measured in batches by whatever workers there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.comparison.executors import Failed, opened, run_batches
+from paritas.comparison.judging import Measured, measure
+from paritas.comparison.sides import described
+from paritas.errors import ParitasError
+from paritas.numerics.findings import Aspect, Status
+from paritas.numerics.mismatch_maps import mismatch_detail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from paritas.comparison.operands import Operand, Pair
+    from paritas.numerics.comparisons import Detail
+    from paritas.numerics.requirements import Requirement
+
+__all__ = ["Sources", "details", "measure_all"]
+
+# A batch is worth being sent to a worker, and small enough that all of them have something to do.
+_BATCH_PAIRS = 128
+_BATCH_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """Where the two dumps are, for workers that open them themselves."""
+
+    my: str
+    my_kind: str
+    golden: str
+    golden_kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    sources: Sources
+    pairs: tuple[Pair, ...]
+    requirements: tuple[Requirement | None, ...]
+
+
+def measure_all(
+    executor: Executor,
+    workers: int,
+    sources: Sources,
+    pairs: Sequence[Pair],
+    requirement_for: Callable[[Pair], Requirement | None],
+) -> Iterator[list[Measured]]:
+    """Measure all pairs, batch by batch, in their order.
+
+    A batch whose worker died is measured no further: its pairs are unverified, and say why.
+    """
+    batches = _batches(sources, pairs, requirement_for)
+    for batch, result in run_batches(executor, _measure_batch, batches, ahead=2 * workers):
+        if isinstance(result, Failed):
+            yield [_lost(pair, batch.sources, result) for pair in batch.pairs]
+        else:
+            yield result
+
+
+def details(
+    executor: Executor, workers: int, sources: Sources, pairs: Sequence[Pair]
+) -> Iterator[Detail | None]:
+    """A closer look at each of a few pairs."""
+    batches = (_Batch(sources, (pair,), (None,)) for pair in pairs)
+    for _, result in run_batches(executor, _detail_batch, batches, ahead=workers):
+        yield None if isinstance(result, Failed) else result
+
+
+def _batches(
+    sources: Sources,
+    pairs: Sequence[Pair],
+    requirement_for: Callable[[Pair], Requirement | None],
+) -> Iterator[_Batch]:
+    waiting: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        waiting.append(pair)
+        size += sum(_size(side) for side in (pair.my, pair.golden) if side is not None)
+        if len(waiting) >= _BATCH_PAIRS or size >= _BATCH_BYTES:
+            yield _Batch(sources, tuple(waiting), tuple(map(requirement_for, waiting)))
+            waiting, size = [], 0
+    if waiting:
+        yield _Batch(sources, tuple(waiting), tuple(map(requirement_for, waiting)))
+
+
+def _size(operand: Operand) -> int:
+    """About how many bytes it has."""
+    total = 0
+    for record in operand.records():
+        if record.tensor is not None:
+            dtype = getattr(torch, record.tensor.dtype, torch.float32)
+            total += math.prod(record.tensor.shape) * getattr(dtype, "itemsize", 4)
+    return total
+
+
+def _measure_batch(batch: _Batch) -> list[Measured]:
+    """What a worker does, maybe in another process or on another machine."""
+    my = opened(batch.sources.my, batch.sources.my_kind)
+    golden = opened(batch.sources.golden, batch.sources.golden_kind)
+    return [
+        measure(pair, my, golden, requirement)
+        for pair, requirement in zip(batch.pairs, batch.requirements, strict=True)
+    ]
+
+
+def _detail_batch(batch: _Batch) -> Detail | None:
+    my = opened(batch.sources.my, batch.sources.my_kind)
+    golden = opened(batch.sources.golden, batch.sources.golden_kind)
+    (pair,) = batch.pairs
+    if pair.my is None or pair.golden is None:
+        return None
+    try:
+        reference, candidate = pair.golden.read(golden.view), pair.my.read(my.view)
+        return mismatch_detail(reference, candidate.reshape(reference.shape))
+    except (ParitasError, OSError, RuntimeError):  # the row says already what is wrong
+        return None
+
+
+def _lost(pair: Pair, sources: Sources, failed: Failed[_Batch]) -> Measured:
+    return Measured(
+        status=Status.UNVERIFIED,
+        settled=True,
+        my=None if pair.my is None else described(pair.my, sources.my_kind),
+        golden=None if pair.golden is None else described(pair.golden, sources.golden_kind),
+        aspect=Aspect.HARNESS,
+        reason=f"the worker that was to compare it failed: {failed.error}",
+        advice="compare again with fewer workers, or with --executor threads",
+    )

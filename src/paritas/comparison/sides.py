@@ -1,0 +1,94 @@
+"""What the table says of one side of a pair."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paritas.numerics.comparisons import SideFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paritas.comparison.operands import Operand
+    from paritas.dumps.records import Record
+    from paritas.numerics.figures import Extremes
+    from paritas.numerics.statistics import Statistics
+
+__all__ = ["described", "same_digest", "with_extremes"]
+
+_OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def described(operand: Operand, kind: str) -> SideFacts:
+    """What is known without reading a value; `kind` is that of the dump."""
+    record = operand.record
+    facts = record.tensor
+    return SideFacts(
+        path=_path(record, kind),
+        id=record.id,
+        op=record.site.op,
+        dtype=facts.dtype if facts is not None else "",
+        shape=facts.shape if facts is not None else None,
+        value=record.value,
+        step=record.step,
+        ranks=operand.ranks,
+        made_of=operand.words,
+        **_extremes_of(record.statistics if operand.recipe is None else None),
+    )
+
+
+def with_extremes(side: SideFacts, extremes: Extremes, tensor: Tensor) -> SideFacts:
+    """The same, with what was found when the values were read."""
+    return msgspec.structs.replace(
+        side,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        minimum=extremes.minimum,
+        maximum=extremes.maximum,
+        mean=extremes.mean,
+    )
+
+
+def same_digest(my: Operand, golden: Operand) -> bool:
+    """Whether the two are known to be the same bits without a look at them.
+
+    Checksums of other tools are too short to go by.
+    """
+    if my.recipe is not None or golden.recipe is not None:
+        return False
+    left, right = my.record, golden.record
+    if left.tensor is None or right.tensor is None or left.digest != right.digest:
+        return False
+    return (
+        _OUR_DIGEST.fullmatch(left.digest) is not None
+        and left.tensor.dtype == right.tensor.dtype
+        and left.tensor.shape == right.tensor.shape
+        and _stored_shape(left) == _stored_shape(right)
+    )
+
+
+def _stored_shape(record: Record) -> Sequence[int] | None:
+    return None if record.payload is None else record.payload.shape
+
+
+def _path(record: Record, kind: str) -> str:
+    if record.payload is None:
+        return ""
+    # Such a file holds all that an operator takes and gives.
+    several = f",{record.site.side}s,{record.site.position}" if kind == "ge" else ""
+    return f"{record.payload.file}{several}"
+
+
+def _extremes_of(statistics: Statistics | None) -> dict[str, float | None]:
+    if statistics is None:
+        return {}
+    return {
+        "minimum": statistics.minimum,
+        "maximum": statistics.maximum,
+        "mean": statistics.mean,
+    }

@@ -1,0 +1,171 @@
+"""Pairs of which one side has no values any more: statistics and sketches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from paritas.errors import UsageError
+from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE
+from paritas.numerics.criterion import MAX_Z, RMS_Z
+from paritas.numerics.findings import Status
+from paritas.numerics.sketch import sketch, sketch_distance
+from paritas.numerics.statistics import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.comparison.operands import Operand
+    from paritas.dumps.opening import ReadableDump
+    from paritas.numerics.statistics import Statistics
+
+__all__ = ["Summary", "SummaryJudgement", "judge_summaries", "summary_of"]
+
+STATISTICS_ONLY = (
+    "statistics only: values that changed places, and differences that cancel, are not seen"
+)
+SKETCH_ONLY = (
+    "statistics and a sketch only: a difference in few values that is small beside the whole is "
+    "not seen, nor where it is"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What is left of a tensor.
+
+    Attributes:
+        statistics: of its values.
+        sketch: of its values, or None.
+        numel: how many there are.
+        exact_counts: whether counts of NaN and infinities are known, not only that there are some.
+    """
+
+    statistics: Statistics
+    sketch: Tensor | None
+    numel: int
+    exact_counts: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryJudgement:
+    """How two summaries compare.
+
+    Attributes:
+        distance: |my - golden| / |golden|, estimated by the sketches, or else the largest
+            difference of a statistic relative to the size of the values.
+        limits: what could not be seen.
+    """
+
+    status: Status
+    reason: str
+    distance: float | None
+    limits: str
+
+
+def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgement:
+    """Judge by what both sides still know.
+
+    Args:
+        my: the candidate.
+        golden: the reference.
+        unit: unit roundoff of the coarser dtype; 0 for integers.
+    """
+    has_sketches = my.sketch is not None and golden.sketch is not None
+    limits = SKETCH_ONLY if has_sketches else STATISTICS_ONLY
+    counted = list(_count_differences(my, golden))
+    if counted:
+        return SummaryJudgement(Status.DIFFERENT, "; ".join(counted), None, limits)
+    scale = _scale(golden)
+    relative = min(BLIND_NOISE * unit, BLIND_SHARE)
+    found = list(_figure_differences(my, golden, scale))
+    if not found and not has_sketches:
+        reason = "nothing is known of both sides that could be compared"
+        return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
+    worst = max((apart for _, apart, _, _ in found), default=0.0)
+    failed = [text for text, apart, share, _ in found if not apart <= 2 * relative * share]
+    distance = worst
+    if my.sketch is not None and golden.sketch is not None:
+        distance = sketch_distance(golden.sketch, my.sketch)
+        # What a sketch says is right to about sqrt(2/m) of it.
+        allowed = 2 * relative * RMS_Z * (1 + 2 * math.sqrt(2 / golden.sketch.numel()))
+        if not distance <= allowed:
+            failed.append(
+                f"the sketches are {distance:.3g} of the golden norm apart, {allowed:.2g} allowed"
+            )
+    if failed:
+        return SummaryJudgement(Status.DIFFERENT, "; ".join(failed), distance, limits)
+    same = worst == 0 and distance == 0
+    return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
+
+
+def summary_of(operand: Operand, dump: ReadableDump) -> Summary:
+    """What is known of an operand; computed where there are values.
+
+    Raises:
+        UsageError: nothing is known of it.
+    """
+    if all(record.payload is not None for record in operand.records()):
+        tensor = operand.read(dump.view)
+        return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
+    record = operand.record
+    if operand.recipe is not None:
+        raise UsageError(f"statistics cannot be {operand.words}: record values to compare them")
+    if record.statistics is None or record.tensor is None:
+        raise UsageError("neither values nor statistics of it are recorded")
+    sums = dump.read_sketch(record) if record.sketch is not None else None
+    numel = math.prod(record.tensor.shape)
+    return Summary(record.statistics, sums, numel, exact_counts=dump.kind == "paritas")
+
+
+def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
+    if my.numel != golden.numel:
+        yield f"{my.numel} values instead of {golden.numel}"
+    for name in ("nans", "positive_infinities", "negative_infinities"):
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if not (my.exact_counts and golden.exact_counts):
+            left, right = bool(left), bool(right)
+        if left != right:
+            yield f"{_spoken(name)}: {_counted(left)} instead of {_counted(right)}"
+    if my.exact_counts and golden.exact_counts and my.statistics.count and golden.statistics.count:
+        # Whether a value is zero is seldom decided by rounding in many places.
+        left, right = my.statistics.zeros, golden.statistics.zeros
+        if abs(left - right) > max(1.0, 0.01 * golden.numel):
+            yield f"zeros: {left} instead of {right}"
+
+
+def _figure_differences(
+    my: Summary, golden: Summary, scale: float
+) -> Iterator[tuple[str, float, float, str]]:
+    """(words, distance over the scale, how many noises are allowed, name) of each figure."""
+    allowances = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
+    for name, noises in allowances.items():
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if left is None or right is None:
+            if (left is None) != (right is None) and my.exact_counts and golden.exact_counts:
+                yield f"{name}: {left} instead of {right}", math.inf, noises, name
+            continue
+        # A norm grows with the number of values; all else is of the size of a value.
+        size = abs(right) if name == "l2" else scale
+        apart = 0.0 if left == right else abs(left - right) / size if size else math.inf
+        yield f"{name} is {left:.9g} instead of {right:.9g}", apart, noises, name
+
+
+def _scale(summary: Summary) -> float:
+    """How large the values are: the larger of the ends and of the root mean square."""
+    found = summary.statistics
+    ends = [abs(end) for end in (found.minimum, found.maximum) if end is not None]
+    if found.l2 is not None and summary.numel:
+        ends.append(found.l2 / math.sqrt(summary.numel))
+    return max(ends, default=0.0)
+
+
+def _spoken(name: str) -> str:
+    return {"nans": "NaN", "positive_infinities": "+Inf", "negative_infinities": "-Inf"}[name]
+
+
+def _counted(value: int) -> str:
+    return ("some" if value else "none") if isinstance(value, bool) else str(value)

@@ -1,0 +1,213 @@
+"""The rows of the table: what was measured, where it is in the program, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from paritas.comparison.attributing import Draft
+from paritas.comparison.dataflow import Calls
+from paritas.comparison.progress import Progress
+from paritas.comparison.replaying import Replayed, Unreplayed, replay
+from paritas.dumps.finiteness import is_result
+from paritas.numerics.comparisons import Row
+from paritas.numerics.findings import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from paritas.comparison.attributing import Resolved
+    from paritas.comparison.judging import Measured
+    from paritas.comparison.operands import Pair
+    from paritas.dumps.opening import ReadableDump
+    from paritas.dumps.records import Record
+
+__all__ = ["Table"]
+
+# More operators than this are not run again: those that differ most clearly come first.
+MOST_REPLAYS = 4000
+# Where these were found, their order is that of the program.
+_IN_ORDER = {"eager", "fx", "fused"}
+
+_Key = tuple[int, int]  # of a record: rank and sequence number
+
+
+class Table:
+    """All pairs in the order of the program, and what they were computed from.
+
+    Attributes:
+        pairs: as they were matched.
+        drafts: the rows before they are seen together.
+        notes: what should be known of how it was made.
+    """
+
+    def __init__(
+        self,
+        my: ReadableDump,
+        golden: ReadableDump,
+        pairs: Sequence[Pair],
+        measured: Sequence[Measured],
+    ) -> None:
+        self.pairs = pairs
+        self.notes: list[str] = []
+        self._my = my
+        self._golden = golden
+        self._measured = measured
+        self._unreplayed: dict[int, str] = {}
+        self._my_calls = _all_calls(my.records())
+        self._golden_calls = _all_calls(golden.records())
+        self._rows_of_mine = _places(pairs, mine=True)
+        self._rows_of_golden = _places(pairs, mine=False)
+        self.drafts = self._drafts()
+
+    def _drafts(self) -> list[Draft]:
+        found: list[Draft] = []
+        before: dict[tuple[int, int | None, str, str], int] = {}
+        for place, (pair, measured) in enumerate(zip(self.pairs, self._measured, strict=True)):
+            record = pair.leading.record
+            site = record.site
+            given = is_result(site)
+            key = (record.step, _rank(pair), site.phase, site.level)
+            sources = self._sources(pair, place)
+            neighbour = before.get(key) if site.source in _IN_ORDER or site.module else None
+            found.append(Draft(record.id, measured, given, sources, neighbour))
+            if given and measured.distance is not None:
+                before[key] = place
+        return found
+
+    def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:
+        """Rows of the values that a pair's was computed from, as either dump tells."""
+        found: dict[int, None] = {}
+        sides = (
+            (pair.my, self._my_calls, self._rows_of_mine),
+            (pair.golden, self._golden_calls, self._rows_of_golden),
+        )
+        for operand, calls, places in sides:
+            if operand is None or found:
+                continue
+            for record in operand.records():
+                known = calls.get((record.rank, record.step))
+                for source in known.sources(record) if known is not None else ():
+                    row = places.get((source.rank, source.sequence))
+                    if row is not None and row != place:
+                        found[row] = None
+        return tuple(found)
+
+    def replay(self, tell: Callable[[Progress], None]) -> dict[int, Replayed]:
+        """Run operators again whose results differ, to tell what they made from what came in."""
+        wanted = [place for place, draft in enumerate(self.drafts) if self._is_replayable(draft)]
+        wanted.sort(key=lambda place: self._measured[place].status is not Status.DIFFERENT)
+        if len(wanted) > MOST_REPLAYS:
+            self.notes.append(
+                f"{len(wanted) - MOST_REPLAYS} of {len(wanted)} operators that differ were not "
+                f"run again: their own errors are estimated"
+            )
+            wanted = wanted[:MOST_REPLAYS]
+        found: dict[int, Replayed] = {}
+        for done, place in enumerate(wanted):
+            result = self._replay_one(self.pairs[place])
+            if isinstance(result, Replayed):
+                found[place] = result
+            elif result is not None:
+                self._unreplayed[place] = f"not run again: {result.reason}"
+            tell(Progress(done + 1, len(wanted), 0, 0, "running operators again in float64"))
+        return found
+
+    @staticmethod
+    def _is_replayable(draft: Draft) -> bool:
+        return draft.is_result and not draft.measured.settled and draft.measured.nbytes > 0
+
+    def _replay_one(self, pair: Pair) -> Replayed | Unreplayed | None:
+        if pair.my is None or pair.golden is None or pair.my.recipe or pair.golden.recipe:
+            return None
+        mine, golden = pair.my.record, pair.golden.record
+        calls = self._my_calls.get((mine.rank, mine.step))
+        others = self._golden_calls.get((golden.rank, golden.step))
+        if calls is None or others is None:
+            return None
+        return replay(mine, golden, calls, others, self._my.view, self._golden.view)
+
+    def rows(self, resolved: Sequence[Resolved]) -> list[Row]:
+        """The table, with how each row ended."""
+        rows = []
+        ends = zip(self.pairs, self._measured, resolved, self.drafts, strict=True)
+        for place, (pair, measured, end, draft) in enumerate(ends):
+            limits = "; ".join(filter(None, (measured.limits, self._unreplayed.get(place))))
+            told = dataclasses.replace(measured, limits=limits)
+            rows.append(_row(place, pair, told, end, draft.sources))
+        return rows
+
+
+def _row(
+    place: int, pair: Pair, measured: Measured, end: Resolved, sources: tuple[int, ...]
+) -> Row:
+    record = pair.leading.record
+    site = record.site
+    # The side of the fused code knows the kernel and the nodes it stands for.
+    own = site if pair.my is None else pair.my.record.site
+    return Row(
+        index=place,
+        step=pair.golden.step if pair.golden is not None else record.step,
+        rank=_rank(pair),
+        name=record.id,
+        call=_call(record),
+        level=site.level,
+        phase=site.phase,
+        side=site.side,
+        position=site.position,
+        op=site.op,
+        module=site.module or own.module,
+        line=site.line or own.line,
+        code=site.code or own.code,
+        graph=site.graph,
+        kernel=own.kernel,
+        nodes=own.nodes or site.nodes,
+        matched_by=pair.matched_by,
+        my=measured.my,
+        golden=measured.golden,
+        status=end.status,
+        aspect=measured.aspect,
+        reason=end.reason,
+        advice=end.advice,
+        judged_by=end.judged_by,
+        limits=measured.limits,
+        figures=measured.figures,
+        score=measured.score,
+        own=end.own,
+        inherited=end.inherited,
+        attributed=end.attributed,
+        made=end.made,
+        sources=sources,
+    )
+
+
+def _call(record: Record) -> str:
+    return record.id.rpartition("/")[0]
+
+
+def _rank(pair: Pair) -> int | None:
+    operand = pair.leading
+    return operand.ranks[0] if len(operand.ranks) == 1 else None
+
+
+def _all_calls(records: Iterable[Record]) -> dict[_Key, Calls]:
+    """The calls of each rank and step."""
+    grouped: dict[_Key, list[Record]] = {}
+    for record in records:
+        grouped.setdefault((record.rank, record.step), []).append(record)
+    return {key: Calls(found) for key, found in grouped.items()}
+
+
+def _places(pairs: Sequence[Pair], *, mine: bool) -> dict[_Key, int]:
+    """The row of each record: where one is in several, that in which it is a result."""
+    found: dict[_Key, int] = {}
+    for place, pair in enumerate(pairs):
+        operand = pair.my if mine else pair.golden
+        if operand is None:
+            continue
+        is_main = pair.my is None or is_result(pair.my.record.site)
+        for record in operand.records():
+            key = (record.rank, record.sequence)
+            if is_main or key not in found:
+                found[key] = place
+    return found

@@ -1,0 +1,279 @@
+"""Where in a tensor two sides differ, and by how much: what a person wants to look at."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paritas.numerics.comparisons import Detail, HeatMap, WorstElement
+from paritas.numerics.floats import check_dtype
+from paritas.numerics.metrics import blocks
+from paritas.numerics.telling_axes import Marginal, telling_axes
+from paritas.numerics.ulps import grid_distance, has_ulps, same_bits, ulp_distance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+__all__ = ["mismatch_detail"]
+
+_ROWS, _COLUMNS = 48, 96
+_MOST_WORST = 20
+# An element of a block takes some 100 bytes on the way.
+_BLOCK = 1 << 18
+_WIDE_INTEGERS = {torch.int64, torch.uint64}
+_MOST_EXPONENTS = 66
+
+
+def mismatch_detail(reference: Tensor, candidate: Tensor) -> Detail:
+    """Look closer at a pair: a map, a histogram, the worst elements, and the box that holds all.
+
+    Elements are equal as numbers: NaN equals NaN, and -0.0 equals +0.0. One that is NaN or infinite
+    on one side alone is infinitely far off, and among the worst comes first; the others come by
+    their absolute difference. Memory stays below 64 MiB, whatever the size of the tensors.
+
+    Args:
+        reference: any strided tensor of numbers.
+        candidate: a tensor of the same shape; dtype and strides may differ.
+
+    Raises:
+        UsageError: (a `ValueError`) the shapes differ, or a dtype holds no numbers.
+    """
+    for tensor in (reference, candidate):
+        check_dtype(tensor.dtype)
+    walk = _Walk(reference, candidate)
+    for block in _blocks(reference, candidate):
+        walk.take(block)
+    return Detail(
+        heat=_heat(reference, candidate, walk.marginals) if walk.kept else None,
+        ulps=walk.histogram(),
+        worst=walk.worst(),
+        region=walk.region(),
+    )
+
+
+class _Block(NamedTuple):
+    """A stretch of two tensors.
+
+    Attributes:
+        offset: the flat index at which it begins.
+        width: it consists of rows of so many elements, along the last axis; 1 where a row is
+            longer than a block, and every element is a row.
+    """
+
+    offset: int
+    width: int
+    reference: Tensor
+    candidate: Tensor
+
+
+def _blocks(reference: Tensor, candidate: Tensor) -> Iterator[_Block]:
+    last = reference.shape[-1] if reference.ndim else 1
+    width = last if 0 < last <= _BLOCK else 1
+    size = _BLOCK // width * width
+    for offset, pair in blocks(reference, candidate, block_size=size):
+        yield _Block(offset, width, *pair)
+
+
+class _Walk:
+    """What is found on the way over two tensors.
+
+    Attributes:
+        marginals: per axis, how many mismatches lie where along it.
+        kept: the worst so far: distance, ulps, flat index, golden value, my value.
+    """
+
+    def __init__(self, reference: Tensor, candidate: Tensor) -> None:
+        self.marginals = [Marginal(extent, _COLUMNS) for extent in reference.shape]
+        self.kept: list[tuple[float, float, int, float, float]] = []
+        self._shape = tuple(reference.shape)
+        self._has_ulps = has_ulps(reference.dtype, candidate.dtype)
+        self._ulps = [0] * _MOST_EXPONENTS
+
+    def take(self, block: _Block) -> None:
+        """Add one block."""
+        reference, candidate = block.reference, block.candidate
+        if reference.dtype == candidate.dtype and same_bits(reference, candidate):
+            self._ulps[0] += reference.numel()
+            return
+        r, c = _reals(reference, candidate)
+        apart, is_finite = _distance(reference, candidate, r, c)
+        ulps = None
+        if self._has_ulps:
+            ulps = (grid_distance if is_finite else ulp_distance)(reference, candidate)
+            self._count_ulps(ulps)
+        self._count_places(block, apart)
+        self._keep_worst(block, apart, ulps, (r, c))
+
+    def _count_ulps(self, ulps: Tensor) -> None:
+        """Bin 0 holds those that are equal, bin k + 1 those 2^k to 2^(k+1) steps apart."""
+        # No two finite numbers are so far apart that the last bin would be theirs.
+        _, exponent = torch.frexp(ulps.clamp(max=2.0 ** (_MOST_EXPONENTS - 2)))
+        counts = torch.bincount(exponent, minlength=_MOST_EXPONENTS).tolist()
+        self._ulps = [a + b for a, b in zip(self._ulps, counts, strict=True)]
+
+    def _count_places(self, block: _Block, apart: Tensor) -> None:
+        rows = (apart != 0).view(-1, block.width)
+        per_row = rows.sum(1)
+        found = per_row.nonzero().squeeze(1)
+        if not found.numel():
+            return
+        index = _outer_index(block, found, self._shape)
+        weights = per_row[found]
+        for marginal, positions in zip(self.marginals, index, strict=False):
+            marginal.add(positions, weights)
+        if len(index) < len(self.marginals):
+            per_column = rows.sum(0)
+            columns = per_column.nonzero().squeeze(1)
+            self.marginals[-1].add(columns, per_column[columns])
+
+    def _keep_worst(
+        self, block: _Block, apart: Tensor, ulps: Tensor | None, sides: tuple[Tensor, Tensor]
+    ) -> None:
+        full = len(self.kept) == _MOST_WORST
+        least = self.kept[-1][0] if full else 0.0
+        # Of equal ones the first is kept, which `topk` does not promise: hence the stable sort.
+        count = min(_MOST_WORST, apart.numel())
+        least = max(least, float(apart.topk(count).values[-1]))
+        chosen = ((apart >= least) & (apart > 0)).nonzero().squeeze(1)
+        chosen = chosen[apart[chosen].argsort(descending=True, stable=True)[:count]]
+        self.kept += zip(
+            apart[chosen].tolist(),
+            [0.0] * chosen.numel() if ulps is None else ulps[chosen].tolist(),
+            (chosen + block.offset).tolist(),
+            _moduli(sides[0][chosen]),
+            _moduli(sides[1][chosen]),
+            strict=True,
+        )
+        self.kept.sort(key=lambda one: (-one[0], one[2]))
+        del self.kept[_MOST_WORST:]
+
+    def histogram(self) -> tuple[tuple[int, int], ...]:
+        """Distances in ulps."""
+        if not self._has_ulps:
+            return ()
+        return tuple((at - 1, count) for at, count in enumerate(self._ulps) if count)
+
+    def worst(self) -> tuple[WorstElement, ...]:
+        """The elements that are farthest off."""
+        return tuple(
+            WorstElement(
+                index=tuple(int(at) for at in _unravel(torch.tensor(flat), self._shape)),
+                my=my,
+                golden=golden,
+                ulps=ulps if self._has_ulps else None,
+            )
+            for _, ulps, flat, golden, my in self.kept
+        )
+
+    def region(self) -> tuple[tuple[int, int], ...]:
+        """The box that holds all mismatches; empty where there is none."""
+        return tuple(marginal.bounds() for marginal in self.marginals) if self.kept else ()
+
+
+# --- the map --------------------------------------------------------------------------------------
+
+
+def _heat(reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]) -> HeatMap | None:
+    """The map over the axes that tell the most, for which the tensors are walked once more."""
+    axes = telling_axes(marginals)
+    if not axes:
+        return None
+    extents = tuple(reference.shape[axis] for axis in axes)
+    # A single axis goes across.
+    bins = tuple(map(min, extents, (_ROWS, _COLUMNS)[-len(axes) :]))
+    counts = torch.zeros(bins, dtype=torch.int64).view(-1, bins[-1])
+    largest = torch.zeros(bins, dtype=torch.float64).view(-1, bins[-1])
+    for block in _blocks(reference, candidate):
+        sides = block.reference, block.candidate
+        apart = _distance(*sides, *_reals(*sides))[0].view(-1, block.width)
+        mismatched = apart != 0
+        index = _outer_index(block, torch.arange(len(apart)), tuple(reference.shape))
+        if len(index) <= axes[-1]:  # the last axis is one of those
+            across = torch.arange(block.width) * bins[-1] // block.width
+        else:
+            across = torch.zeros(1, dtype=torch.int64)
+            apart, mismatched = apart.amax(1, keepdim=True), mismatched.sum(1, keepdim=True)
+        cell = torch.zeros(len(apart), dtype=torch.int64)
+        for axis, extent, count in zip(axes, extents, bins, strict=True):
+            if axis < len(index):
+                cell = cell * count + index[axis] * count // extent
+        _fold(counts, largest, cell, across, mismatched, apart)
+    top = float(largest.max())
+    # Beside an infinite difference all others are as nothing.
+    share = largest.isinf().double() if math.isinf(top) else largest / top
+    return HeatMap(
+        axes=axes,
+        extents=extents,
+        cells=tuple(map(tuple, share.tolist())),
+        counts=tuple(map(tuple, counts.tolist())),
+    )
+
+
+def _fold(
+    counts: Tensor,
+    largest: Tensor,
+    down: Tensor,
+    across: Tensor,
+    mismatched: Tensor,
+    apart: Tensor,
+) -> None:
+    """Add rows to a map, each of their columns to the cell that it belongs to."""
+    # Where rows were made one number, `down` names the cell, and there is one column.
+    cells = down[:, None] * (counts.shape[1] if len(across) > 1 else 1) + across
+    counts.view(-1).index_add_(0, cells.view(-1), mismatched.long().view(-1))
+    largest.view(-1).scatter_reduce_(0, cells.view(-1), apart.reshape(-1), "amax")
+
+
+# --- a block --------------------------------------------------------------------------------------
+
+
+def _reals(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
+    """Both chunks in float64; two columns for complex numbers."""
+    if not (reference.is_complex() or candidate.is_complex()):
+        return reference.double(), candidate.double()
+    wide = [chunk.to(torch.complex128) for chunk in (reference, candidate)]
+    return torch.view_as_real(wide[0]), torch.view_as_real(wide[1])
+
+
+def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tuple[Tensor, bool]:
+    """|candidate - reference|, and whether all numbers are finite.
+
+    It is 0 where they are equal, and infinite where one alone is not finite.
+    """
+    apart = (c - r).abs_()
+    if reference.dtype == candidate.dtype and reference.dtype in _WIDE_INTEGERS:
+        # Two of 64 bits may be one and the same float64.
+        unlike = reference.view(torch.int64) != candidate.view(torch.int64)
+        return torch.where(unlike, apart.clamp_(min=1.0), 0.0), True
+    is_finite = bool(apart.sum().isfinite())
+    if not is_finite:
+        apart.masked_fill_(~(r.isfinite() & c.isfinite()), torch.inf)
+        apart.masked_fill_((r == c) | (r.isnan() & c.isnan()), 0.0)
+    return apart if apart.ndim == 1 else torch.hypot(apart[:, 0], apart[:, 1]), is_finite
+
+
+def _outer_index(block: _Block, rows: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
+    """Where rows of a block are along all axes but the last; elements, if each is a row."""
+    outer = shape if block.width == 1 else shape[:-1]
+    return _unravel(rows + block.offset // block.width, outer)
+
+
+def _unravel(flat: Tensor, shape: Sequence[int]) -> list[Tensor]:
+    """Positions along each axis."""
+    index: list[Tensor] = []
+    for extent in reversed(shape[1:]):
+        rest = flat // extent
+        index.append(flat - rest * extent)
+        flat = rest
+    return [*([flat] if shape else []), *reversed(index)]
+
+
+def _moduli(values: Tensor) -> list[float]:
+    found: list[float] = (
+        values if values.ndim == 1 else torch.hypot(values[:, 0], values[:, 1])
+    ).tolist()
+    return found

@@ -1,0 +1,130 @@
+// The table: Tabulator draws the rows in view; sorting and filtering go over the columns.
+
+function makeTable(data, filters, select) {
+  const { text, numbers } = data;
+  // Tabulator asks each row for its fields: these answer from the columns.
+  class Line { constructor(row) { this.row = row; } }
+  const field = (name, get) => Object.defineProperty(Line.prototype, name, { get() { return get(this.row); }, set() {}, enumerable: true }); // it writes back what it read
+  field("status", (row) => data.status[row]);
+  for (const name of ["op", "judged_by", "matched_by", "line", "rank", "name"]) field(name, text[name]);
+  for (const name of ["dtype", "shape"]) field(name, (row) => bothSides(data, name, row));
+  for (const name of ["rel_l2", "max_abs", "own", "inherited", "score", "step"]) field(name, (row) => numbers[name][row]);
+
+  const columns = [
+    { title: "status", field: "status", width: 122, formatter: (cell) => badge(data.statuses[cell.getValue()]), sorter: "number", headerSortStartingDir: "desc", frozen: true },
+    { title: "name", field: "name", width: 300, minWidth: 160, formatter: nameCell(data), sorter: byText },
+    { title: "operator", field: "op", width: 176, formatter: textCell, sorter: byText },
+    figureColumn("rel. L2", "rel_l2", "norm of the difference over the norm of golden"),
+    figureColumn("max abs", "max_abs", "largest absolute difference"),
+    figureColumn("own", "own", "error that was added here, relative to golden's norm"),
+    figureColumn("inherited", "inherited", "error that came in through the inputs, relative to golden's norm"),
+    figureColumn("× allowed", "score", "the worst figure over what is allowed; more than 1 fails", figure, 104),
+    { title: "dtype", field: "dtype", width: 100, formatter: textCell, sorter: byText, headerTooltip: "mine / golden where they differ" },
+    { title: "shape", field: "shape", width: 120, formatter: textCell, sorter: byText, headerTooltip: "mine / golden where they differ" },
+    { title: "judged by", field: "judged_by", width: 150, formatter: textCell, sorter: byText },
+    { title: "matched", field: "matched_by", width: 88, formatter: textCell, sorter: byText },
+    { title: "line", field: "line", width: 220, formatter: textCell, sorter: byText },
+  ];
+  const runs = [["step", "step", "number"], ["rank", "rank", byNumber]].filter(([name]) => (name === "step" ? unique(numbers.step) : data.columns.rank.texts).length > 1);
+  columns.splice(1, 0, ...runs.map(([title, name, sorter]) => ({ title, field: name, width: 66, hozAlign: "right", formatter: textCell, sorter })));
+
+  const host = document.getElementById("table");
+  const lines = Array.from({ length: data.count }, (_, row) => new Line(row));
+  const table = new Tabulator(host, {
+    data: lines, index: "row", height: "100%", rowHeight: 25, columns, layout: "fitData", headerSortElement: sortMark,
+    columnDefaults: { headerSortTristate: true, resizable: "header", tooltip: (_, cell) => cell.getElement().textContent },
+    placeholder: "No row matches the filters.",
+    rowFormatter: (line) => line.getElement().setAttribute("aria-selected", line.getData().row === selected),
+  });
+  let selected = null;
+  let order = [];
+  const built = new Promise((done) => table.on("tableBuilt", done)).then(() => {
+    host.setAttribute("aria-rowcount", data.count);
+    for (const header of host.querySelectorAll(".tabulator-col")) header.setAttribute("tabindex", 0);
+  });
+  table.on("rowClick", (_, line) => { go(line.getData().row); });
+  table.on("dataSorted", () => { order = []; });
+  table.on("dataFiltered", () => { order = []; });
+
+  function apply() {
+    const flags = filters.rows();
+    table.setFilter((line) => flags[line.row]);
+    let count = 0;
+    for (const flag of flags) count += flag;
+    document.getElementById("shown").textContent = `${count.toLocaleString("en")} of ${data.count.toLocaleString("en")}`;
+  }
+
+  function go(row, { scroll = false } = {}) {
+    const before = selected;
+    selected = row;
+    for (const which of [before, row]) {
+      const line = which === null ? null : table.getRow(which);
+      if (line) line.getElement().setAttribute("aria-selected", which === row);
+    }
+    if (scroll) table.scrollToRow(row, "center", false).catch(() => {}); // it is filtered out
+    select(row);
+  }
+
+  host.addEventListener("keydown", (event) => {
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -Infinity, End: Infinity };
+    if (event.target.closest(".tabulator-header") || !(event.key in moves)) return;
+    event.preventDefault();
+    if (!order.length) order = table.getData("active").map((line) => line.row);
+    if (!order.length) return;
+    const at = order.indexOf(selected) + moves[event.key];
+    const place = Math.max(0, Math.min(order.length - 1, at));
+    go(order[place], { scroll: true });
+  });
+  host.addEventListener("keydown", sortByKey);
+
+  return { built, apply, go, selected: () => selected, count: () => table.getDataCount("active") };
+}
+
+function figureColumn(title, name, meaning, write = exponential, width = 90) {
+  return { title, field: name, width, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: (cell) => document.createTextNode(write(cell.getValue())), sorter: byNumber, headerSortStartingDir: "desc", headerTooltip: meaning };
+}
+
+function textCell(cell) {
+  return document.createTextNode(String(cell.getValue() ?? ""));
+}
+
+// Without what is the same for all: the forward phase, and the graph where there is but one.
+function nameCell(data) {
+  const graphs = data.columns.graph.texts.filter(Boolean);
+  const only = graphs.length === 1 ? `${graphs[0]}/` : "";
+  return (cell) => {
+    const [phase, core, place] = nameParts(cell.getValue());
+    const faint = (words) => make("span", { class: "faint" }, words);
+    const short = only && core.startsWith(only) ? core.slice(only.length) : core;
+    // Too long a name loses its front, where names are alike.
+    return make("span", { class: "tail" }, make("bdi", { dir: "ltr" }, phase === "forward/" ? "" : faint(phase), short, faint(place)));
+  };
+}
+
+// A figure that is missing comes last either way; NaN is worse than anything.
+function byNumber(a, b, _, __, ___, direction) {
+  const [left, right] = [a, b].map((value) => (value === null || value === "joined" || value === "" ? null : Number(value)));
+  if (left === null || right === null) {
+    if (left === right) return 0;
+    return (left === null) === (direction === "asc") ? 1 : -1;
+  }
+  if (Number.isNaN(left) || Number.isNaN(right)) return Number.isNaN(left) - Number.isNaN(right);
+  return left < right ? -1 : left > right ? 1 : 0;
+}
+
+// `layers.10` behind `layers.2`.
+const collator = new Intl.Collator("en", { numeric: true });
+
+function byText(a, b) {
+  return collator.compare(a, b);
+}
+
+function sortMark(_, direction) {
+  return direction === "asc" ? "▲" : direction === "desc" ? "▼" : "<span class='faint'>↕</span>";
+}
+
+function sortByKey(event) {
+  if (event.key !== "Enter" && event.key !== " ") return;
+  const header = event.target.closest(".tabulator-col");
+  if (header) { event.preventDefault(); header.querySelector(".tabulator-col-content").click(); }
+}

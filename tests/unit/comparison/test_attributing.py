@@ -1,0 +1,140 @@
+"""What came in is told from what was added."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from paritas.comparison.attributing import Draft, resolve
+from paritas.comparison.judging import Measured
+from paritas.comparison.replaying import Replayed
+from paritas.comparison.scoring import noise_of, score
+from paritas.numerics.automatic import Judgement
+from paritas.numerics.comparisons import SideFacts
+from paritas.numerics.findings import Status
+from paritas.numerics.pair_figures import pair_figures
+
+GOLDEN = torch.linspace(-1, 1, 64)
+
+
+def measured(error):
+    """Two values that are `error` of their norm apart."""
+    mine = GOLDEN * (1 + error)
+    figures = pair_figures(GOLDEN, mine)
+    if figures.identical:
+        status, found = Status.IDENTICAL, None
+    else:
+        found = score(GOLDEN, mine, figures, noise_of(GOLDEN, mine)[0])
+        status = Status.EQUIVALENT if found.passed else Status.DIFFERENT
+    return Measured(
+        status=status,
+        settled=status is Status.IDENTICAL,
+        my=SideFacts(),
+        golden=SideFacts(),
+        reason="" if status.passes() else "it is over its limit",
+        figures=figures,
+        score=found,
+        distance=error,
+    )
+
+
+def call(name, error, *sources, **rest):
+    return Draft(name, measured(error), is_result=True, sources=sources, **rest)
+
+
+def given(name, error, *sources):
+    return Draft(name, measured(error), is_result=False, sources=sources)
+
+
+def replayed(status, own=0.0, inherited=0.0):
+    return Replayed(
+        own=own, inherited=inherited, judgement=Judgement(status=status), golden_ok=True, words=""
+    )
+
+
+def ends(drafts, replays=None):
+    return [(one.status, one.made) for one in resolve(drafts, replays or {})]
+
+
+def test_a_call_that_adds_an_error_to_right_inputs_made_it():
+    drafts = [call("a", 0.0), call("b", 0.01, 0), call("c", 0.011, 1)]
+    assert ends(drafts) == [
+        (Status.IDENTICAL, ""),
+        (Status.DIFFERENT, "here"),
+        (Status.DIFFERENT, "before"),
+    ]
+
+
+def test_rounding_that_grows_slowly_is_no_fault_of_any_call():
+    drafts = [call("a", 5e-7)]
+    drafts += [call(f"b{n}", 5e-7 * 2**n, n - 1) for n in range(1, 8)]
+    assert {status for status, _ in ends(drafts)} == {Status.EQUIVALENT}
+    assert measured(5e-7 * 2**7).status is Status.DIFFERENT  # by itself it would be one
+
+
+def test_rounding_that_has_grown_to_a_tenth_of_the_value_is_unstable():
+    drafts = [call("a", 5e-7)]
+    drafts += [call(f"b{n}", 5e-7 * 4**n, n - 1) for n in range(1, 11)]
+    assert ends(drafts)[-1] == (Status.UNSTABLE, "")
+
+
+def test_a_jump_among_drifting_values_is_seen():
+    drafts = [call("a", 5e-7), call("b", 1e-6, 0), call("c", 4e-4, 1)]
+    assert ends(drafts)[-1] == (Status.DIFFERENT, "here")
+
+
+def test_an_operator_run_again_decides_over_the_estimate():
+    drafts = [call("a", 5e-7), call("b", 4e-4, 0)]
+    (_, end) = resolve(drafts, {1: replayed(Status.EQUIVALENT, 1e-7, 4e-4)})
+    assert (end.status, end.made, end.attributed) == (Status.EQUIVALENT, "", "replayed")
+    assert (end.own, end.inherited) == (1e-7, 4e-4)
+
+
+def test_a_fault_below_the_noise_of_the_dtype_is_found_by_running_the_operator_again():
+    drafts = [call("a", 0.0), call("b", 1e-6, 0)]
+    assert ends(drafts)[1] == (Status.EQUIVALENT, "")
+    assert ends(drafts, {1: replayed(Status.DIFFERENT)})[1] == (Status.DIFFERENT, "here")
+
+
+def test_an_operator_that_is_right_on_wrong_inputs_passes_the_error_on():
+    drafts = [call("a", 0.0), call("b", 0.01, 0), call("c", 0.5, 1)]
+    found = resolve(drafts, {2: replayed(Status.EQUIVALENT, 1e-8, 0.5)})
+    assert (found[2].status, found[2].made) == (Status.DIFFERENT, "before")
+    assert found[2].reason.endswith("it came in with b")
+
+
+def test_an_argument_ends_as_the_value_that_it_is():
+    drafts = [call("a", 5e-7), call("b", 1e-4, 0), given("c/input", 1e-4, 1)]
+    replays = {1: replayed(Status.EQUIVALENT, 1e-8, 1e-4)}
+    assert ends(drafts, replays)[2] == (Status.EQUIVALENT, "")
+    assert ends(drafts)[2] == (Status.DIFFERENT, "before")
+
+
+def test_an_argument_that_is_not_what_was_made_was_changed_on_the_way():
+    drafts = [call("a", 0.0), given("b/input", 0.01, 0)]
+    found = resolve(drafts, {})[1]
+    assert (found.status, found.made) == (Status.DIFFERENT, "here")
+    assert "changed on the way" in found.reason
+
+
+def test_without_inputs_the_call_before_it_is_what_may_have_come_in():
+    drafts = [call("a", 5e-7), call("b", 1.5e-6, neighbour=0), call("c", 0.01, neighbour=1)]
+    assert ends(drafts)[1:] == [(Status.EQUIVALENT, ""), (Status.DIFFERENT, "")]
+
+
+def test_exact_values_that_drifting_inputs_decide_are_unstable_if_the_operator_is_right():
+    ids = torch.arange(64)
+    exact = dataclasses.replace(
+        measured(1e-4), figures=pair_figures(ids, ids.flip(0)), score=None, distance=1.4
+    )
+    drafts = [call("a", 5e-7), Draft("argmax", exact, is_result=True, sources=(0,))]
+    assert ends(drafts)[1] == (Status.DIFFERENT, "here")
+    assert ends(drafts, {1: replayed(Status.IDENTICAL)})[1] == (Status.UNSTABLE, "")
+
+
+@pytest.mark.parametrize("status", [Status.UNVERIFIED, Status.IDENTICAL])
+def test_what_is_settled_stays(status):
+    settled = dataclasses.replace(measured(0.5), status=status, settled=True)
+    assert ends([Draft("a", settled, is_result=True)]) == [(status, "")]
