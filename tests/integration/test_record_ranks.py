@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 
+from paritas.comparison.sharding import gather
 from paritas.dumps.reading import Dump
 
 BEGIN = """
@@ -133,6 +134,24 @@ def test_sketches_of_shards_add_up_to_that_of_the_whole(sharded):
         assert all(record.payload is None for record in parts.values())
         total = dump.read_sketch(parts[0]) + dump.read_sketch(parts[1])
         torch.testing.assert_close(total, sketch(expected))
+
+
+@pytest.mark.slow
+def test_what_two_ranks_recorded_is_put_together_for_a_comparison(sharded):
+    dump = Dump.open(sharded / "dump")
+    whole = torch.load(sharded / "dump.pt")
+    found = gather(
+        list(dump.records()), dims_for=lambda _: None, coordinates=lambda _: None, mesh={}
+    )
+    values = {
+        one.record.site.name: one.read(dump.read)
+        for one in found
+        if one.record.site.side == "output"
+    }
+    assert all(one.ranks == (0, 1) for one in found if one.record.tensor is not None)
+    assert torch.equal(values["Keep"], whole)
+    assert torch.equal(values["Identity"], torch.arange(8.0).reshape(2, 4) * 3)
+    assert torch.equal(values["Flatten"], whole.flatten())
 
 
 @pytest.mark.slow

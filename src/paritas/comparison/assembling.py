@@ -12,7 +12,7 @@ from paritas.comparison.dims import parse_dims
 from paritas.comparison.operands import Operand
 from paritas.comparison.rank_axes import RankAxes, axes_of
 from paritas.comparison.shard_recipes import named_ranks
-from paritas.comparison.sharding import agreeing, gather
+from paritas.comparison.sharding import agreeing, gather, held_part
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -126,10 +126,8 @@ class _Side:
         return {frozenset(map(self._signature, records)) for records in steps.values()}
 
     def _signature(self, record: Record) -> object:
-        place = record.placement
-        told = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
         text = self.dims_for(record)
-        return record.rank, told, text, self.axes.known(record.rank) if text else None
+        return held_part(record), text, self.axes.known(record.rank) if text else None
 
     def says_how(self, record: Record) -> bool:
         """Whether it is known what part of a whole a record is."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paritas.comparison.judging import Measured
     from paritas.comparison.replaying import Replayed
     from paritas.numerics.comparisons import Attributed, Made
+    from paritas.numerics.findings import Score
 
 __all__ = ["Draft", "Resolved", "resolve"]
 
@@ -70,6 +71,7 @@ class Resolved:
     inherited: float | None = None
     attributed: Attributed = ""
     made: Made = ""
+    score: Score | None = None
 
     @property
     def fails(self) -> bool:
@@ -93,7 +95,13 @@ def _resolve(
     replayed: Replayed | None,
 ) -> Resolved:
     measured = draft.measured
-    plain = Resolved(measured.status, measured.reason, measured.judged_by, measured.advice)
+    plain = Resolved(
+        measured.status,
+        measured.reason,
+        measured.judged_by,
+        measured.advice,
+        score=measured.score,
+    )
     if measured.status is Status.IDENTICAL:
         return dataclasses.replace(plain, own=0.0, inherited=0.0)
     if measured.status is Status.UNVERIFIED:
@@ -161,7 +169,11 @@ def _replayed(draft: Draft, plain: Resolved, replayed: Replayed, failing: list[s
     )
     if not judgement.status.passes():
         return dataclasses.replace(
-            known, status=judgement.status, reason=judgement.reason, made="here"
+            known,
+            status=judgement.status,
+            reason=judgement.reason,
+            made="here",
+            score=judgement.native,
         )
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status

@@ -58,6 +58,7 @@ def _divergence(row: Row, *, at_the_start: bool) -> Divergence:
         reason = "the two programs were given different values, so what follows cannot agree"
         return Divergence(kind="given", row=row.index, reason=reason)
     if row.made == "here":
-        return Divergence(kind="made", row=row.index, reason=row.reason)
+        reason = "what it was computed from agrees, or is wrong by less: the rest was added here"
+        return Divergence(kind="made", row=row.index, reason=reason)
     reason = "what it was computed from is not recorded: it, or what ran before it, is to blame"
     return Divergence(kind="unclear", row=row.index, reason=reason)

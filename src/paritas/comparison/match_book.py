@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.comparison.operands import Operand
     from paritas.dumps.records import Record, Site
@@ -17,6 +17,7 @@ __all__ = ["Book", "GraphKey", "Item", "Link", "Scope"]
 # My step, and the rank or what stands for all of them.
 Scope = tuple[int, int]
 GraphKey = tuple[str, str]
+Ranks = tuple[int, ...]
 WHOLE = -1
 
 
@@ -90,20 +91,19 @@ class Book:
         self.notes: list[str] = []
         self.links: list[Link] = []
         self._reasons: Counter[str] = Counter()
-        my_labels, golden_labels = self._ranks(my, golden)
+        my_ranks, golden_ranks = ([one.ranks for one in side] for side in (my, golden))
+        label = self._labels(set(my_ranks), set(golden_ranks))
         self.my = [
-            Item(
-                one, _scope(one, one.step if one.step in steps else None, my_labels), at, mine=True
-            )
-            for at, one in enumerate(my)
+            Item(one, (one.step, label(ranks)) if one.step in steps else None, at, mine=True)
+            for at, (one, ranks) in enumerate(zip(my, my_ranks, strict=True))
         ]
         # A golden step that several of mine are compared with is there for each of them.
-        askers: dict[int, list[int]] = {}
+        askers: dict[int, list[int | None]] = {}
         for mine, theirs in steps.items():
             askers.setdefault(theirs, []).append(mine)
         self.golden = [
-            Item(one, _scope(one, step, golden_labels), at, mine=False)
-            for at, one in enumerate(golden)
+            Item(one, None if step is None else (step, label(ranks)), at, mine=False)
+            for at, (one, ranks) in enumerate(zip(golden, golden_ranks, strict=True))
             for step in askers.get(one.step, [None])
         ]
 
@@ -131,27 +131,13 @@ class Book:
         """Why some were left out, with how many."""
         return [reason.replace("{n}", str(count)) for reason, count in self._reasons.items()]
 
-    def _ranks(
-        self, my: Sequence[Operand], golden: Sequence[Operand]
-    ) -> tuple[dict[tuple[int, ...], int], dict[tuple[int, ...], int]]:
-        """What each set of ranks counts as; a run of one rank is the whole of it."""
-        mine, theirs = ({one.ranks for one in side} for side in (my, golden))
-        all_mine, all_theirs = (
-            {rank for ranks in side for rank in ranks} for side in (mine, theirs)
-        )
-        if len(all_mine) == len(all_theirs) == 1 and all_mine != all_theirs:
+    def _labels(self, mine: set[Ranks], theirs: set[Ranks]) -> Callable[[Ranks], int]:
+        """What ranks count as; a run of one rank is the whole of it."""
+        all_mine, all_theirs = ({rank for one in side for rank in one} for side in (mine, theirs))
+        single = {min(side) for side in (all_mine, all_theirs) if len(side) == 1}
+        if len(all_mine) == len(all_theirs) == 1 and len(single) > 1:
             self.notes.append(
                 f"my rank {min(all_mine)} is compared with golden rank {min(all_theirs)}: there is "
                 f"no other"
             )
-            return dict.fromkeys(mine, WHOLE), dict.fromkeys(theirs, WHOLE)
-        single = next((min(one) for one in (all_mine, all_theirs) if len(one) == 1), None)
-
-        def label(ranks: tuple[int, ...]) -> int:
-            return WHOLE if len(ranks) > 1 or ranks[0] == single else ranks[0]
-
-        return {ranks: label(ranks) for ranks in mine}, {ranks: label(ranks) for ranks in theirs}
-
-
-def _scope(operand: Operand, step: int | None, labels: dict[tuple[int, ...], int]) -> Any:
-    return None if step is None else (step, labels[operand.ranks])
+        return lambda ranks: WHOLE if len(ranks) > 1 or ranks[0] in single else ranks[0]

@@ -100,40 +100,32 @@ def _keys(item: Item) -> Iterator[NodeKey]:
 
 
 def skip_rewritten(book: Book, my: GraphSide, golden: GraphSide) -> None:
-    """Leave out nodes that a compiler has put in the place of others.
+    """Leave out what a compiler has put in the place of something else.
 
-    They are in but one of the two graphs, and the other has some of its own. A value that both
+    That is so where each of the two graphs has nodes that the other has not. A value that both
     have must follow, in a program that goes on from there; and the other side must have something
     of the same module: else it may be that it was not recorded.
     """
-    own = [_own_nodes(my, golden), _own_nodes(golden, my)]
-    for side, other, alone in ((my, golden, own[0]), (golden, my, own[1])):
-        rewritten = {key[:2] for key in own[0]} & {key[:2] for key in own[1]}
+    mine, theirs = _all_nodes(my), _all_nodes(golden)
+    rewritten = {key[:2] for key in mine - theirs} & {key[:2] for key in theirs - mine}
+    for side, other in ((my, golden), (golden, my)):
         modules = {(one.scope, one.graph, one.site.module) for one in other.items}
         compared: set[object] = set()
         for item in reversed(side.items):
             call = (item.scope, item.graph, item.site.call)
             if item.found and item.site.side == "output":
                 compared.add(call)
-            node = item.site.nodes[-1] if item.site.side == "input" and item.site.nodes else ""
-            key = (item.scope, item.graph, node or held(item))
-            if (
+            elif (
                 item.is_left
-                and key in alone
-                and key[:2] in rewritten
+                and (item.scope, item.graph) in rewritten
                 and call in compared
                 and (item.scope, item.graph, item.site.module) in modules
             ):
                 book.skip(
                     item,
-                    "{n} values are of nodes that only one of the two graphs has; compared at the "
-                    "next value that both have",
+                    "{n} values are of nodes that only one of the two graphs computes; compared at "
+                    "the next value that both have",
                 )
-
-
-def _own_nodes(side: GraphSide, other: GraphSide) -> set[tuple[object, ...]]:
-    """The nodes that the other side's graph does not have."""
-    return _all_nodes(side) - _all_nodes(other)
 
 
 def _all_nodes(side: GraphSide) -> set[tuple[object, ...]]:

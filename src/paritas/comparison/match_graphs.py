@@ -141,4 +141,4 @@ def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
 
 
 def _in_place(items: list[Item]) -> list[Item]:
-    return sorted(items, key=lambda one: naturalnode_key(one.site.position))
+    return sorted(items, key=lambda one: natural_key(one.site.position))

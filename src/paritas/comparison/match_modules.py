@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from paritas.comparison.match_folding import skip_inexact
 from paritas.comparison.match_names import module_prefix, unwrapped
-from paritas.comparison.match_results import alike, match_program_inputs, match_results
+from paritas.comparison.match_results import (
+    alike,
+    match_program_inputs,
+    match_results,
+    match_shared,
+)
 from paritas.comparison.match_sequences import align
 from paritas.comparison.match_values import held
 from paritas.dumps.foreign.finding import natural_key
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["match_modules"]
 
 _NO_CALLS = ("placeholder", "getitem")
+# In the names of operators that others are not decomposed to.
+_NEVER_PARTS = ("mm", "conv", "embedding", "attention", "norm", "softmax")
 _INSIDE = "{n} values are inside operators that the other side has as one or as others"
 _GIVEN = "{n} inputs of operators and modules are compared where they were made"
 _FUSED = "{n} values are inside fused kernels; compared at their outputs"
@@ -57,11 +64,14 @@ class _Call:
         yield from self.inputs.values()
         yield from self.outputs.values()
 
-    def kind(self, *, with_inputs: bool) -> Hashable:
+    def kind(self, *, with_inputs: bool, with_line: bool) -> Hashable:
         """What a call on the other side must be like, to be the same."""
-        given = sorted(self.inputs.items(), key=lambda found: natural_key(found[0]))
-        shapes = tuple(item.shape for _, item in given if item.shape is not None)
-        return self.module, self.op, self.result.shape, shapes if with_inputs else None
+        shapes: tuple[object, ...] = ()
+        if with_inputs:
+            given = sorted(self.inputs.items(), key=lambda found: natural_key(found[0]))
+            shapes = tuple(item.shape for _, item in given if item.shape is not None)
+        line = self.line if with_line else ""
+        return self.module, self.op, line, self.result.shape, shapes
 
 
 def match_modules(book: Book) -> None:
@@ -87,6 +97,8 @@ def _match(book: Book, eager: list[Item], graph: list[Item]) -> None:
     for key in eager_calls.keys() & graph_calls.keys():
         _match_calls(book, eager_calls[key], graph_calls[key])
     _match_again(book, (call for calls in graph_calls.values() for call in calls))
+    match_shared(book, eager)
+    match_shared(book, graph)
     match_program_inputs(book, eager, graph)
     for item in graph:
         if item.is_left and item.site.op == "placeholder":
@@ -174,25 +186,48 @@ def _calls(items: Iterable[Item], named: Callable[[Item], str]) -> dict[Pass, li
 
 def _match_calls(book: Book, eager: list[_Call], graph: list[_Call]) -> None:
     is_fused = any(call.result.site.level == "buffer" for call in graph)
-    ours = [call.kind(with_inputs=not is_fused) for call in eager]
-    theirs = [None if call.is_fused else call.kind(with_inputs=not is_fused) for call in graph]
-    counts, other_counts = Counter(ours), Counter(theirs)
-    sure = {kind for kind, count in counts.items() if other_counts[kind] == count}
-    # What cannot be told from others of its kind is like nothing on the other side.
-    pairs = align(
-        [kind if kind in sure else (at, "eager") for at, kind in enumerate(ours)],
-        [kind if kind in sure else (at, "graph") for at, kind in enumerate(theirs)],
-    )
     before = (-1, -1)
-    for at, there in [*pairs, (len(eager), len(graph))]:
+    for at, there in [*_same_calls(eager, graph, is_fused=is_fused), (len(eager), len(graph))]:
         stretch = eager[before[0] + 1 : at], graph[before[1] + 1 : there]
         before = (at, there)
-        if at < len(eager):
+        is_anchored = at < len(eager)
+        if is_anchored:
             _link_calls(book, eager[at], graph[there], with_inputs=not is_fused)
         if not is_fused:
-            _match_stretch(book, *stretch)
-        elif at < len(eager) or any(one.result.found for one in stretch[1]):
+            _match_stretch(book, *stretch, is_anchored=is_anchored)
+        elif is_anchored or any(one.result.found for one in stretch[1]):
             _fold(book, *stretch)
+
+
+def _same_calls(eager: list[_Call], graph: list[_Call], *, is_fused: bool) -> list[tuple[int, int]]:
+    """Calls that both sides have equally often, in order.
+
+    The backward pass has no order that both must keep, and what an operator is decomposed to has
+    the same few operators over and over: there, only what is there once is sure.
+    """
+    lines = {call.line for call in eager} & {call.line for call in graph} - {""}
+    kinds = []
+    for calls in (eager, graph):
+        of_side = [call.kind(with_inputs=not is_fused, with_line=bool(lines)) for call in calls]
+        kinds.append(
+            [None if call.is_fused else kind for call, kind in zip(calls, of_side, strict=True)]
+        )
+    counts, other_counts = Counter(kinds[0]), Counter(kinds[1])
+    sure = {
+        kind
+        for call, kind in zip(eager, kinds[0], strict=True)
+        if counts[kind] == other_counts[kind] and (counts[kind] == 1 or _keeps_order(call))
+    }
+    # What cannot be told from others of its kind is like nothing on the other side.
+    return align(
+        [kind if kind in sure else (at, "eager") for at, kind in enumerate(kinds[0])],
+        [kind if kind in sure else (at, "graph") for at, kind in enumerate(kinds[1])],
+    )
+
+
+def _keeps_order(call: _Call) -> bool:
+    is_forward = call.result.site.phase == "forward"
+    return is_forward and any(word in call.op for word in _NEVER_PARTS)
 
 
 def _link_calls(book: Book, eager: _Call, graph: _Call, *, with_inputs: bool) -> None:
@@ -209,7 +244,9 @@ def _link_calls(book: Book, eager: _Call, graph: _Call, *, with_inputs: bool) ->
             book.skip(item, "{n} numbers given to operators are listed otherwise by the other side")
 
 
-def _match_stretch(book: Book, eager: list[_Call], graph: list[_Call]) -> None:
+def _match_stretch(
+    book: Book, eager: list[_Call], graph: list[_Call], *, is_anchored: bool
+) -> None:
     """Between operators that both have: of each module, the last value."""
     stretches: defaultdict[str, tuple[list[_Call], list[_Call]]] = defaultdict(lambda: ([], []))
     for side, calls in enumerate((eager, graph)):
@@ -228,6 +265,11 @@ def _match_stretch(book: Book, eager: list[_Call], graph: list[_Call]) -> None:
             for item in call.items():
                 if item.is_left:
                     book.skip(item, _INSIDE)
+    for item in (item for call in graph if is_anchored for item in call.items()):
+        if item.is_left and not item.site.line and not item.site.module:
+            book.skip(
+                item, "{n} values are of nodes that the compiler put in; compared at the next value"
+            )
 
 
 def _fold(book: Book, eager: list[_Call], graph: list[_Call]) -> None:

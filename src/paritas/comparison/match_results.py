@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from paritas.comparison.match_values import held
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from paritas.comparison.match_book import Book, Item, Scope
 
     Key = tuple[Scope | None, str, str]
 
-__all__ = ["alike", "match_program_inputs", "match_results"]
+__all__ = ["alike", "match_program_inputs", "match_results", "match_shared"]
 
 
 def alike(one: Item, other: Item) -> bool:
@@ -47,47 +46,45 @@ def match_results(
         path = named(item)
         if not is_result or not item.is_left or (item.scope, path) in often:
             continue
-        found = [one for one in leaving.get((item.scope, site.phase, path), ()) if alike(item, one)]
-        if len(found) == 1 and found[0].scope is not None:
+        read, unread = leaving.get((item.scope, site.phase, path), ((), ()))
+        found = [one for one in read if alike(item, one)]
+        found = found or [one for one in unread if alike(item, one)]
+        if len(found) == 1:
             book.link_either(item, found[0], "module")
 
 
-def _leaving(graph: list[Item], named: Callable[[Item], str]) -> dict[Key, list[Item]]:
-    """The values that leave each module."""
-    made: dict[tuple[Scope | None, tuple[str, str], str], list[Item]] = defaultdict(list)
+def _leaving(
+    graph: list[Item], named: Callable[[Item], str]
+) -> dict[Key, tuple[list[Item], list[Item]]]:
+    """The values of each module that are read outside of it, and those that nothing reads."""
+    made: list[Item] = []
     readers: dict[tuple[Scope | None, tuple[str, str], str], set[str]] = defaultdict(set)
-    taps: dict[Key, list[Item]] = defaultdict(list)
+    leaving: dict[Key, tuple[list[Item], list[Item]]] = defaultdict(lambda: ([], []))
+    given_back: list[Item] = []
     for item in graph:
         site = item.site
-        if site.op == "placeholder":
+        if site.op == "placeholder" or item.scope is None:
             continue
         if site.side == "input":
             if site.level == "node" and site.nodes and site.nodes[-1] != site.name:
                 readers[item.scope, item.graph, site.nodes[-1]].add(named(item))
-        elif site.source == "fused" and site.level == "node":
-            taps[item.scope, site.phase, ""].append(item)
-        elif site.level == "node" and held(item):
-            made[item.scope, item.graph, site.name].append(item)
-    if not readers:
-        # Who reads what is not known; of fused code, what the program gives is recorded apart.
-        return taps
-    leaving: dict[Key, list[Item]] = defaultdict(list)
-    for key, items in made.items():
-        for item in items:
-            for path in _modules_left(named(item), readers.get(key, set())):
-                leaving[item.scope, item.site.phase, path].append(item)
+        elif site.level == "node":
+            (given_back if site.source == "fused" else made).append(item)
+    # Of fused code, what the program gives is recorded apart.
+    for item in given_back:
+        leaving[item.scope, item.site.phase, ""][1].append(item)
+    for item in made if readers else ():
+        known = readers.get((item.scope, item.graph, item.site.name), set())
+        path = named(item)
+        while path:
+            if any(one != path and not one.startswith(f"{path}.") for one in known):
+                leaving[item.scope, item.site.phase, path][0].append(item)
+            elif not known:
+                leaving[item.scope, item.site.phase, path][1].append(item)
+            path = path.rpartition(".")[0]
+        if not known:
+            leaving[item.scope, item.site.phase, ""][1].append(item)
     return leaving
-
-
-def _modules_left(path: str, readers: set[str]) -> Iterator[str]:
-    """The modules, from a value's own outwards, that it is read outside of."""
-    while path:
-        inside = f"{path}."
-        if not readers or any(one != path and not one.startswith(inside) for one in readers):
-            yield path
-        path = path.rpartition(".")[0]
-    if not readers:
-        yield ""
 
 
 def match_program_inputs(book: Book, eager: list[Item], graph: list[Item]) -> None:
@@ -108,3 +105,49 @@ def match_program_inputs(book: Book, eager: list[Item], graph: list[Item]) -> No
         if [one.shape for one in ours] == [one.shape for one in theirs]:
             for one, other in zip(ours, theirs, strict=True):
                 book.link_either(one, other, "module")
+
+
+# --- the same memory ------------------------------------------------------------------------------
+
+_VIEWS = re.compile(
+    r"(?:aten\.)?(?:_?unsafe_)?_?(?:view|reshape|permute|transpose|t|expand|unsqueeze|squeeze|slice"
+    r"|select|split|split_with_sizes|chunk|detach|alias|as_strided|unbind|narrow|diagonal|unfold)"
+    r"(?:_as|_copy)?(?:\.\w+)?"
+)
+
+
+def match_shared(book: Book, eager: list[Item]) -> None:
+    """Give a module's or a parameter's value the counterpart of the operator's that it is.
+
+    They share memory and bytes: it is the same tensor, seen once more. What an operator only
+    looks at otherwise is left out, where what it looks at is compared.
+    """
+    partners = {id(link.golden): link.my for link in book.links}
+    partners |= {id(link.my): link.golden for link in book.links}
+    same: dict[tuple[object, ...], Item] = {}
+    first: dict[tuple[object, ...], Item] = {}
+    for item in eager:
+        if item.scope is None or item.record.tensor is None or not item.record.digest:
+            continue
+        if item.found or item.gone:
+            first.setdefault(_memory(item), item)
+            if item.found or _value(item) not in same:
+                same[_value(item)] = item
+    for item in eager:
+        other = same.get(_value(item)) if item.is_left and item.record.tensor is not None else None
+        if other is not None and other.found:
+            book.link_either(item, partners[id(other)], "module")
+        elif other is not None:
+            book.skip(item, "{n} values are seen once more as others that are compared elsewhere")
+        elif item.is_left and _VIEWS.fullmatch(item.site.op) and _memory(item) in first:
+            book.skip(item, "{n} views are of values that are compared by themselves")
+
+
+def _memory(item: Item) -> tuple[object, ...]:
+    record = item.record
+    root = record.sequence if record.alias_of is None else record.alias_of
+    return item.scope, record.rank, root
+
+
+def _value(item: Item) -> tuple[object, ...]:
+    return *_memory(item), item.record.digest, item.shape

@@ -63,7 +63,7 @@ def axes_of(dump: ReadableDump, side: str, mesh: Mapping[str, int]) -> RankAxes:
         # A run of a single rank holds everything, whatever the other one's mesh is.
         return RankAxes(dict.fromkeys(mesh, 1), {0: {}})
     if mesh:
-        return _from_mesh(dict(mesh), world, side)
+        return _from_mesh(dict(mesh), world, dump, side)
     return _from_dump(dump) or _from_placements(dump) or RankAxes({})
 
 
@@ -79,7 +79,7 @@ def row_major(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
     return {axis: found[axis] for axis in mesh}
 
 
-def _from_mesh(mesh: dict[str, int], world: int, side: str) -> RankAxes:
+def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) -> RankAxes:
     size = math.prod(mesh.values())
     told = ", ".join(f"{axis}={extent}" for axis, extent in mesh.items())
     if size < 1 or world % size:
@@ -93,7 +93,7 @@ def _from_mesh(mesh: dict[str, int], world: int, side: str) -> RankAxes:
         )
         notes = (note,)
         mesh = {COPY: world // size, **mesh}
-    return RankAxes(mesh, {rank: row_major(mesh, rank) for rank in range(world)}, notes=notes)
+    return RankAxes(mesh, {rank: row_major(mesh, rank) for rank in dump.ranks}, notes=notes)
 
 
 def _from_dump(dump: ReadableDump) -> RankAxes | None:

@@ -43,11 +43,16 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A program, what it is given on either side, and what it is, in words."""
+    """A program, what it is given on either side, and what it is, in words.
+
+    Attributes:
+        unsure: nodes whose value one side has not recorded, so that it may have been another.
+    """
 
     program: Program
     bindings: dict[str, Binding]
     words: str
+    unsure: tuple[str, ...] = ()
 
 
 def make_plan(my: Record, golden: Record, my_calls: Calls, golden_calls: Calls) -> Plan:
@@ -136,6 +141,7 @@ class _Grouping:
         self.steps: dict[str, Step] = {}
         self.bindings: dict[str, Binding] = {}
         self.borrowed: list[str] = []
+        self.unsure: list[str] = []
 
     def plan(self) -> Plan:
         """Walk back from the value."""
@@ -159,10 +165,20 @@ class _Grouping:
                 if call.site.op == "getitem":
                     found = _taken_apart(found)
                 self.steps[name] = _step(name, call.site.op, found)
-        steps = list(self.steps.values())
+        self.steps = dict(sorted(self.steps.items(), key=lambda item: self._place(item[0])))
         if not self.target.site.position.isdecimal():
             raise UsageError("it is an argument that a node wrote to")
-        return Plan(Program(tuple(steps), self.target.site.position), self.bindings, self._words())
+        return Plan(
+            Program(tuple(self.steps.values()), self.target.site.position),
+            self.bindings,
+            self._words(),
+            tuple(self.unsure),
+        )
+
+    def _place(self, name: str) -> int:
+        """Where a node stands in the program."""
+        call = self.graph.node(self.scope, name)
+        return -1 if call is None else min(record.sequence for record in call.made.values())
 
     def _needed(self, call: Call) -> list[str]:
         """The nodes among what a node was given that have to be run, too."""
@@ -208,6 +224,8 @@ class _Grouping:
 
     def _producer(self, record: Record) -> str:
         nodes = record.site.nodes
+        if not nodes and record.tensor is not None:
+            raise UsageError(f"the dump does not say which node {record.id} comes from")
         return nodes[-1] if nodes and nodes[-1] != record.site.name else ""
 
     def _argument(self, record: Record) -> Any:
@@ -225,6 +243,9 @@ class _Grouping:
                 raise UsageError(f"node {name} has another shape on either side")
         elif key not in self.bindings:
             self.borrowed.append(name or f"a constant of {record.site.name}")
+            made = self.graph.node(self.scope, name) if name else None
+            if made is not None and not _SEEDED.fullmatch(made.site.op):
+                self.unsure.append(name)
         mine, theirs = (found, record) if self.planned == "golden" else (record, found)
         self.bindings[key] = Binding(mine, theirs)
         return Leaf(key)

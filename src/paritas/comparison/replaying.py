@@ -112,9 +112,12 @@ def _replayed(
     others = runs if theirs is mine else ReplayRuns(plan.program, theirs, room)
     value, expected = my[1](my[0]), golden[1](golden[0])
     judgement, counter = _judge(runs, value), _judge(others, expected)
-    golden_ok = counter.status.passes()
-    if not golden_ok and not judgement.status.passes():
+    mine_ok, golden_ok = judgement.status.passes(), counter.status.passes()
+    if not mine_ok and not golden_ok:
         return Unreplayed(_NOT_REPRODUCED)
+    if plan.unsure and not (mine_ok and golden_ok):
+        # With the value that it had, it might have been right.
+        return Unreplayed(f"what {', '.join(plan.unsure[:4])} was is not recorded on one side")
     return Replayed(
         own=_relative(value, runs.truth(), expected),
         inherited=0.0 if others is runs else _relative(runs.truth(), others.truth(), expected),

@@ -35,6 +35,7 @@ __all__ = [
     "ReplicasDisagreeError",
     "agreeing",
     "gather",
+    "held_part",
     "split_alike",
 ]
 
@@ -87,16 +88,14 @@ def gather(
 
 def split_alike(my: Iterable[Record], golden: Iterable[Record]) -> bool:
     """Whether the same ranks hold the same parts of a value in both dumps."""
-    return _signature(my) == _signature(golden)
+    return set(map(held_part, my)) == set(map(held_part, golden))
 
 
-def _signature(records: Iterable[Record]) -> set[tuple[object, ...]]:
-    found: set[tuple[object, ...]] = set()
-    for record in records:
-        place = record.placement
-        told = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
-        found.add((record.rank, told))
-    return found
+def held_part(record: Record) -> tuple[object, ...]:
+    """Whose a record is and where it lies, as far as it was recorded; to compare dumps by."""
+    place = record.placement
+    told = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
+    return record.rank, told
 
 
 def agreeing(records: Sequence[Record]) -> Operand | None:

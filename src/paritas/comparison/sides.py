@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas.comparison.shard_recipes import Assembly
 from paritas.numerics.comparisons import SideFacts
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def described(operand: Operand, kind: str) -> SideFacts:
         id=record.id,
         op=record.site.op,
         dtype=facts.dtype if facts is not None else "",
-        shape=facts.shape if facts is not None else None,
+        shape=_shape(operand),
         value=record.value,
         step=record.step,
         ranks=operand.ranks,
@@ -70,6 +71,14 @@ def same_digest(my: Operand, golden: Operand) -> bool:
         and left.tensor.shape == right.tensor.shape
         and _stored_shape(left) == _stored_shape(right)
     )
+
+
+def _shape(operand: Operand) -> tuple[int, ...] | None:
+    if isinstance(operand.recipe, Assembly):
+        return operand.recipe.result_shape
+    facts = operand.record.tensor
+    # What a rule makes of a tensor is known when it is read.
+    return None if facts is None or operand.recipe is not None else facts.shape
 
 
 def _stored_shape(record: Record) -> Sequence[int] | None:

@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from paritas.comparison.shard_recipes import Assembly
+from paritas.comparison.shard_summaries import merge_sketches, merge_statistics
+from paritas.dumps.records import Record
 from paritas.errors import UsageError
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
@@ -42,12 +45,14 @@ class Summary:
         sketch: of its values, or None.
         numel: how many there are.
         exact_counts: whether counts of NaN and infinities are known, not only that there are some.
+        limits: what was lost when it was put together.
     """
 
     statistics: Statistics
     sketch: Tensor | None
     numel: int
     exact_counts: bool
+    limits: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,7 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     """
     has_sketches = my.sketch is not None and golden.sketch is not None
     limits = SKETCH_ONLY if has_sketches else STATISTICS_ONLY
+    limits = "; ".join(filter(None, (limits, my.limits, golden.limits)))
     counted = list(_count_differences(my, golden))
     if counted:
         return SummaryJudgement(Status.DIFFERENT, "; ".join(counted), None, limits)
@@ -111,14 +117,30 @@ def summary_of(operand: Operand, dump: ReadableDump) -> Summary:
     if all(record.payload is not None for record in operand.records()):
         tensor = operand.read(dump.view)
         return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
-    record = operand.record
     if operand.recipe is not None:
-        raise UsageError(f"statistics cannot be {operand.words}: record values to compare them")
+        return _merged(operand, dump)
+    record = operand.record
     if record.statistics is None or record.tensor is None:
         raise UsageError("neither values nor statistics of it are recorded")
     sums = dump.read_sketch(record) if record.sketch is not None else None
     numel = math.prod(record.tensor.shape)
     return Summary(record.statistics, sums, numel, exact_counts=dump.kind == "paritas")
+
+
+def _merged(operand: Operand, dump: ReadableDump) -> Summary:
+    """What the summaries of several ranks say of the whole."""
+    plan = operand.recipe
+    records = [part for part in operand.parts if isinstance(part, Record)]
+    found = [record.statistics for record in records if record.statistics is not None]
+    if not isinstance(plan, Assembly) or not len(found) == len(records) == len(operand.parts):
+        raise UsageError(f"statistics cannot be {operand.words}: record values to compare them")
+    merged = merge_statistics(plan, found)
+    sums = None
+    if all(record.sketch is not None for record in records):
+        sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
+    exact = merged.exact and dump.kind == "paritas"
+    numel = math.prod(plan.result_shape)
+    return Summary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
 
 
 def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:

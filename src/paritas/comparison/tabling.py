@@ -172,7 +172,7 @@ def _row(
         judged_by=end.judged_by,
         limits=measured.limits,
         figures=measured.figures,
-        score=measured.score,
+        score=end.score,
         own=end.own,
         inherited=end.inherited,
         attributed=end.attributed,

@@ -75,7 +75,7 @@ def _blocks(reference: Tensor, candidate: Tensor) -> Iterator[_Block]:
     width = last if 0 < last <= _BLOCK else 1
     size = _BLOCK // width * width
     for offset, pair in blocks(reference, candidate, block_size=size):
-        yield _Block(offset, width, *pair)
+        yield _Block(offset, width, pair[0].cpu(), pair[1].cpu())
 
 
 class _Walk:

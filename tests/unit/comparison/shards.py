@@ -6,9 +6,13 @@ import itertools
 import math
 import re
 
+import pytest
 import torch
 
+from paritas.comparison.rank_axes import row_major
+from paritas.comparison.sharding import ReplicasDisagreeError, gather
 from paritas.dumps.records import Payload, Placement, Record, Site, TensorFacts
+from paritas.errors import UsageError
 
 
 class Ranks:
@@ -82,3 +86,37 @@ def chunks(tensor, count):
     """`torch.chunk`, with empty ones for those that it leaves out."""
     size = math.ceil(len(tensor) / count)
     return [tensor[at * size : (at + 1) * size] for at in range(count)]
+
+
+def numbers(*shape):
+    """Whole numbers, all of them different."""
+    count = torch.Size(shape).numel()
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).float().reshape(shape)
+
+
+def gathered(ranks, dims=None, mesh=None, known=True):
+    """All operands; `dims` for every record, ranks in row-major order on the mesh."""
+    mesh = mesh or {}
+    return gather(
+        ranks.parts,
+        dims_for=lambda _: dims,
+        coordinates=lambda rank: row_major(mesh, rank) if mesh and known else None,
+        mesh=mesh,
+    )
+
+
+def only(ranks, *given, **more):
+    (operand,) = gathered(ranks, *given, **more)
+    return operand
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def refusal(ranks, *given, **more):
+    operand = only(ranks, *given, **more)
+    with pytest.raises(UsageError) as caught:
+        operand.read(ranks.read)
+    assert not isinstance(caught.value, ReplicasDisagreeError)
+    return str(caught.value)

@@ -180,11 +180,18 @@ def test_every_row_is_in_the_data_with_its_status_and_figures():
     assert [list(Status)[place] for place in data["status"]] == [row.status for row in whole.rows]
     assert data["first"] == 85
     assert data["numbers"]["own"][85] == 0.031
+    assert data["numbers"]["cosine"][40] < 1, "four digits would make it a 1"
     assert data["numbers"]["rel_l2"][0] == 0
     assert data["numbers"]["max_abs"][0] == 0, "the same bit for bit"
     assert data["numbers"]["rel_l2"][-1] is None, "no tensor, no figure"
     assert text_at(data, "my_dtype", 0) == "bfloat16"
     assert text_at(data, "golden_there", 133) == ""
+
+
+def test_what_was_put_together_from_several_ranks_is_of_no_rank():
+    data = data_of(html_report(many_ranks(16)))
+    assert [text_at(data, "rank", row) for row in (15, 16)] == ["15", "joined"]
+    assert text_at(data, "my_ranks", 16) == "0-15"
 
 
 def test_only_rows_with_a_closer_look_carry_one():

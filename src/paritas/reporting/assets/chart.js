@@ -22,6 +22,9 @@ function makeChart(data, table) {
 
   function draw() {
     rows = inRun(data, run.step.value, run.rank.value).filter((row) => SERIES.some(([name]) => data.numbers[name][row] !== null));
+    // What a call is given was drawn where it was made; a weight between two results is no progress.
+    const made = rows.filter((row) => (data.text.side(row) === "output" && data.text.op(row) !== "placeholder") || row === data.first || row === data.first_non_finite);
+    if (made.length) rows = made;
     at = null;
     plot?.destroy();
     plot = null;

@@ -17,7 +17,7 @@ function makeTable(data, filters, select) {
     figureColumn("rel. L2", "rel_l2", "norm of the difference over the norm of golden"),
     figureColumn("max abs", "max_abs", "largest absolute difference"),
     figureColumn("own", "own", "error that was added here, relative to golden's norm"),
-    figureColumn("inherited", "inherited", "error that came in through the inputs, relative to golden's norm"),
+    figureColumn("inherited", "inherited", "error that came in through the inputs, relative to golden's norm", exponential, 102),
     figureColumn("× allowed", "score", "the worst figure over what is allowed; more than 1 fails", figure, 104),
     { title: "dtype", field: "dtype", width: 100, formatter: textCell, sorter: byText, headerTooltip: "mine / golden where they differ" },
     { title: "shape", field: "shape", width: 120, formatter: textCell, sorter: byText, headerTooltip: "mine / golden where they differ" },

@@ -7,6 +7,7 @@ const FIGURES = [
   ["max_rel", "max relative"], ["mean_rel", "mean relative"], ["max_ulp", "max ulp"], ["cosine", "cosine"], ["pcc", "correlation"], ["kl_divergence", "KL divergence"],
   ["numel", "elements"], ["mismatched", "of them unequal"], ["nonfinite_mismatches", "NaN/Inf unlike"],
 ];
+const NEAR_ONE = new Set(["cosine", "pcc"]);
 const COUNTS = [["nan", "NaN"], ["posinf", "+Inf"], ["neginf", "-Inf"], ["zero", "zero"]];
 
 function showTensor(data, row) {
@@ -51,7 +52,7 @@ function sides({ text, numbers }, row) {
 function figures({ numbers }, row) {
   const known = FIGURES.filter(([name]) => numbers[name][row] !== null);
   if (!known.length) return make("p", { class: "quiet" }, "No figures: the values were not measured against each other.");
-  return make("table", { class: "figures" }, make("tbody", {}, ...known.map(([name, label]) => make("tr", {}, make("th", { scope: "row" }, label), make("td", { class: "num" }, figure(numbers[name][row]))))));
+  return make("table", { class: "figures" }, make("tbody", {}, ...known.map(([name, label]) => make("tr", {}, make("th", { scope: "row" }, label), make("td", { class: "num" }, NEAR_ONE.has(name) ? exact(numbers[name][row], 10) : figure(numbers[name][row]))))));
 }
 
 function closer(detail) {
@@ -120,7 +121,7 @@ function worstTable(worst) {
   return [make("table", { class: "worst" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines))];
 }
 
-// Both values with as many digits as it takes to tell them apart.
-function exact(value) {
-  return Number.isFinite(value) ? String(Number(value.toPrecision(9))) : figure(value);
+// With as many digits as it takes to tell two of them apart.
+function exact(value, digits = 9) {
+  return Number.isFinite(value) ? String(Number(value.toPrecision(digits))) : figure(value);
 }

@@ -11,10 +11,10 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["number_column", "packed", "text_column"]
+__all__ = ["DIGITS", "number_column", "packed", "text_column"]
 
 # What a page shows of a number; the JSON and the CSV have all of it.
-_DIGITS = 4
+DIGITS = 4
 _NOTHING = "null"
 # JSON has no such numbers: they are spelled.
 _NO_NUMBERS = {"nan", "inf", "-inf"}
@@ -27,18 +27,18 @@ def text_column(values: Iterable[str]) -> dict[str, Any]:
     return {"texts": list(places), "rows": rows if len(places) > 1 else None}
 
 
-def number_column(values: Iterable[float | None]) -> msgspec.Raw | None:
+def number_column(values: Iterable[float | None], digits: int = DIGITS) -> msgspec.Raw | None:
     """Numbers in JSON with as many digits as are shown; nothing where no row has one."""
-    column = [_NOTHING if value is None else _number(value) for value in values]
+    column = [_NOTHING if value is None else _number(value, digits) for value in values]
     if all(text is _NOTHING for text in column):
         return None
     return msgspec.Raw(f"[{','.join(column)}]".encode())
 
 
-def _number(value: float) -> str:
+def _number(value: float, digits: int) -> str:
     if isinstance(value, int):
         return str(value)  # a count has all its digits
-    text = f"{value:.{_DIGITS}g}"
+    text = f"{value:.{digits}g}"
     return f'"{text}"' if text in _NO_NUMBERS else text
 
 

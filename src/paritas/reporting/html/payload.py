@@ -8,7 +8,7 @@ import msgspec
 
 from paritas.numerics.findings import Status, spell_nonfinite
 from paritas.numerics.metrics import Metrics
-from paritas.reporting.html.columns import number_column, text_column
+from paritas.reporting.html.columns import DIGITS, number_column, text_column
 from paritas.reporting.html.neighbourhood import neighbourhood
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ __all__ = ["JOINED", "payload", "ranges"]
 JOINED = "joined"
 
 _NO_NUMBERS = {"max_abs_index"}
+# Of these only the distance from 1 tells anything: four digits would make 0.99996 a 1.
+_NEAR_ONE = {"cosine": 10, "pcc": 10}
 
 
 def _of_score(name: str) -> Callable[[Row], float | None]:
@@ -175,9 +177,8 @@ def _numbers(rows: tuple[Row, ...]) -> dict[str, Any]:
     measured = [row.figures.metrics if row.figures else None for row in rows]
     for name in Metrics.__struct_fields__:
         if name not in _NO_NUMBERS and name not in numbers:
-            numbers[name] = number_column(
-                None if metrics is None else getattr(metrics, name) for metrics in measured
-            )
+            found = (None if metrics is None else getattr(metrics, name) for metrics in measured)
+            numbers[name] = number_column(found, _NEAR_ONE.get(name, DIGITS))
     for which, measured_as in (("my", "candidate"), ("golden", "reference")):
         for name in ("minimum", "maximum", "mean"):
             numbers[f"{which}_{name}"] = number_column(
