@@ -113,29 +113,35 @@ def _place(item: Item) -> tuple[object, ...]:
 
 
 def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
-    """What an engine's operator is given, by its place among the tensors that the node is given.
+    """What an engine's operator is given, where the graph in words does not tell who made it.
 
-    Only where the operator is one node, and is given as many tensors as that.
+    It is either what the program was given, by name; or it has its place among the tensors that
+    the node is given, numbers apart. Of a fused operator that is its first node, if the shapes are
+    right.
     """
     calls: dict[NodeKey, tuple[list[Item], list[Item]]] = {}
     for item in side.items:
-        if item.site.level == "buffer" and not item.site.kernel:
-            calls.setdefault(node_key(item, item.site.name), ([], []))[
-                item.site.side == "output"
-            ].append(item)
+        site = item.site
+        if site.level != "buffer" or site.kernel:
+            continue
+        calls.setdefault(node_key(item, site.name), ([], []))[site.side == "output"].append(item)
+        if item.is_left and site.side == "input" and len(site.nodes) == 1:
+            found = other.value(item, site.nodes[0])
+            if found is not None and found.site.op in ("", "placeholder"):
+                book.link_either(item, found, "node")
     for inputs, outputs in calls.values():
         nodes = {one.site.nodes for one in outputs if one.site.exact}
-        waiting = [one for one in inputs if one.is_left]
-        if len(nodes) != 1 or not waiting or len(next(iter(nodes))) != 1:
+        if len(nodes) != 1 or not any(one.is_left for one in inputs):
             continue
-        given = [
-            one
-            for one in other.given.get(node_key(outputs[0], *next(iter(nodes))), ())
-            if not one.is_number
-        ]
-        if len(given) != len(inputs):
+        (names,) = nodes
+        found = other.given.get(node_key(outputs[0], names[0]), ())
+        given = _in_place([one for one in found if not one.is_number])
+        ours = _in_place(inputs)
+        if len(given) != len(ours):
             continue
-        for one, theirs in zip(_in_place(inputs), _in_place(given), strict=True):
+        if len(names) > 1 and [one.shape for one in given] != [one.shape for one in ours]:
+            continue
+        for one, theirs in zip(ours, given, strict=True):
             if one.is_left and not theirs.found:
                 book.link_either(one, theirs, "node")
 

@@ -175,6 +175,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     detail: Detail | None = None
 
     @property
+    def is_of_summaries(self) -> bool:
+        """Whether statistics or sketches are all that was compared."""
+        return self.judged_by.startswith(("statistics", "sketch"))
+
+    @property
     def rel_l2(self) -> float | None:
         """Norm of the difference over that of the golden side; None where it is not known."""
         if self.figures is None:
@@ -269,6 +274,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.passed:
             return 0
         return 3 if self.status is Status.UNVERIFIED else 1
+
+    @property
+    def of_summaries(self) -> int:
+        """How many rows had statistics or sketches to compare, and no values."""
+        return sum(row.is_of_summaries for row in self.rows)
 
     def __bool__(self) -> bool:
         return self.passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _DEEP = math.log(_NOTHING)
 # Differences that are further apart than this have no common shift: a weight that is nothing may
 # then come to something.
 _FAR = 10.0
+# Up to this, three terms of a logarithm are all that float64 can tell.
+_TINY = 1e-4
 
 
 class SoftmaxDivergence:
@@ -36,19 +39,15 @@ class SoftmaxDivergence:
         self._shift = 0.0
         # Sums of the weights, of these times d - shift, and of these times e^(d - shift) - 1 - ...
         self._weights, self._first, self._rest = 0.0, 0.0, 0.0
-        # Blocks with huge differences: sums of the weights, and of these times d; and the sum of
-        # e^(candidate - summit).
-        self._far_weights, self._far_first = 0.0, 0.0
+        # As soon as differences have no common shift: the sum of e^(candidate - summit) instead.
         self._exponentials, self._summit = 0.0, -math.inf
 
     def take_same(self, r: Array, least: float, most: float) -> None:
         """Add a block in which both sides are equal."""
-        leads = self._raise_top(most, 0.0)
-        weights = total(self._weigh(r, least))
-        if abs(self._shift) > _FAR and not leads:
-            self._add_far(weights, 0.0, r)
-        else:
-            self._add(weights, 0.0, 0.0, shift=0.0, leads=leads)
+        leads = self._lead(most, 0.0)
+        self._add(total(self._weigh(r, least)), 0.0, 0.0, shift=0.0, leads=leads)
+        if self._is_far:
+            self._add_exponentials(r)
 
     def take(self, r: Array, c: Array, d: Array, span: tuple[float, float], largest: float) -> None:
         """Add a block.
@@ -70,14 +69,14 @@ class SoftmaxDivergence:
         apart = np.subtract(d, shift, out=ROOM.get("apart", d))
         if bound > _FAR:
             bound = max(float(np.maximum.reduce(apart)), -float(np.minimum.reduce(apart)))
-        leads = self._raise_top(span[1], shift)
+            if bound > _FAR:
+                self._go_far()
+        leads = self._lead(span[1], shift)
         w = self._weigh(r, span[0])
-        weights = total(w)
-        if bound > _FAR or (abs(shift - self._shift) > _FAR and not leads):
-            self._add_far(weights, dot(w, d), c)
-            return
-        first = dot(w, apart)
-        if bound > _REACH[-1]:
+        weights, first, rest = total(w), dot(w, apart), 0.0
+        if self._is_far:
+            self._add_exponentials(c)
+        elif bound > _REACH[-1]:
             t = np.expm1(apart, out=ROOM.get("t", w))
             rest = dot(w, np.subtract(t, apart, out=t))
         else:
@@ -86,39 +85,40 @@ class SoftmaxDivergence:
 
     def finish(self) -> float:
         """The divergence of all blocks; 0 if there was none."""
-        weights = self._weights + self._far_weights
-        if not weights:
+        if not self._weights:
             return 0.0
-        if not self._exponentials:
-            mean = self._first / self._weights
-            found = _log1p(mean + self._rest / self._weights) - mean
+        mean = self._first / self._weights
+        if self._is_far:
+            found = math.log(self._exponentials) + self._summit - self._top
+            found -= math.log(self._weights) + mean
         else:
-            mean = (self._first + self._shift * self._weights + self._far_first) / weights
-            near = self._weights + self._first + self._rest
-            logs = [math.log(self._exponentials) + self._summit - self._top]
-            if near > 0.0:
-                logs.append(math.log(near) + self._shift)
-            found = max(logs) + math.log1p(sum(math.exp(x - max(logs)) for x in logs) - 1.0)
-            found -= math.log(weights) + mean
+            rest = self._rest / self._weights
+            found = rest - _below(mean + rest)
         return found if math.isnan(found) else max(found, 0.0)
 
-    def _raise_top(self, most: float, shift: float) -> bool:
-        """Whether a block of that largest number and that shift leads those before."""
+    @property
+    def _is_far(self) -> bool:
+        return self._summit > -math.inf
+
+    def _go_far(self) -> None:
+        """Differences are too far apart to have a common shift: go on without one."""
+        if self._is_far:
+            return
+        self._summit = self._top + self._shift if self._weights else -sys.float_info.max
+        self._exponentials = self._weights + self._first + self._rest
+        self._first += self._shift * self._weights
+        self._shift = self._rest = 0.0
+
+    def _lead(self, most: float, shift: float) -> bool:
+        """Whether a block of that largest number and that shift is heavier than all before."""
+        if self._weights and abs(self._shift - shift) > _FAR:
+            self._go_far()
         if most <= self._top:
             return False
-        if abs(self._shift - shift) > _FAR and self._weights:
-            # Its sums fit none about the new shift: as if all blocks so far had been far.
-            self._far_weights += self._weights
-            self._far_first += self._first + self._shift * self._weights
-            near = self._weights + self._first + self._rest
-            self._add_exponentials(near, self._top + self._shift)
-            self._weights, self._first, self._rest = 0.0, 0.0, 0.0
         lowered = math.exp(self._top - most)
         self._weights *= lowered
         self._first *= lowered
         self._rest *= lowered
-        self._far_weights *= lowered
-        self._far_first *= lowered
         self._top = most
         return True
 
@@ -132,6 +132,10 @@ class SoftmaxDivergence:
 
     def _add(self, weights: float, first: float, rest: float, *, shift: float, leads: bool) -> None:
         """Add what was summed about a shift; that of the heaviest block is the one to keep."""
+        if self._is_far:
+            self._weights += weights
+            self._first += first + shift * weights
+            return
         kept, moved = (weights, first, rest), (self._weights, self._first, self._rest)
         delta = self._shift - shift
         if leads:
@@ -141,29 +145,35 @@ class SoftmaxDivergence:
         if not moved[0]:
             self._weights, self._first, self._rest = kept
             return
-        growth = math.expm1(delta)
-        weights, first, rest = moved
+        growth, weights = math.expm1(delta), moved[0]
         self._weights = kept[0] + weights
-        self._first = kept[1] + first + delta * weights
-        self._rest = kept[2] + weights * (growth - delta) + growth * first + (1 + growth) * rest
+        self._first = kept[1] + moved[1] + delta * weights
+        self._rest = (
+            kept[2] + weights * _beyond(delta) + growth * moved[1] + (1 + growth) * moved[2]
+        )
 
-    def _add_far(self, weights: float, first: float, c: Array) -> None:
-        self._far_weights += weights
-        self._far_first += first
+    def _add_exponentials(self, c: Array) -> None:
         c = widened(c, "wide c")
         summit = float(np.maximum.reduce(c))
-        t = np.subtract(c, summit, out=ROOM.get("t", c))
-        self._add_exponentials(total(np.exp(t, out=t)), summit)
-
-    def _add_exponentials(self, found: float, summit: float) -> None:
         if summit > self._summit:
             self._exponentials *= math.exp(self._summit - summit)
             self._summit = summit
-        self._exponentials += found * math.exp(summit - self._summit)
+        t = np.subtract(c, self._summit, out=ROOM.get("t", c))
+        self._exponentials += total(np.exp(t, out=t))
 
 
-def _log1p(x: float) -> float:
-    return math.log1p(x) if x > -1.0 else math.nan
+def _beyond(d: float) -> float:
+    """e^d - 1 - d."""
+    if abs(d) > _REACH[-1]:
+        return math.expm1(d) - d
+    return sum(coefficient * d ** (k + 2) for k, coefficient in enumerate(_TAYLOR))
+
+
+def _below(x: float) -> float:
+    """Difference of x and log(1 + x)."""
+    if abs(x) > _TINY:
+        return x - math.log1p(x) if x > -1.0 else math.nan
+    return x * x * (0.5 - x * (1 / 3 - x / 4))
 
 
 def _taylor(w: Array, d: Array, largest: float) -> float:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paritas.numerics.comparisons import finding_of
 from paritas.numerics.findings import Aspect, Status
-from paritas.numerics.wording import finding_lines
+from paritas.numerics.wording import MEANING, finding_lines
 from paritas.reporting.dump_records import size
 from paritas.reporting.dump_summary import ranges
 from paritas.reporting.terminal import (
@@ -57,7 +57,7 @@ _HOW_TOLD = {
     "": "",
 }
 _KINDS = {
-    "made": "made here: what this call was given is right",
+    "made": "made here",
     "given": "not made here: it was in what the program was given",
     "unclear": "the first row that fails; whether it was made here cannot be told",
 }
@@ -86,7 +86,17 @@ def report(comparison: Comparison, *remarked: str) -> Group:
         parts += [*lines, Text()] if lines else []
     parts += remarks(verdict)
     parts += [Text(words) for words in remarked]
-    return Group(*parts, last_line(verdict))
+    return Group(*parts, _last_line(comparison, verdict))
+
+
+def _last_line(comparison: Comparison, verdict: Verdict) -> Text:
+    """The verdict in one line; equal statistics are not equal bits."""
+    line = last_line(verdict)
+    few = comparison.of_summaries
+    if not few:
+        return line
+    words = line.plain.replace(MEANING[Status.IDENTICAL], "is the same in all that is recorded")
+    return Text(f"{words}, {few} by statistics alone", line.style, no_wrap=True, overflow="ignore")
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.numerics.comparisons import Comparison, Divergence
+from paritas.numerics.comparisons import Comparison, Divergence, DumpFacts, Row
 from paritas.numerics.findings import Coverage, Status
 from paritas.numerics.wording import headline
 from paritas.reporting.comparison_summary import MOST_ROWS, report
@@ -59,7 +59,17 @@ def table_rows(comparison):
 def test_it_fits_80_columns_and_ends_with_the_verdict(comparison):
     *lines, last = printed(comparison)
     assert max(map(len, lines)) <= 80
-    assert last == headline(comparison.verdict)
+    assert last == f"{headline(comparison.verdict)}, 1 by statistics alone"
+
+
+def test_equal_statistics_are_not_called_equal_bits():
+    rows = [Row(index=0, step=0, name="a", status=Status.IDENTICAL, judged_by="statistics")]
+    facts = DumpFacts(path="a", kind="msprobe")
+    found = Comparison(my=facts, golden=facts, rows=tuple(rows), coverage=Coverage(compared=1))
+    assert printed(found)[-1] == (
+        "identical: the candidate is the same in all that is recorded; 1 item compared, "
+        "1 by statistics alone"
+    )
 
 
 def test_the_counts_are_by_status_phase_and_level():
@@ -99,7 +109,7 @@ def test_the_first_divergence_in_words_has_all_that_is_asked_for():
         "call of aten.gelu.default in module layers.7.mlp.act",
         "at model/mlp.py:47, in forward: x = self.act(x)",
         "written by cpp_fused_mul_erf_add_mul_1_85",
-        "made here: what this call was given is right",
+        "made here",
         "added here 0.031, came in 0.00098; told by running the operator again",
         "matched by node, judged by noise of bfloat16",
     ):

@@ -76,9 +76,12 @@ def headline(comparison: Comparison) -> str:
         return "Nothing was compared, so nothing is shown to be right."
     if failing:
         return f"{failing:,} of {_counted(rows, 'row')} {_verb(failing, 'does', 'do')} not pass."
+    few = comparison.of_summaries
+    weaker = f" Of {_counted(few, 'row')} only statistics or sketches were compared." if few else ""
     if comparison.status is Status.IDENTICAL:
-        return f"{_all(rows)} equal bit for bit."
-    return f"{_all(rows)} the same but for rounding."
+        same = "the same in all that is recorded" if few else "equal bit for bit"
+        return f"{_all(rows)} {same}.{weaker}"
+    return f"{_all(rows)} the same but for rounding.{weaker}"
 
 
 def work_done(comparison: Comparison) -> str:

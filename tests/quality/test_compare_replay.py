@@ -1,0 +1,114 @@
+"""Fused code against its graph: drift is nobody's fault, and a planted fault is its operator's."""
+
+# ruff: noqa: TID251  (a fault in a compiler is planted in its private parts)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+import paritas
+from paritas.comparison.dataflow import Calls
+from paritas.comparison.replaying import Replayed, Unreplayed, replay
+from paritas.dumps.finiteness import is_result
+from paritas.dumps.opening import open_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+# What differs and cannot be run again: the saved values that the backward graph is given, and
+# buffers that hold something else than a node's value.
+EXPECTED = {
+    "it is what the graph was given",
+    "the buffer is not known to hold the value of a node",
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.outer = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(F.gelu(self.inner(x)))
+        return (x + self.outer(hidden).softmax(-1)).square().mean()
+
+
+class Tanh:
+    """A pass that computes another function in the place of `erf` in the forward graph."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.erf.default):
+            if node.name == "erf" and not _is_backward(graph):
+                node.target = torch.ops.aten.tanh.default
+
+    def uuid(self) -> str:
+        return "tanh for erf"
+
+
+def _is_backward(graph: fx.Graph) -> bool:
+    return any(node.name.startswith("tangents") for node in graph.find_nodes(op="placeholder"))
+
+
+def recorded(path: Path, source: Any, dtype: torch.dtype) -> Path:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    net, x = Net().to(dtype), torch.randn(8, 16).to(dtype)
+    backend = paritas.record(path, source=source)
+    torch.compile(net, backend=backend)(x).backward()
+    backend.close()
+    return path
+
+
+def replays(my_path: Path, golden_path: Path) -> dict[str, Any]:
+    """All results that differ, run again."""
+    my, golden = open_dump(my_path), open_dump(golden_path)
+    mine, theirs = list(my.records()), list(golden.records())
+    counterparts = {record.id: record for record in theirs if is_result(record.site)}
+    calls, others = Calls(mine), Calls(theirs)
+    found = {}
+    for record in mine:
+        golden_one = counterparts.get(record.id.replace("~", ""))
+        if golden_one is None or not is_result(record.site) or record.digest == golden_one.digest:
+            continue
+        found[record.id] = replay(record, golden_one, calls, others, my.read, golden.read)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drift_of_fused_code_is_no_operators_fault_and_a_wrong_one_is_its_own(tmp_path, dtype):
+    golden = recorded(tmp_path / "fx", "fx", dtype)
+    found = replays(recorded(tmp_path / "fused", "fused", dtype), golden)
+    again = {key: one for key, one in found.items() if isinstance(one, Replayed)}
+    assert {one.reason for one in found.values() if isinstance(one, Unreplayed)} <= EXPECTED
+    assert len(again) > 15
+    assert any(key.startswith("backward") for key in again)
+    assert [key for key, one in again.items() if not one.judgement.status.passes()] == []
+    assert all(one.golden_ok for one in again.values())
+
+    with torch._inductor.config.patch(post_grad_custom_post_pass=Tanh()):
+        wrong = replays(recorded(tmp_path / "wrong", "fused", dtype), golden)
+    made = [key for key, one in wrong.items() if _failed(one)]
+    # All that the kernel wrote which computes it, and what the graph gives of that; no other.
+    inside = {record.id for record in open_dump(tmp_path / "wrong").records() if _holds(record)}
+    assert made
+    assert {key.replace("~", "") for key in made} <= {key.replace("~", "") for key in inside}
+    later = [one for one in wrong.values() if isinstance(one, Replayed) and not _failed(one)]
+    assert max(one.inherited for one in later) > 1e-3
+
+
+def _failed(one: Any) -> bool:
+    return isinstance(one, Replayed) and not one.judgement.status.passes()
+
+
+def _holds(record: Any) -> bool:
+    return record.site.level == "buffer" and "erf" in record.site.nodes
