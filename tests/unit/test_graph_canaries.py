@@ -18,6 +18,8 @@ from paritas._torch import (
     graphs,
     indexing,
     inductor,
+    kernel_checks,
+    named_operators,
     passes,
     perturbing,
     placements,
@@ -339,3 +341,28 @@ def test_a_distributed_tensor_tells_its_part_without_a_collective(monkeypatch):
         assert placements.local_part(whole) is None
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_an_operator_is_found_by_its_name_and_its_size_foretold():
+    found = named_operators.operator_named("aten.mm.default")
+    assert found.func is torch.ops.aten.mm.default
+    assert [name for name, _ in found.takes] == ["self", "mat2"]
+    x = torch.ones(4, 6)
+    assert found.foretell([x, x.t()], {}) == 4 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("native_layer_norm_backward", {"grad_out", "input", "normalized_shape", "mean", "rstd"}),
+        ("native_group_norm_backward", {"grad_out", "input", "mean", "rstd", "N", "C", "HxW"}),
+        ("native_batch_norm_backward", {"grad_out", "input", "save_mean", "save_invstd", "train"}),
+        ("nll_loss_backward", {"grad_output", "self", "target", "weight", "total_weight"}),
+        ("embedding_dense_backward", {"grad_output", "indices", "num_weights"}),
+        ("max_pool2d_with_indices_backward", {"grad_output", "self", "indices"}),
+    ],
+)
+def test_the_arguments_that_kernels_believe_are_called_as_they_are_looked_for(name, arguments):
+    found = named_operators.operator_named(f"aten.{name}.default")
+    assert arguments <= {argument for argument, _ in found.takes}
+    assert not kernel_checks.fits_kernel(name, {})

@@ -137,10 +137,22 @@ def _shifted(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: in
     return scale.expand(x.shape)
 
 
+def _moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> Amplitudes:
+    """The error of a row's mean, and of one over its deviation, each made over n terms."""
+    n = max(1, n)
+    squares = _squared(mean) + rstd.square().reciprocal()
+    steep = rstd.square() * x.abs().amax() / math.sqrt(n) if x.numel() else torch.zeros_like(rstd)
+    return [
+        (n * _squared(mean) / 3 + squares / 2).sqrt(),
+        rstd * math.sqrt(n / 12) + steep,
+    ]
+
+
 def _layer_norm(call: Call) -> Amplitudes:
     x, shape, weight = call.args[:3]
     _, mean, rstd = call.result
-    return [_shifted(x, mean, rstd, weight, math.prod(shape)), None, None]
+    n = math.prod(shape)
+    return [_shifted(x, mean, rstd, weight, n), *_moments(x, mean, rstd, n)]
 
 
 def _batch_norm(call: Call) -> Amplitudes:
@@ -151,7 +163,8 @@ def _batch_norm(call: Call) -> Amplitudes:
     channels = (1, -1, *(1,) * (x.dim() - 2))
     scale = None if weight is None else weight.view(channels)
     count = x.numel() // x.shape[1]
-    return [_shifted(x, mean.view(channels), rstd.view(channels), scale, count), None, None]
+    shifted = _shifted(x, mean.view(channels), rstd.view(channels), scale, count)
+    return [shifted, *_moments(x, mean, rstd, count)]
 
 
 def _group_norm(call: Call) -> Amplitudes:
@@ -159,9 +172,10 @@ def _group_norm(call: Call) -> Amplitudes:
     _, mean, rstd = call.result
     each = x.shape[1] // groups
     channels = (x.shape[0], x.shape[1], *(1,) * (x.dim() - 2))
-    mean, rstd = (s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd))
+    wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
     scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
-    return [_shifted(x, mean, rstd, scale, x[0].numel() // groups), None, None]
+    n = x[0].numel() // groups if x.shape[0] else 1
+    return [_shifted(x, wide[0], wide[1], scale, n), *_moments(x, mean, rstd, n)]
 
 
 def _parameter_sums(

@@ -112,7 +112,8 @@ class NamedOperator:
             raise UsageError(f"{self.name} was given values that do not belong together")
         args = [map_tensors(value, _hollow) for value in args]
         kwargs = {key: map_tensors(value, _hollow) for key, value in kwargs.items()}
-        if any(name == "device" for name, _ in self.takes) and not _holds_tensor(args):
+        made_anew = any(name == "device" for name, _ in self.takes) and not _holds_tensor(args)
+        if made_anew or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
         try:
             made = self.func(*args, **kwargs)

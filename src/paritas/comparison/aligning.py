@@ -53,10 +53,9 @@ def align_steps(
             ("the golden one", set(golden) - set(my)),
         ):
             if extra:
-                notes.append(
-                    f"{_steps(extra)} in but one dump, {whose}; ask for {span_text(common)} to "
-                    f"compare what both have"
-                )
+                advice = f"ask for {span_text(common)} to compare what both have"
+                advice = advice if common else "the other one has none"
+                notes.append(f"{_steps(extra)} in but one dump, {whose}; {advice}")
     return mapping, notes
 
 
@@ -82,21 +81,17 @@ def span_text(steps: Collection[int]) -> str:
 
 
 def _steps(steps: Collection[int]) -> str:
-    return f"step{'s' if len(steps) > 1 else ''} {span_text(steps)} {_are(steps)}"
-
-
-def _are(steps: Collection[int]) -> str:
-    return "are" if len(steps) > 1 else "is"
+    return f"steps {span_text(steps)} are" if len(steps) > 1 else f"step {span_text(steps)} is"
 
 
 def _as_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[int, int]:
     mapping: dict[int, int] = {}
     for text in asked:
         for mine, theirs in _pairs(text):
-            for whose, step, there in (("my", mine, my), ("golden", theirs, golden)):
+            for whose, step, there in (("my", mine, my), ("the golden", theirs, golden)):
                 if step not in there:
                     raise UsageError(
-                        f"steps: {text!r} asks for step {step}, and the {whose} dump has "
+                        f"steps: {text!r} asks for step {step}, and {whose} dump has "
                         f"{span_text(there) or 'none'}"
                     )
             if mapping.setdefault(mine, theirs) != theirs:

@@ -123,7 +123,7 @@ def _argument(
     found: list[Resolved],
 ) -> Resolved:
     """What a call was given is what another call gave, unless something happened on the way."""
-    if not sources:
+    if not sources or found[sources[0]].status is Status.UNVERIFIED:
         return plain
     source = sources[0]
     if _same_difference(draft.measured, drafts[source].measured):
@@ -175,6 +175,12 @@ def _replayed(draft: Draft, plain: Resolved, replayed: Replayed, failing: list[s
             made="here",
             score=judgement.native,
         )
+    if not replayed.golden_ok and plain.fails:
+        reason = (
+            "the golden value is not what the operator gives for the golden inputs, and mine is "
+            "for mine"
+        )
+        return dataclasses.replace(known, reason=reason, made="here")
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
         return dataclasses.replace(known, status=status, reason=judgement.reason)

@@ -126,16 +126,16 @@ def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
             continue
         calls.setdefault(node_key(item, site.name), ([], []))[site.side == "output"].append(item)
         if item.is_left and site.side == "input" and len(site.nodes) == 1:
-            found = other.value(item, site.nodes[0])
-            if found is not None and found.site.op in ("", "placeholder"):
-                book.link_either(item, found, "node")
+            value = other.value(item, site.nodes[0])
+            if value is not None and value.site.op in ("", "placeholder"):
+                book.link_either(item, value, "node")
     for inputs, outputs in calls.values():
         nodes = {one.site.nodes for one in outputs if one.site.exact}
         if len(nodes) != 1 or not any(one.is_left for one in inputs):
             continue
         (names,) = nodes
-        found = other.given.get(node_key(outputs[0], names[0]), ())
-        given = _in_place([one for one in found if not one.is_number])
+        taken = other.given.get(node_key(outputs[0], names[0]), ())
+        given = _in_place([one for one in taken if not one.is_number])
         ours = _in_place(inputs)
         if len(given) != len(ours):
             continue

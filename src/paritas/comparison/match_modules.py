@@ -187,7 +187,10 @@ def _calls(items: Iterable[Item], named: Callable[[Item], str]) -> dict[Pass, li
 def _match_calls(book: Book, eager: list[_Call], graph: list[_Call]) -> None:
     is_fused = any(call.result.site.level == "buffer" for call in graph)
     before = (-1, -1)
-    for at, there in [*_same_calls(eager, graph, is_fused=is_fused), (len(eager), len(graph))]:
+    anchors = _same_calls(eager, graph, is_fused=is_fused)
+    if not anchors and not any(call.module for call in eager):
+        return  # nothing says that the two have anything in common
+    for at, there in [*anchors, (len(eager), len(graph))]:
         stretch = eager[before[0] + 1 : at], graph[before[1] + 1 : there]
         before = (at, there)
         is_anchored = at < len(eager)

@@ -23,6 +23,7 @@ def match_order(book: Book) -> None:
 
     Shapes must be equal, and so must operators, unless the two sides have other words for them.
     """
+    strange = _speak_otherwise(book)
     groups: defaultdict[tuple[object, ...], tuple[list[Item], list[Item]]] = defaultdict(
         lambda: ([], [])
     )
@@ -30,10 +31,10 @@ def match_order(book: Book) -> None:
         for item in book.left(mine=mine):
             site = item.site
             if item.shape is not None:
-                groups[item.scope, site.phase, site.side, _class(item)][not mine].append(item)
+                group = (item.scope, site.phase, site.side, _class(item, strange=strange))
+                groups[group][not mine].append(item)
     if not any(my and golden for my, golden in groups.values()):
         return
-    strange = _speak_otherwise(book)
     before = len(book.links)
     keys: list[Callable[[Item], Hashable]] = [
         lambda item: (_operator(item), item.shape, _dtype(item)),
@@ -57,15 +58,15 @@ def match_order(book: Book) -> None:
         )
 
 
-def _class(item: Item) -> str:
+def _class(item: Item, *, strange: bool) -> str:
     """What may belong together: what a kernel of fused code reads is in no order of operators."""
     site = item.site
     if site.level == "buffer" and site.kernel:
         return "kernel"
-    if _ATEN.match(site.op):
-        # Of the same words, eager code and a graph have as many as they need, each for itself.
-        return "eager operator" if site.level == "op" else "node"
-    return "operator" if site.level in ("op", "node", "buffer") else site.level
+    if site.level not in ("op", "node", "buffer"):
+        return site.level
+    # Of the same words, eager code and a graph have as many as they need, each for itself.
+    return "operator" if strange or site.level != "op" else "operator of eager code"
 
 
 def _dtype(item: Item) -> str:

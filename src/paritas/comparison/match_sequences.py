@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,14 +12,15 @@ __all__ = ["align"]
 
 # The table of the exact method has as many cells as the two lengths multiply to.
 _MOST_CELLS = 250_000
+_PIECE = 96
 
 
 def align(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Pairs of places with equal members, ascending on both sides.
 
     What both begin and end with is taken first, then what each has once; between those, as many as
-    can be had. Only where long stretches have nothing that is there once, the next that fits is
-    taken, so that time does not grow with the square of the length.
+    can be had. Only where long stretches have nothing that is there once, it is as many as can be
+    had piece by piece, so that time does not grow with the square of the length.
     """
     found: list[tuple[int, int]] = []
     waiting = [(0, len(first), 0, len(second))]
@@ -38,7 +39,7 @@ def align(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[i
             continue
         anchors = _anchors(first, second, (begin, end, other, last))
         if not anchors:
-            found += _greedily(first, second, (begin, end, other, last))
+            found += _piecewise(first, second, (begin, end, other, last))
         for at, there in anchors:
             found.append((at, there))
             waiting.append((begin, at, other, there))
@@ -118,21 +119,25 @@ def _once(members: Sequence[Hashable], begin: int, end: int) -> dict[Hashable, i
     return {member: at for member, at in places.items() if member not in often}
 
 
-def _greedily(
+def _piecewise(
     first: Sequence[Hashable], second: Sequence[Hashable], where: Stretch
 ) -> list[tuple[int, int]]:
-    """Each with the next of its kind, unless that leaves too much of the other side behind."""
+    """The longest common subsequence of one piece after the other.
+
+    Of each piece only the first half counts: what its end is like depends on what follows.
+    """
     begin, end, other, last = where
-    places: dict[Hashable, list[int]] = {}
-    for there in range(other, last):
-        places.setdefault(second[there], []).append(there)
-    reach = max(64, abs((end - begin) - (last - other)))
-    found = []
-    behind = other - 1
-    for at in range(begin, end):
-        known = places.get(first[at], ())
-        index = bisect_right(known, behind)
-        if index < len(known) and known[index] <= behind + 1 + reach:
-            behind = known[index]
-            found.append((at, behind))
+    found: list[tuple[int, int]] = []
+    while begin < end and other < last:
+        piece = (begin, min(end, begin + _PIECE), other, min(last, other + _PIECE))
+        pairs = _exactly(first, second, piece)
+        is_last = piece[1] == end and piece[3] == last
+        kept = pairs if is_last else [one for one in pairs if one[0] < begin + _PIECE // 2]
+        found += kept
+        if is_last:
+            break
+        if kept:
+            begin, other = kept[-1][0] + 1, kept[-1][1] + 1
+        else:
+            begin, other = begin + _PIECE // 2, other + _PIECE // 2
     return found

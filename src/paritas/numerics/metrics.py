@@ -25,6 +25,8 @@ _CPU_BLOCK = 1 << 20
 _DEVICE_BLOCK = 1 << 22
 _DEVICE_BITS_BLOCK = 1 << 25
 _NO_FLOAT64 = {"mps"}
+# Other kinds of tensors (fake, distributed ...) answer for themselves.
+_PLAIN = {Tensor, torch.nn.Parameter}
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -171,8 +173,10 @@ def quickly_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
+    """Whether numpy may have its memory as it is."""
+    strided = tensor.layout is torch.strided and tensor.is_contiguous()
     lazy = tensor.is_conj() or tensor.is_neg()
-    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not lazy
+    return type(tensor) in _PLAIN and tensor.is_cpu and strided and not lazy
 
 
 def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None = None) -> Metrics:

@@ -32,6 +32,8 @@ _NUMPY = {
     torch.int32,
     torch.int64,
 }
+# For so many elements torch does not call up its threads: the caller has threads enough.
+_QUIET = 1 << 15
 # Up to one in so many numbers are picked one by one.
 _RARE = 64
 _UNSIGNED = torch.float8_e8m0fnu
@@ -107,13 +109,18 @@ class _Source:
         name, dtype = self._room
         if self._array is None:
             numbers = ROOM.of(name, dtype, bits.size)
-            torch.from_numpy(numbers).copy_(self.flat[start:stop])
+            _copy(self.flat[start:stop], torch.from_numpy(numbers))
         elif self._array.dtype == dtype:
             numbers = self._array[start:stop]
         else:
             numbers = ROOM.of(name, dtype, bits.size)
             np.copyto(numbers, self._array[start:stop])
         return Chunk(numbers, bits)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    for start in range(0, len(target), _QUIET):
+        target[start : start + _QUIET].copy_(source[start : start + _QUIET])
 
 
 def same_bits(x: Array, y: Array) -> bool:

@@ -228,4 +228,5 @@ def _check_integers(tensor: Tensor, side: Extremes) -> None:
 
 
 def _is_ordinary(tensor: Tensor) -> bool:
-    return tensor.is_cpu and not tensor.is_complex() and holds_numbers(tensor.dtype)
+    plain = type(tensor) is Tensor and tensor.is_cpu
+    return plain and not tensor.is_complex() and holds_numbers(tensor.dtype)

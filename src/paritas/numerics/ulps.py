@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paritas.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = [
     "first_unequal",
@@ -26,7 +25,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 8
 # Words compared at once: few at first, for what differs often does so at once; then as many as stay
 # in the cache.
-_FEW_WORDS, _WORDS = 1 << 9, 1 << 16
+_FEW_WORDS, _WORDS = 1 << 9, 1 << 17
 _PACKED = torch.float4_e2m1fn_x2  # two numbers to an element: no number of its own
 _UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
@@ -35,7 +34,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two chunks of one dtype and shape have the same bits, NaNs included."""
     x, y = _words(a, b)
     if _is_plain(x) and _is_plain(y):
-        return first_unequal(x.numpy(), y.numpy()) is None
+        return first_unequal(x.numpy().reshape(-1), y.numpy().reshape(-1)) is None
     return torch.equal(x, y)
 
 
@@ -45,7 +44,7 @@ def first_unlike(a: Tensor, b: Tensor) -> slice | None:
     Both are flat, contiguous, of one dtype and length, and on the CPU.
     """
     x, y = _words(a, b)
-    found = first_unequal(x.numpy(), y.numpy())
+    found = first_unequal(x.view(-1).numpy(), y.view(-1).numpy())
     if found is None:
         return None
     per_element = max(x.numel() // a.numel(), 1)  # a complex number is two
@@ -54,13 +53,24 @@ def first_unlike(a: Tensor, b: Tensor) -> slice | None:
     return slice(start, start + per_word)
 
 
+class _Room(threading.local):
+    """Where comparisons leave their outcome, kept per thread: fresh memory would cost more."""
+
+    def __init__(self) -> None:
+        self.outcome = np.empty(_WORDS, np.bool_)
+
+
+_ROOM = _Room()
+
+
 def first_unequal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> int | None:
-    """The first index (of the first axis) at which two arrays of one shape differ."""
-    start, stop = 0, _FEW_WORDS
-    while start < len(x):
-        differ: np.ndarray[Any, np.dtype[np.bool_]] = x[start:stop] != y[start:stop]
+    """The first index at which two flat arrays of one length differ."""
+    start, stop, room = 0, _FEW_WORDS, _ROOM.outcome
+    while start < x.size:
+        piece = x[start:stop]
+        differ = np.not_equal(piece, y[start:stop], out=room[: piece.size])
         if differ.any():
-            return start + int(differ.argmax()) // (differ.size // len(differ))
+            return start + int(differ.argmax())
         start, stop = stop, stop + _WORDS
     return None
 

@@ -86,3 +86,15 @@ def test_the_error_that_float32_makes_is_within_the_noise(name, offset):
         assert rms(error) <= (10.0 if offset else 2.5) * rms(wobble)
         if offset == 0.0:  # a noise far above any error would excuse everything
             assert rms(wobble) <= 50 * max(rms(error), UNIT * rms(still[part]))
+
+
+@pytest.mark.parametrize("statistics", [torch.var_mean, torch.std_mean])
+def test_a_mean_that_comes_with_a_spread_is_as_noisy_as_one_by_itself(statistics):
+    x = values(32, 512)
+    means = [lambda: x.mean(1), lambda: statistics(x, 1)[1]]
+    noise = []
+    for mean in means:
+        still = mean()
+        with PerturbMode(torch.float32, torch.float32, UNIT, seed=0):
+            noise.append(rms(mean() - still))
+    assert 0.5 < noise[1] / noise[0] < 2

@@ -9,8 +9,8 @@ from paritas.comparison.rules import Rules
 from paritas.dumps.records import Record, Site, TensorFacts
 
 
-def facts(shape, dtype="float32"):
-    return TensorFacts(dtype=dtype, shape=tuple(shape), stride=(1,) * len(shape))
+def facts(shape):
+    return TensorFacts(dtype="float32", shape=tuple(shape), stride=(1,) * len(shape))
 
 
 class Side:
@@ -21,8 +21,11 @@ class Side:
         self.step, self.rank = step, rank
         self.operands = []
 
-    def add(self, name, shape=(2, 3), *, value=None, dtype="float32", step=None, rank=None, **site):
-        """A tensor, or a number if `value` is given; other words go to the site."""
+    def add(self, name, shape=(2, 3), *, value=None, step=None, rank=None, alias_of=None, **site):
+        """A tensor, or a number if `value` is given; other words go to the site.
+
+        What shares memory with another has its values, too.
+        """
         made = Site(name=name, **{**self.default, **site})
         record = Record(
             sequence=len(self.operands),
@@ -30,8 +33,10 @@ class Side:
             rank=self.rank if rank is None else rank,
             id=made.id,
             site=made,
-            tensor=None if value is not None else facts(shape, dtype),
+            tensor=None if value is not None else facts(shape),
             value=value,
+            alias_of=alias_of,
+            digest=f"{len(self.operands) if alias_of is None else alias_of:032x}",
         )
         self.operands.append(Operand((record,)))
         return self

@@ -98,6 +98,20 @@ def test_a_fault_below_the_noise_of_the_dtype_is_found_by_running_the_operator_a
     assert ends(drafts, {1: replayed(Status.DIFFERENT)})[1] == (Status.DIFFERENT, "here")
 
 
+def test_a_golden_value_that_is_itself_wrong_is_a_difference_that_was_made_here():
+    wrong = dataclasses.replace(replayed(Status.EQUIVALENT, 1e-8, 1e-7), golden_ok=False)
+    drafts = [call("a", 0.0), call("b", 0.01, 0)]
+    found = resolve(drafts, {1: wrong})[1]
+    assert (found.status, found.made) == (Status.DIFFERENT, "here")
+    assert found.reason.startswith("the golden value is not what the operator gives")
+
+
+def test_what_became_of_an_argument_that_nothing_was_compared_with_is_not_known():
+    alone = dataclasses.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
+    drafts = [Draft("a", alone, is_result=True), given("b/input", 0.01, 0)]
+    assert ends(drafts)[1] == (Status.DIFFERENT, "")
+
+
 def test_an_operator_that_is_right_on_wrong_inputs_passes_the_error_on():
     drafts = [call("a", 0.0), call("b", 0.01, 0), call("c", 0.5, 1)]
     found = resolve(drafts, {2: replayed(Status.EQUIVALENT, 1e-8, 0.5)})

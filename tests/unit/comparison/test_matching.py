@@ -118,8 +118,10 @@ def test_order_and_shape_are_the_last_resort_and_marked():
         ("", None, "t3#0/output.0"),
     ]
     assert matches.notes == [
-        "2 pairs have nothing in common but order and shape: their names say nothing of one "
-        "another, so look at these rows with care"
+        (
+            "2 pairs have nothing in common but order and shape: their names say nothing of one "
+            "another, so look at these rows with care"
+        )
     ]
 
 
@@ -133,10 +135,17 @@ def test_order_matches_no_input_with_an_output_and_no_sum_with_a_product():
     ]
 
 
+def test_of_the_same_words_eager_code_and_graphs_are_not_guessed_by_order():
+    my = Side("eager", "op").add("a/aten.mul.Tensor", op="aten.mul.Tensor", phase="backward")
+    golden = Side("fx", "node", graph="g").add("mul", op="aten.mul.Tensor", phase="backward")
+    golden.add("mul_1", op="aten.mul.Tensor", phase="backward")
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {""}
+
+
 def test_operators_of_other_words_are_compared_by_shape():
     my = Side("fused", "buffer", graph="model").add("MatMul_1", (4, 4), op="MatMulV2", exact=False)
     golden = Side("fx", "node", graph="graph_0").add("mm", (4, 4), op="aten.mm.default")
-    assert [pair.matched_by for pair in found(my, golden).pairs] == [""]
+    assert [pair.matched_by for pair in found(my, golden).pairs] == ["order"]
     foreign = Side(source="eager", level="op").add("mm.3", (4, 4), op="Functional.linear")
     other = Side(source="eager", level="op").add("MatMul", (4, 4), op="")
     assert [pair.matched_by for pair in found(foreign, other).pairs] == ["order"]
