@@ -1,4 +1,4 @@
-"""Dumps of one program, recorded in several ways, compared: what the torchair tools are used for."""
+"""Dumps of one program, recorded in several ways, compared: what torchair's tools are used for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 
 import pytest
 import torch
-from quality.guard_faults import without_caches, wrong_operation
 from torch import nn
 
 import paritas
 from paritas.numerics.findings import Status
+from quality.guard_faults import without_caches, wrong_operation
 
 FUSION_OFF = {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}
 

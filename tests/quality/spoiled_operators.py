@@ -89,11 +89,14 @@ def record(
 ) -> int:
     """Record every operator of a run; gives how many can be spoiled."""
     model.zero_grad(set_to_none=True)
-    with Spoiling(change) as spoiling, paritas.capture(path, level="op"):
-        with torch.set_grad_enabled(backward):
-            result = model(*inputs)
-            if backward:
-                result.float().square().mean().backward()
+    with (
+        Spoiling(change) as spoiling,
+        paritas.capture(path, level="op"),
+        torch.set_grad_enabled(backward),
+    ):
+        result = model(*inputs)
+        if backward:
+            result.float().square().mean().backward()
     return spoiling.count
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from quality.families import FAMILIES
-from quality.spoiled_operators import FAULTS, record, rounding, spoil_one
 
 import paritas
 from paritas.numerics.findings import Status
+from quality.families import FAMILIES
+from quality.spoiled_operators import FAULTS, record, rounding, spoil_one
 
 DTYPES = [torch.float32, torch.bfloat16]
 SPOILED = 4

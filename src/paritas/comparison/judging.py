@@ -6,16 +6,19 @@ the limit here may have come in with the inputs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+from paritas.comparison.plain_values import read_value
 from paritas.comparison.scoring import is_inexact, noise_of, score
 from paritas.comparison.sides import described, same_digest, with_extremes
 from paritas.comparison.summaries import judge_summaries, summary_of
-from paritas.errors import ParitasError
+from paritas.errors import ParitasError, UsageError
 from paritas.numerics import criterion
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.findings import Aspect, Score, Status
@@ -128,7 +131,7 @@ def _plain_values(case: _Case) -> Measured:
             aspect=Aspect.HARNESS,
             reason="a side has no values that could be read; the problems of its dump say why",
         )
-    same = mine == golden or _equal_numbers(mine, golden)
+    same = mine == golden or _same_value(mine, golden)
     return case.measured(
         Status.IDENTICAL if same else Status.DIFFERENT,
         reason="" if same else f"{mine} instead of {golden}",
@@ -143,11 +146,25 @@ def _as_text(operand: Operand, dump: ReadableDump, side: SideFacts) -> str | Non
     return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
 
 
-def _equal_numbers(left: str, right: str) -> bool:
+def _same_value(left: str, right: str) -> bool:
+    """Whether two texts stand for one value: tools quote and bracket differently."""
     try:
-        return float(left) == float(right)
-    except ValueError:
+        values = [_unquoted(read_value(text)) for text in (left, right)]
+    except UsageError:
         return False
+    if all(isinstance(value, float) and math.isnan(value) for value in values):
+        return True
+    return bool(values[0] == values[1])
+
+
+def _unquoted(value: Any) -> Any:
+    """A dtype that was written as a string is a dtype; a tuple is as good as a list."""
+    if isinstance(value, str):
+        with contextlib.suppress(UsageError):
+            return read_value(value)
+    if isinstance(value, list | tuple):
+        return [_unquoted(item) for item in value]
+    return value
 
 
 def _has_values(operand: Operand) -> bool:

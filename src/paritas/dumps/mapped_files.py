@@ -2,6 +2,9 @@
 
 A mapping costs no memory of its own: the pages are those of the system's file cache, which it may
 take back at any time. For few bytes it takes longer to set up and to take down than to read them.
+
+A file must not shrink while it is mapped: whoever touches a page that is gone is ended by the
+system. Writers of dumps append to files, or remove them, which leaves a mapping whole.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 import torch
 
@@ -157,6 +158,20 @@ def test_integers_are_exact():
 @pytest.mark.parametrize(("mine", "same"), [(0.5, True), ([1, 2], False), ("x", False)])
 def test_plain_values_are_equal_or_not(mine, same):
     assert compared(mine, 0.5).status is (Status.IDENTICAL if same else Status.DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    ("mine", "golden"),
+    [
+        ("'torch.float32'", "torch.float32"),
+        ("[1, 0]", "(1, 0)"),
+        ("1", "1.0"),
+        ("float('nan')", "nan"),
+    ],
+)
+def test_tools_spell_a_value_differently(mine, golden):
+    sides = [Operand((msgspec.structs.replace(record(0), value=v),)) for v in (mine, golden)]
+    assert measure(Pair(*sides, "id"), Dump(), Dump()).status is Status.IDENTICAL
 
 
 def test_a_number_that_one_tool_wrote_as_a_tensor_is_a_number():
