@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import paritas
+from paritas.cli.compare import compare
 from paritas.cli.convert import convert
 from paritas.cli.inspect import inspect as inspect_command
+from paritas.cli.report import report
 from paritas.cli.run import run
 from paritas.cli.verify import verify
 from paritas.dumps.reading import Dump
@@ -41,6 +43,7 @@ def test_the_code_runs_as_written(capsys, tmp_path, monkeypatch):
     assert printed[data + 1].startswith(passes)  # of the guard
     assert {record.step for record in Dump.open("dumps/eager").records()} == {0, 1}
     assert any(record.site.kernel for record in Dump.open("dumps/fused").records())
+    assert printed[-1].startswith(("equivalent None ", "identical None "))
     torch.compiler.reset()
 
 
@@ -70,8 +73,10 @@ def test_every_argument_of_a_recording_is_explained():
         (run, "paritas run "),
         (inspect_command, "paritas inspect "),
         (convert, "paritas convert "),
+        (compare, "paritas compare "),
+        (report, "paritas report "),
     ],
-    ids=["verify", "run", "inspect", "convert"],
+    ids=["verify", "run", "inspect", "convert", "compare", "report"],
 )
 def test_every_option_it_names_exists_and_none_is_left_out(command, start):
     text = README.read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+
 import pytest
 import torch
 
@@ -12,9 +14,6 @@ from paritas.errors import UsageError
 from unit.comparison.dying import die_at_three
 from unit.dumps.entries import write_dump
 
-distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-dask = pytest.importorskip("dask")
-
 pytestmark = pytest.mark.slow
 
 
@@ -23,12 +22,22 @@ def address_of(cluster):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def distributed():
+    """Dask's package. To import it changes how every exception is pickled, for other tests too."""
+    before = dict(copyreg.dispatch_table)
+    yield pytest.importorskip("distributed", reason="distributed is not installed")
+    copyreg.dispatch_table.clear()
+    copyreg.dispatch_table.update(before)
+
+
+@pytest.fixture(scope="module")
+def cluster(distributed):
     """A scheduler in this process, and one worker, a process that is started anew if it dies."""
     options = {
         "distributed.scheduler.allowed-failures": 0,
         "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
     }
+    dask = pytest.importorskip("dask")
     with (
         dask.config.set(options),
         distributed.LocalCluster(
@@ -75,7 +84,7 @@ def test_a_cluster_that_does_not_see_the_dump_says_so(tmp_path, cluster):
         list(run_batches(pool, executors.opened, [str(tmp_path / "gone")], ahead=1))
 
 
-def test_a_cluster_without_workers_is_refused(monkeypatch):
+def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):
     monkeypatch.setattr(executors, "_DASK_PATIENCE", "1s")
     with (
         distributed.LocalCluster(
@@ -88,7 +97,7 @@ def test_a_cluster_without_workers_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["localhost:1", "not an address", ""])
-def test_a_scheduler_that_does_not_answer_is_refused(monkeypatch, address):
+def test_a_scheduler_that_does_not_answer_is_refused(monkeypatch, distributed, address):
     monkeypatch.setattr(executors, "_DASK_PATIENCE", "1s")
     with (
         pytest.raises(UsageError, match=r"no scheduler of dask answers|give the scheduler's host"),

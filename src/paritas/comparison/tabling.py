@@ -29,6 +29,8 @@ MOST_REPLAYS = 4000
 # Where these were found, their order is that of the program.
 _IN_ORDER = {"eager", "fx", "fused"}
 
+_GUESS = "matched by order and shape alone: the two may not belong together"
+
 _Key = tuple[int, int]  # of a record: rank and sequence number
 
 
@@ -132,7 +134,9 @@ class Table:
         rows = []
         ends = zip(self.pairs, self._measured, resolved, self.drafts, strict=True)
         for place, (pair, measured, end, draft) in enumerate(ends):
-            limits = "; ".join(filter(None, (measured.limits, self._unreplayed.get(place))))
+            guess = _GUESS if pair.matched_by == "order" else ""
+            known = (measured.limits, self._unreplayed.get(place), guess)
+            limits = "; ".join(filter(None, known))
             told = dataclasses.replace(measured, limits=limits)
             rows.append(_row(place, pair, told, end, draft.sources))
         return rows

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = [
     "first_unequal",
@@ -25,7 +27,7 @@ __all__ = [
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 8
 # Bytes compared at once: few at first, for what differs often does so at once.
-_FEW_BYTES, _BYTES = 1 << 12, 1 << 20
+_FEW_BYTES, _BYTES = 1 << 12, 1 << 21
 _PACKED = torch.float4_e2m1fn_x2  # two numbers to an element: no number of its own
 _UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
@@ -55,25 +57,20 @@ def first_unlike(a: Tensor, b: Tensor) -> slice | None:
 
 def first_unequal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> int | None:
     """The first index at which two flat arrays of one length and integer dtype differ."""
-    length, width = x.size, x.itemsize
-    start, stop = 0, _FEW_BYTES // width
-    plain = _memcmp is not None and length > stop and x.flags.c_contiguous and y.flags.c_contiguous
-    addresses = (x.ctypes.data, y.ctypes.data) if plain else None
-    while start < length:
-        stop = min(stop, length)
-        if (
-            addresses is None
-            or _memcmp is None
-            or not start
-            or _memcmp(
-                addresses[0] + start * width, addresses[1] + start * width, (stop - start) * width
-            )
-        ):
-            differ: np.ndarray[Any, np.dtype[np.bool_]] = x[start:stop] != y[start:stop]
-            if differ.any():
-                return start + int(differ.argmax())
-        start, stop = stop, stop + _BYTES // width
+    start, stop = 0, _FEW_BYTES // x.itemsize
+    while start < x.size:
+        piece, other = x[start:stop], y[start:stop]
+        if not _equal(piece, other):
+            return start + int((piece != other).argmax())
+        start, stop = stop, stop + _BYTES // x.itemsize
     return None
+
+
+def _equal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
+    contiguous = x.flags.c_contiguous and y.flags.c_contiguous
+    if _memcmp is None or x.nbytes <= _FEW_BYTES or not contiguous:
+        return not (x != y).any()
+    return _memcmp(x.ctypes.data, y.ctypes.data, x.nbytes) == 0
 
 
 def _find_memcmp() -> Callable[[int, int, int], int] | None:
