@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from paritas.cli.compare import compare
-from paritas.comparison.rules import Rules
+from paritas.comparison.matching.rules import Rules
 from paritas.numerics.findings import Status
 from paritas.reporting.comparison_columns import COLUMNS
 

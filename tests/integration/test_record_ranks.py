@@ -11,7 +11,7 @@ import textwrap
 import pytest
 import torch
 
-from paritas.comparison.sharding import gather
+from paritas.comparison.sharding.gathering import gather
 from paritas.dumps.reading import Dump
 
 BEGIN = """

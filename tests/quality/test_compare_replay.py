@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import paritas
-from paritas.comparison.dataflow import Calls
-from paritas.comparison.replaying import Replayed, Unreplayed, replay
+from paritas.comparison.replaying.dataflow import Calls
+from paritas.comparison.replaying.replay import Replayed, Unreplayed, replay
 from paritas.dumps.finiteness import is_result
 from paritas.dumps.opening import open_dump
 

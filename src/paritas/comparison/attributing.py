@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paritas.comparison.judging import Measured
-    from paritas.comparison.replaying import Replayed
+    from paritas.comparison.replaying.replay import Replayed
     from paritas.numerics.comparisons import Attributed, Made
     from paritas.numerics.findings import Score
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import torch
 
-from paritas.comparison.aligning import align_steps
-from paritas.comparison.assembling import operands
 from paritas.comparison.attributing import resolve
 from paritas.comparison.diverging import first_divergence, first_non_finite
 from paritas.comparison.executors import executor_of, opened
-from paritas.comparison.matching import match
+from paritas.comparison.matching.aligning import align_steps
+from paritas.comparison.matching.pairing import match
+from paritas.comparison.matching.rules import Rules
 from paritas.comparison.measuring import Sources, details, measure_all
 from paritas.comparison.progress import Progress
-from paritas.comparison.rules import Rules
+from paritas.comparison.sharding.assembling import operands
 from paritas.comparison.tabling import Table
 from paritas.dumps.remote import local_copy
 from paritas.errors import UsageError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from paritas.comparison.judging import Measured
-    from paritas.comparison.matching import Matches
+    from paritas.comparison.matching.pairing import Matches
     from paritas.comparison.operands import Operand, Pair
     from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Site

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.comparison.plain_values import read_value
+from paritas.comparison.replaying.plain_values import read_value
 from paritas.comparison.scoring import is_inexact, noise_of, score
 from paritas.comparison.sides import described, same_digest, with_extremes
 from paritas.comparison.summaries import judge_summaries, summary_of

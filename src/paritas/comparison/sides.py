@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.comparison.shard_recipes import Assembly
+from paritas.comparison.sharding.recipes import Assembly
 from paritas.numerics.comparisons import SideFacts
 
 if TYPE_CHECKING:

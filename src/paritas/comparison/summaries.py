@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from paritas.comparison.shard_recipes import Assembly
-from paritas.comparison.shard_summaries import merge_sketches, merge_statistics
+from paritas.comparison.sharding.recipes import Assembly
+from paritas.comparison.sharding.summaries import merge_sketches, merge_statistics
 from paritas.dumps.records import Record
 from paritas.errors import UsageError
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE

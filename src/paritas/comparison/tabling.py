@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paritas.comparison.attributing import Draft
-from paritas.comparison.dataflow import Calls
 from paritas.comparison.progress import Progress
-from paritas.comparison.replaying import Replayed, Unreplayed, replay
+from paritas.comparison.replaying.dataflow import Calls
+from paritas.comparison.replaying.replay import Replayed, Unreplayed, replay
 from paritas.dumps.finiteness import is_result
 from paritas.numerics.comparisons import Row
 from paritas.numerics.findings import Status

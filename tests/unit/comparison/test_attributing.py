@@ -9,7 +9,7 @@ import torch
 
 from paritas.comparison.attributing import Draft, resolve
 from paritas.comparison.judging import Measured
-from paritas.comparison.replaying import Replayed
+from paritas.comparison.replaying.replay import Replayed
 from paritas.comparison.scoring import noise_of, score
 from paritas.numerics.automatic import Judgement
 from paritas.numerics.comparisons import SideFacts

@@ -1,0 +1,1 @@
+"""Which values of two dumps belong together."""

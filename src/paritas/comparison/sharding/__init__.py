@@ -1,0 +1,1 @@
+"""Values that several ranks share, put back together."""

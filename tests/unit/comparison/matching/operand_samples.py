@@ -1,0 +1,60 @@
+"""Operands of dumps that were never written, for the tests of matching."""
+
+from __future__ import annotations
+
+from paritas.comparison.matching.aligning import align_steps
+from paritas.comparison.matching.pairing import match
+from paritas.comparison.matching.rules import Rules
+from paritas.comparison.operands import Operand
+from paritas.dumps.records import Record, Site, TensorFacts
+
+
+def facts(shape):
+    return TensorFacts(dtype="float32", shape=tuple(shape), stride=(1,) * len(shape))
+
+
+class Side:
+    """Collects the values of one dump, in the order of its program."""
+
+    def __init__(self, source="eager", level="op", step=0, rank=0, graph=""):
+        self.default = {"source": source, "level": level, "graph": graph}
+        self.step, self.rank = step, rank
+        self.operands = []
+
+    def add(self, name, shape=(2, 3), *, value=None, step=None, rank=None, alias_of=None, **site):
+        """A tensor, or a number if `value` is given; other words go to the site.
+
+        What shares memory with another has its values, too.
+        """
+        made = Site(name=name, **{**self.default, **site})
+        record = Record(
+            sequence=len(self.operands),
+            step=self.step if step is None else step,
+            rank=self.rank if rank is None else rank,
+            id=made.id,
+            site=made,
+            tensor=None if value is not None else facts(shape),
+            value=value,
+            alias_of=alias_of,
+            digest=f"{len(self.operands) if alias_of is None else alias_of:032x}",
+        )
+        self.operands.append(Operand((record,)))
+        return self
+
+
+def found(my, golden, rules=None):
+    """Match two sides whose steps have the same numbers."""
+    rules = rules or Rules()
+    steps, _ = align_steps(
+        {one.step for one in my.operands}, {one.step for one in golden.operands}, rules.steps
+    )
+    return match(my.operands, golden.operands, rules, steps)
+
+
+def told(matches):
+    """The pairs: how each was found, my name and the golden name, without what all have."""
+    return [(pair.matched_by, _short(pair.my), _short(pair.golden)) for pair in matches.pairs]
+
+
+def _short(operand):
+    return None if operand is None else operand.record.id.removeprefix("forward/")
