@@ -51,6 +51,8 @@ _FILLS = {
 }  # fmt: skip
 # So many rows get a closer look; that of a first divergence is always among them.
 MOST_DETAILS = 48
+# And no more bytes of them than this, but for the first of them.
+MOST_DETAIL_BYTES = 64 << 20
 
 
 def compare(  # noqa: PLR0913  (each is a choice of the user's)
@@ -249,7 +251,16 @@ def worth_a_look(rows: Sequence[Row]) -> list[int]:
         and not row.figures.identical
         and row.status is not Status.EQUIVALENT
     ]
-    return [row.index for row in sorted(differing, key=rank)[:MOST_DETAILS]]
+    chosen: list[int] = []
+    room = MOST_DETAIL_BYTES
+    for row in sorted(differing, key=rank)[:MOST_DETAILS]:
+        metrics = row.figures.metrics if row.figures is not None else None
+        # Eight bytes stand for both sides; of which dtype they are does not matter here.
+        room -= 8 * metrics.numel if metrics is not None else 0
+        if chosen and room < 0:
+            break
+        chosen.append(row.index)
+    return chosen
 
 
 def _coverage(rows: Sequence[Row], skipped: Sequence[str], alone: Sequence[Pair]) -> Coverage:

@@ -140,9 +140,9 @@ def _plain_values(case: _Case) -> Measured:
 
 
 def _as_text(operand: Operand, dump: ReadableDump, side: SideFacts) -> str | None:
-    if not side.dtype:
+    if side.value is not None or (not side.dtype and operand.record.payload is None):
         return side.value
-    found = operand.read(dump.view)
+    found = operand.read(dump.view)  # or else the reason why that cannot be
     return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
 
 

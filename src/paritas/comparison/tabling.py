@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from paritas.comparison.attributing import Draft
 from paritas.comparison.progress import Progress
 from paritas.comparison.replaying.dataflow import Calls
-from paritas.comparison.replaying.replay import Replayed, Unreplayed, replay
 from paritas.dumps.finiteness import is_result
 from paritas.numerics.comparisons import Row
 from paritas.numerics.findings import Status
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from paritas.comparison.attributing import Resolved
     from paritas.comparison.judging import Measured
     from paritas.comparison.operands import Pair
+    from paritas.comparison.replaying.replay import Replayed
     from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Record
 
@@ -97,7 +97,7 @@ class Table:
 
     def replay(self, tell: Callable[[Progress], None]) -> dict[int, Replayed]:
         """Run operators again whose results differ, to tell what they made from what came in."""
-        wanted = [place for place, draft in enumerate(self.drafts) if self._is_replayable(draft)]
+        wanted = [place for place in range(len(self.drafts)) if self._is_replayable(place)]
         wanted.sort(key=lambda place: self._measured[place].status is not Status.DIFFERENT)
         if len(wanted) > MOST_REPLAYS:
             self.notes.append(
@@ -106,28 +106,37 @@ class Table:
             )
             wanted = wanted[:MOST_REPLAYS]
         found: dict[int, Replayed] = {}
+        if not wanted:
+            return found
+        # Torch's compiler comes with it, which takes seconds that most comparisons need not spend.
+        from paritas.comparison.replaying.replay import Replayed, replay
+
         for done, place in enumerate(wanted):
-            result = self._replay_one(self.pairs[place])
-            if isinstance(result, Replayed):
-                found[place] = result
-            elif result is not None:
-                self._unreplayed[place] = f"not run again: {result.reason}"
+            calls = self._calls(self.pairs[place])
+            if calls is not None:
+                result = replay(*calls, self._my.view, self._golden.view)
+                if isinstance(result, Replayed):
+                    found[place] = result
+                else:
+                    self._unreplayed[place] = f"not run again: {result.reason}"
             tell(Progress(done + 1, len(wanted), 0, 0, "running operators again in float64"))
         return found
 
-    @staticmethod
-    def _is_replayable(draft: Draft) -> bool:
-        return draft.is_result and not draft.measured.settled and draft.measured.nbytes > 0
+    def _is_replayable(self, place: int) -> bool:
+        draft, pair = self.drafts[place], self.pairs[place]
+        if not draft.is_result or draft.measured.settled or not draft.measured.nbytes:
+            return False
+        levels = {one.record.site.level for one in (pair.my, pair.golden) if one is not None}
+        return levels <= {"op", "node", "buffer"}
 
-    def _replay_one(self, pair: Pair) -> Replayed | Unreplayed | None:
+    def _calls(self, pair: Pair) -> tuple[Record, Record, Calls, Calls] | None:
+        """The records of a pair, and the calls among which they are."""
         if pair.my is None or pair.golden is None or pair.my.recipe or pair.golden.recipe:
             return None
         mine, golden = pair.my.record, pair.golden.record
         calls = self._my_calls.get((mine.rank, mine.step))
         others = self._golden_calls.get((golden.rank, golden.step))
-        if calls is None or others is None:
-            return None
-        return replay(mine, golden, calls, others, self._my.view, self._golden.view)
+        return None if calls is None or others is None else (mine, golden, calls, others)
 
     def rows(self, resolved: Sequence[Resolved]) -> list[Row]:
         """The table, with how each row ended."""

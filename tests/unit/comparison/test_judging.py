@@ -181,6 +181,7 @@ def test_a_number_that_one_tool_wrote_as_a_tensor_is_a_number():
 def test_what_cannot_be_read_is_unverified_and_says_why():
     found = compared(UsageError("cut off at byte 12"), normal(4))
     assert (found.status, found.aspect) == (Status.UNVERIFIED, Aspect.HARNESS)
+    assert found.reason == "cut off at byte 12"
     found = measure(
         Pair(Operand((record(normal(4)),)), Operand((record(normal(4)),)), "id"),
         Dump(UsageError("cut off at byte 12")),

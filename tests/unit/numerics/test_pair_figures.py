@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -14,32 +13,19 @@ import torch
 from hypothesis import given
 
 from paritas.errors import UsageError
-from paritas.numerics import pair_chunks
-from paritas.numerics import pair_figures as subject
+from paritas.numerics import ulps
 from paritas.numerics.figures import Extremes
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pair_figures import measure_pair, pair_figures, quick_figures
 from paritas.numerics.pair_sums import BLOCK, dot, total
 from paritas.numerics.statistics import summarize
 from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs, untimed
+from unit.numerics.noisy_pairs import EXACT, LARGE, NARROW, approx, noisy, use_tiny_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-EXACT, NARROW = 1e-12, 1e-6
 WORST = {"max_abs_index", "max_abs_reference", "max_abs_candidate"}
 WIDE = (torch.int64, torch.uint64)
-LARGE = 2 * BLOCK + 1234
-
-
-def approx(value, *, rel=EXACT, absolute=0.0):
-    """Without pytest's own absolute tolerance, to which small numbers are all alike."""
-    return pytest.approx(value, rel=rel, abs=absolute, nan_ok=True)
-
-
-def noisy(numel=LARGE, noise=1e-4, *, scale=1.0, mean=0.0, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    x, e = torch.randn(2, numel, generator=generator, dtype=torch.float64)
-    return tuple((mean + scale * side).to(dtype) for side in (x, x + noise * e))
 
 
 def check(reference, candidate, tolerance=EXACT):
@@ -103,23 +89,9 @@ def mean_ratio(reference, candidate, metrics):
     return ratios.mean().item() if ratios.numel() else 0.0
 
 
-def divergence(reference, candidate):
-    """Of two softmaxes by definition, in 80 digits."""
-    with decimal.localcontext() as context:
-        context.prec = 80
-        r, c = ([decimal.Decimal(x) for x in side.tolist()] for side in (reference, candidate))
-        p, q = ([x.exp() for x in side] for side in (r, c))
-        log_ratio = (sum(p) / sum(q)).ln()
-        weighted = (w * (x - y - log_ratio) for w, x, y in zip(p, r, c, strict=True))
-        return float(sum(weighted) / sum(p))
-
-
 @pytest.fixture
-def tiny_blocks(monkeypatch):
-    """Seven elements a block, and float32 wherever it holds the numbers."""
-    monkeypatch.setattr(pair_chunks, "BLOCK", 7)
-    monkeypatch.setattr(subject, "BLOCK", 7)
-    monkeypatch.setattr(pair_chunks, "_SMALL", 0)
+def _tiny_blocks(monkeypatch):
+    use_tiny_blocks(monkeypatch)
 
 
 # --- any tensors ----------------------------------------------------------------------------------
@@ -143,7 +115,7 @@ def test_figures_are_right_between_different_dtypes(shape, data):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("layout", ["contiguous", "permuted", "stepped", "unaligned"])
-@pytest.mark.usefixtures("tiny_blocks")
+@pytest.mark.usefixtures("_tiny_blocks")
 def test_blocks_are_put_together(dtype, layout):
     reference, candidate = (x.reshape(5, 4, 6) for x in noisy(120, 0.1, dtype=dtype))
     candidate[1] = reference[1]
@@ -260,47 +232,6 @@ def test_sums_in_float32_lose_less_than_a_millionth():
         assert dot(x.numpy(), y.numpy()) == approx(x.double().dot(y.double()).item(), rel=NARROW)
 
 
-# --- divergence -----------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("tiny_blocks")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("noise", [1e-7, 1e-5, 1e-3, 0.01, 0.1, 1.0, 20.0, 300.0])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_divergence_is_right_over_all_sizes_of_differences(dtype, noise, scale):
-    reference, candidate = noisy(60, noise, scale=scale, dtype=dtype)
-    found, expected = pair_figures(reference, candidate), divergence(reference, candidate)
-    loose = 2e-5 if dtype is torch.float32 else 1e-8
-    far = 1e-14 if noise * scale > 5 else 0.0  # then it is a difference of two logarithms after all
-    assert found.kl_divergence == approx(expected, rel=loose, absolute=far)
-
-
-@pytest.mark.usefixtures("tiny_blocks")
-def test_divergence_where_one_element_takes_it_all():
-    reference = torch.linspace(-900, 0, 50, dtype=torch.float64)
-    for place in (0, 25, 49):
-        candidate = reference.clone()
-        candidate[place] = 1500.0
-        expected = divergence(reference, candidate)
-        for pair in ((reference, candidate), (reference.flip(0), candidate.flip(0))):
-            assert pair_figures(*pair).kl_divergence == approx(expected, absolute=1e-12)
-        expected = divergence(candidate, reference)
-        assert pair_figures(candidate, reference).kl_divergence == approx(expected, absolute=1e-12)
-
-
-def test_a_shift_has_no_divergence():
-    reference, _ = noisy(200, dtype=torch.float64)
-    assert pair_figures(reference, reference + 0.125).kl_divergence < 1e-15
-
-
-def test_divergence_of_large_tensors_with_small_weights():
-    # Most weights are so small that products with them would be subnormal.
-    reference, candidate = noisy(noise=1e-4, scale=25.0)
-    r, c = (side.double().log_softmax(0) for side in (reference, candidate))
-    expected = torch.nn.functional.kl_div(c, r, reduction="sum", log_target=True).item()
-    assert pair_figures(reference, candidate).kl_divergence == approx(expected, rel=1e-4)
-
-
 # --- ends -----------------------------------------------------------------------------------------
 
 
@@ -323,6 +254,15 @@ def test_nans_are_the_same_whatever_their_bits(numel):
     assert figures.identical
     candidate[8] += 1.0
     assert not check(reference, candidate, NARROW).identical
+
+
+def test_bits_are_compared_without_the_help_of_the_c_library(monkeypatch):
+    monkeypatch.setattr(ulps, "_memcmp", None)
+    reference, _ = noisy()
+    candidate = reference.clone()
+    assert check(reference, candidate, NARROW).identical
+    candidate[-1] += 1.0
+    assert check(reference, candidate, NARROW).metrics.max_abs_index == (LARGE - 1,)
 
 
 def test_the_first_of_several_largest_differences_is_named():
