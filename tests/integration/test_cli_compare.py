@@ -195,6 +195,22 @@ def test_an_earlier_comparison_is_refused_before_any_work(stub, tmp_path):
     assert stub["my"] == "a"
 
 
+def test_a_url_is_written_to_and_looked_at_before_the_work(stub, golden):
+    import fsspec
+
+    place = "memory://compared/here"
+    arguments = ["compare", "--my-path", "a", "--golden-path", "b", "--output", place]
+    assert f"written to {place}: report.html" in " ".join(paritas(*arguments).output.split())
+    store = fsspec.filesystem("memory")
+    assert store.exists("/compared/here/comparison.csv")
+    stub.clear()
+    again = paritas(*arguments)
+    assert again.exit_code == 2
+    assert "holds an earlier comparison" in again.output
+    assert not stub
+    store.rm("/compared", recursive=True)
+
+
 def test_quiet_says_the_verdict_alone(stub, tmp_path):
     result = paritas(
         "compare", "--my-path", "a", "--golden-path", "b", "--output", tmp_path, "--quiet"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.parameters import KINDS, Assignment, Folder, Span
+from paritas.cli.parameters import KINDS, Assignment, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +29,8 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
     "--output",
     default=".",
     show_default="the current directory",
-    type=Folder(),
-    help="Where the table and the report go.",
+    metavar="DIR",
+    help="Where the table and the report go: a folder, or a URL.",
 )
 @click.option("--my-kind", type=KINDS, help="Which tool made it; found out unless it is given.")
 @click.option("--golden-kind", type=KINDS, help="Likewise.")
@@ -78,7 +79,7 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     ctx: click.Context,
     /,
     *,
-    output: Path,
+    output: str,
     ranks: tuple[tuple[int, int], ...],
     no_replay: bool,
     parquet: bool,
@@ -97,13 +98,11 @@ def compare(  # noqa: PLR0913  (what is not handed on)
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    from paritas.reporting import comparison_files
-
-    comparison_files.check_output(output, overwrite=overwrite, parquet=parquet)
+    _check_output(output, overwrite=overwrite, parquet=parquet)
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
-    written = comparison_files.write_all(output, found, parquet=parquet, html=not no_html)
-    _show(found, written, quiet=quiet)
+    names = _write(output, found, parquet=parquet, html=not no_html)
+    _show(found, f"written to {output}: {', '.join(names)}", quiet=quiet)
     ctx.exit(found.exit_code)
 
 
@@ -119,15 +118,36 @@ def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
         return comparing.compare(my, golden, progress=tell, **asked)
 
 
-def _show(comparison: Comparison, written: tuple[Path, ...], *, quiet: bool) -> None:
+def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
+    """Refuse what could not be written, before the work."""
+    from paritas.dumps.remote import is_url, names_at
+    from paritas.reporting import comparison_files
+
+    if not is_url(output):
+        comparison_files.check_output(Path(output), overwrite=overwrite, parquet=parquet)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        comparison_files.check_output(Path(folder), parquet=parquet)
+    comparison_files.check_names(output, names_at(output), overwrite=overwrite)
+
+
+def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) -> list[str]:
+    from paritas.dumps.remote import is_url, write_to
+    from paritas.reporting import comparison_files
+
+    if not is_url(output):
+        written = comparison_files.write_all(Path(output), comparison, parquet=parquet, html=html)
+        return [path.name for path in written]
+    with tempfile.TemporaryDirectory() as folder:
+        written = comparison_files.write_all(Path(folder), comparison, parquet=parquet, html=html)
+        write_to(output, Path(folder))
+    return [path.name for path in written]
+
+
+def _show(comparison: Comparison, remark: str, *, quiet: bool) -> None:
     from rich.console import Console
 
-    from paritas.reporting.comparison_summary import report
-    from paritas.reporting.terminal import last_line
+    from paritas.reporting.comparison_summary import report, verdict_line
 
-    if quiet:
-        Console(highlight=False).print(last_line(comparison.verdict), crop=False)
-        return
-    folder = written[0].parent
-    files = f"written to {folder}: {', '.join(path.name for path in written)}"
-    Console(highlight=False).print(report(comparison, files), crop=False)
+    shown = verdict_line(comparison) if quiet else report(comparison, remark)
+    Console(highlight=False).print(shown, crop=False, soft_wrap=quiet)

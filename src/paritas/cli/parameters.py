@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
 
-__all__ = ["KINDS", "Assignment", "Folder", "Span"]
+__all__ = ["KINDS", "Assignment", "Span"]
 
 # Those of `paritas.dumps.opening`, which would import torch.
 KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
-
-
-class Folder(click.ParamType[Path]):
-    """A folder of this machine; a URL would become one of a strange name."""
-
-    name = "DIR"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Refuse a URL."""
-        if "://" in str(value):
-            self.fail(f"{value!r} is a URL: name a folder of this machine", param, ctx)
-        return Path(value)
 
 
 class Span(click.ParamType[tuple[int, int]]):

@@ -29,6 +29,8 @@ MOST_REPLAYS = 4000
 # Where these were found, their order is that of the program.
 _IN_ORDER = {"eager", "fx", "fused"}
 
+# What is one operator, or a few: it can be run again.
+_OPERATORS = {"op", "node", "buffer"}
 _GUESS = "matched by order and shape alone: the two may not belong together"
 
 _Key = tuple[int, int]  # of a record: rank and sequence number
@@ -126,8 +128,15 @@ class Table:
         draft, pair = self.drafts[place], self.pairs[place]
         if not draft.is_result or draft.measured.settled or not draft.measured.nbytes:
             return False
-        levels = {one.record.site.level for one in (pair.my, pair.golden) if one is not None}
-        return levels <= {"op", "node", "buffer"}
+        found = [
+            (one.record, dump)
+            for one, dump in ((pair.my, self._my), (pair.golden, self._golden))
+            if one is not None
+        ]
+        return all(
+            record.site.level in _OPERATORS and not _is_of_other_code(record, dump)
+            for record, dump in found
+        )
 
     def _calls(self, pair: Pair) -> tuple[Record, Record, Calls, Calls] | None:
         """The records of a pair, and the calls among which they are."""
@@ -192,6 +201,20 @@ def _row(
         made=end.made,
         sources=sources,
     )
+
+
+def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
+    """Whether a result comes from code that rounds unlike the code whose buffers were recorded.
+
+    What a fused graph gives is taken from the code as it would run unwatched. Where watching it
+    changed its results, buffers and results are not those of one and the same code.
+    """
+    site = record.site
+    if site.source != "fused" or site.level != "node":
+        return False
+    label = f"{site.graph} {site.phase}"
+    observed = dump.header(record.rank).observed
+    return any(one.graph == label and one.status != "unchanged" for one in observed)
 
 
 def _call(record: Record) -> str:

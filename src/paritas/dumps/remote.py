@@ -20,7 +20,7 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["is_url", "local_copy", "write_to"]
+__all__ = ["is_url", "local_copy", "names_at", "write_to"]
 
 # A scheme has two letters at least: one is a drive of Windows'.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
@@ -80,6 +80,19 @@ def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
             store.makedirs(posixpath.dirname(there), exist_ok=True)
             with file.open("rb") as read, store.open(there, "wb") as written:
                 shutil.copyfileobj(read, written, _BLOCK)
+
+
+def names_at(url: str) -> set[str]:
+    """The names of what is at a URL; none where nothing is there yet.
+
+    Raises:
+        UsageError: it cannot be reached.
+    """
+    with _naming(url):
+        store, root = _reached(url)
+        if not store.exists(root):
+            return set()
+        return {posixpath.basename(str(name).rstrip("/")) for name in store.ls(root, detail=False)}
 
 
 @contextlib.contextmanager

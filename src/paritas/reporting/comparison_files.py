@@ -15,11 +15,21 @@ from paritas.errors import UsageError
 from paritas.reporting.json_file import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from paritas.numerics.comparisons import Comparison
 
-__all__ = ["CSV", "HTML", "JSON", "PARQUET", "check_output", "read", "write_all", "write_html"]
+__all__ = [
+    "CSV",
+    "HTML",
+    "JSON",
+    "PARQUET",
+    "check_names",
+    "check_output",
+    "read",
+    "write_all",
+    "write_html",
+]
 
 JSON, CSV, PARQUET, HTML = (
     "comparison.json",
@@ -39,21 +49,31 @@ def check_output(folder: Path, *, overwrite: bool = False, parquet: bool = False
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write to {str(folder)!r}: it is a file; name a folder")
-    earlier = [name for name in _ALL if os.path.lexists(folder / name)]
-    if earlier and not overwrite:
-        raise UsageError(
-            f"{str(folder)!r} holds an earlier comparison ({', '.join(earlier)}): name another "
-            "folder, or replace it with --overwrite"
-        )
+    there = {name for name in _ALL if os.path.lexists(folder / name)}
+    check_names(str(folder), there, overwrite=overwrite)
     for name in _ALL:
         if (folder / name).is_dir():
             raise UsageError(f"cannot write {str(folder / name)!r}: it is a directory")
-    there = next(parent for parent in _upwards(folder) if parent.exists())
-    check_writable(there / f"{JSON}.tried")
+    above = next(parent for parent in _upwards(folder) if parent.exists())
+    check_writable(above / f"{JSON}.tried")
     if parquet:
         from paritas.reporting.comparison_parquet import check_installed
 
         check_installed()
+
+
+def check_names(place: str, there: Collection[str], *, overwrite: bool) -> None:
+    """Refuse a place in which files of an earlier comparison are.
+
+    Raises:
+        UsageError: so it is, and they are not to be replaced.
+    """
+    earlier = [name for name in _ALL if name in there]
+    if earlier and not overwrite:
+        raise UsageError(
+            f"{place!r} holds an earlier comparison ({', '.join(earlier)}): name another "
+            "folder, or replace it with --overwrite"
+        )
 
 
 def _upwards(folder: Path) -> Iterator[Path]:

@@ -86,12 +86,12 @@ def report(comparison: Comparison, *remarked: str) -> Group:
         parts += [*lines, Text()] if lines else []
     parts += remarks(verdict)
     parts += [Text(words) for words in remarked]
-    return Group(*parts, _last_line(comparison, verdict))
+    return Group(*parts, verdict_line(comparison))
 
 
-def _last_line(comparison: Comparison, verdict: Verdict) -> Text:
+def verdict_line(comparison: Comparison) -> Text:
     """The verdict in one line; equal statistics are not equal bits."""
-    line = last_line(verdict)
+    line = last_line(comparison.verdict)
     few = comparison.of_summaries
     if not few:
         return line

@@ -6,17 +6,12 @@ import click
 import pytest
 
 from paritas.cli.compare import DIMS, RENAME, RULE
-from paritas.cli.parameters import KINDS, Folder, Span
+from paritas.cli.parameters import KINDS, Span
 from paritas.dumps import opening
 
 
 def test_every_kind_of_dump_can_be_named():
     assert tuple(KINDS.choices) == opening.KINDS
-
-
-def test_a_url_is_no_folder():
-    with pytest.raises(click.BadParameter, match="'s3://a/b' is a URL"):
-        Folder().convert("s3://a/b", None, None)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("3", (3, 3)), ("0-4", (0, 4)), ("2-2", (2, 2))])
