@@ -145,7 +145,7 @@ def test_every_option_reaches_the_comparison(stub, tmp_path):
         *("--rule", "attn: max_abs < 1", "--rename", r"^m\.=t.", "--rename", "x=y"),
         *("--dims", "q: b s[cp]", "--mesh", "tp=2,cp=2", "--steps", "0-4", "--steps", "1:0"),
         *("-r", "0-1", "--ranks", "5", "--rank", "7", "--ignore", "rotary", "--unmatched", "list"),
-        *("--no-replay", "--strict", "--executor", "dask://host:1", "--jobs", "3"),
+        *("--no-replay", "--quick", "--strict", "--executor", "dask://host:1", "--jobs", "3"),
     ]
     result = paritas("compare", *options)
     assert result.exit_code == 1, result.output
@@ -165,6 +165,7 @@ def test_every_option_reaches_the_comparison(stub, tmp_path):
         "ignore": ("rotary",),
         "unmatched": "list",
         "replay": False,
+        "quick": True,
         "strict": True,
         "executor": "dask://host:1",
         "jobs": 3,

@@ -30,7 +30,7 @@ def scaled(value: Tensor) -> Tensor:
 
 
 def first_row_lost(value: Tensor) -> Tensor:
-    kept = value.clone()
+    kept = value.clone(memory_format=torch.contiguous_format)
     kept.view(-1)[: max(1, value.numel() // max(1, value.shape[0] if value.dim() else 1))] = 0
     return kept
 
@@ -44,7 +44,7 @@ def offset(value: Tensor) -> Tensor:
 
 
 def one_element(value: Tensor) -> Tensor:
-    kept = value.clone()
+    kept = value.clone(memory_format=torch.contiguous_format)
     flat = kept.view(-1)
     flat[flat.abs().argmax()] *= 1.1
     return kept

@@ -61,6 +61,7 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
     help="What a value without a counterpart is: a failure, or listed only.",
 )
 @click.option("--no-replay", is_flag=True, help="Run no operator again: faster, tells less.")
+@click.option("--quick", is_flag=True, help="Few figures of rows that surely pass: faster.")
 @click.option("--strict", is_flag=True, help="Count unstable rows as failures.")
 @click.option(
     "--executor",

@@ -149,7 +149,7 @@ def _same_difference(left: Measured, right: Measured) -> bool:
         return left.distance == right.distance and left.status is right.status
     one, other = left.figures.metrics, right.figures.metrics
     if one is None or other is None:
-        return one is other
+        return one is other and left.distance == right.distance
     return (one.rel_l2, one.max_abs, one.mismatched, one.nonfinite_mismatches) == (
         other.rel_l2,
         other.max_abs,

@@ -71,6 +71,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
     ignore: Sequence[str] = (),
     unmatched: Literal["fail", "list"] = "fail",
     replay: bool = True,
+    quick: bool = False,
     strict: bool = False,
     executor: str | Executor = "threads",
     jobs: int | None = None,
@@ -94,6 +95,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         unmatched: whether a value without counterpart fails, or is only listed.
         replay: run operators again in float64, where their inputs are recorded, to tell the error
             they made from that which came in.
+        quick: tell of rows that surely pass only how far they are off, not all figures.
         strict: `unstable` fails, too.
         executor: `"threads"`, `"processes"`, `"dask://host:port"`, or an executor of yours.
         jobs: how many workers; as many as there are processors, unless given.
@@ -126,7 +128,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
         sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
         with executor_of(executor, jobs) as (pool, workers):
-            measured = _measured(pool, workers, sources, pairs, chosen, tell)
+            measured = _measured(pool, workers, sources, pairs, chosen, tell, quick=quick)
             table = Table(mine, theirs, pairs, measured)
             replays = table.replay(tell) if replay else {}
             rows = table.rows(resolve(table.drafts, replays))
@@ -200,6 +202,8 @@ def _measured(
     pairs: Sequence[Pair],
     rules: Rules,
     tell: Tell,
+    *,
+    quick: bool,
 ) -> list[Measured]:
     found: list[Measured] = []
     nbytes = failing = 0
@@ -208,7 +212,7 @@ def _measured(
         record = pair.leading.record
         return rules.requirement_for(record.id, record.site.module)
 
-    for batch in measure_all(pool, workers, sources, pairs, requirement):
+    for batch in measure_all(pool, workers, sources, pairs, requirement, quick=quick):
         found += batch
         nbytes += sum(item.nbytes for item in batch)
         failing += sum(not item.status.passes() for item in batch)

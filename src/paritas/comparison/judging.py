@@ -15,14 +15,15 @@ import msgspec
 import torch
 
 from paritas.comparison.replaying.plain_values import read_value
-from paritas.comparison.scoring import is_inexact, noise_of, score
-from paritas.comparison.sides import described, same_digest, with_extremes
+from paritas.comparison.scoring import is_inexact, noise_of, score, surely_passes
+from paritas.comparison.sides import as_read, described, same_digest
 from paritas.comparison.summaries import judge_summaries, summary_of
 from paritas.errors import ParitasError, UsageError
 from paritas.numerics import criterion
 from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.figures import PairFigures
 from paritas.numerics.findings import Aspect, Score, Status
-from paritas.numerics.pair_figures import pair_figures
+from paritas.numerics.pair_figures import pair_figures, quick_figures
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from paritas.comparison.operands import Operand, Pair
     from paritas.dumps.opening import ReadableDump
     from paritas.numerics.comparisons import SideFacts
-    from paritas.numerics.figures import PairFigures
     from paritas.numerics.requirements import Requirement
 
 __all__ = ["Measured", "measure"]
@@ -84,11 +84,17 @@ class _Case:
 
 
 def measure(
-    pair: Pair, my: ReadableDump, golden: ReadableDump, requirement: Requirement | None = None
+    pair: Pair,
+    my: ReadableDump,
+    golden: ReadableDump,
+    requirement: Requirement | None = None,
+    *,
+    quick: bool = False,
 ) -> Measured:
     """Measure a pair and judge it by itself.
 
-    Whatever goes wrong with it is told as its status; the other pairs go on.
+    Whatever goes wrong with it is told as its status; the other pairs go on. With `quick`, a pair
+    that surely passes is told by the few figures that show it.
     """
     if pair.my is None or pair.golden is None:
         return _without_counterpart(pair, my.kind, golden.kind)
@@ -98,7 +104,7 @@ def measure(
         if not (sides[0].dtype and sides[1].dtype):
             return _plain_values(case)
         if _has_values(pair.my) and _has_values(pair.golden):
-            return _tensors(case, requirement)
+            return _tensors(case, requirement, quick=quick and requirement is None)
         return _summaries(case)
     except (ParitasError, OSError, RuntimeError, ValueError) as error:
         # Replicas that should be one and the same, and are not.
@@ -174,7 +180,7 @@ def _has_values(operand: Operand) -> bool:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _tensors(case: _Case, requirement: Requirement | None) -> Measured:
+def _tensors(case: _Case, requirement: Requirement | None, *, quick: bool) -> Measured:
     reference = case.golden.read(case.golden_dump.view)
     same = same_digest(case.my, case.golden)
     candidate = reference if same else case.my.read(case.my_dump.view)
@@ -193,10 +199,14 @@ def _tensors(case: _Case, requirement: Requirement | None) -> Measured:
     if candidate.shape != reference.shape:
         limits = "the shapes differ by dimensions of length 1"
         candidate = candidate.reshape(reference.shape)
+    if quick:
+        found = _quickly(case, reference, candidate, limits)
+        if found is not None:
+            return found
     figures = pair_figures(reference, candidate)
     facts: dict[str, Any] = {
-        "my": with_extremes(case.my_facts, figures.candidate, candidate),
-        "golden": with_extremes(case.golden_facts, figures.reference, reference),
+        "my": as_read(case.my_facts, candidate, figures.candidate),
+        "golden": as_read(case.golden_facts, reference, figures.reference),
         "figures": figures,
         "nbytes": candidate.nbytes + reference.nbytes,
         "limits": limits,
@@ -212,6 +222,29 @@ def _tensors(case: _Case, requirement: Requirement | None) -> Measured:
     else:
         facts |= _floats(reference, candidate, figures)
     return case.measured(**facts)
+
+
+def _quickly(case: _Case, reference: Tensor, candidate: Tensor, limits: str) -> Measured | None:
+    """What a cheap pass settles: the same bits, or a difference well within the noise."""
+    found = quick_figures(reference, candidate)
+    facts: dict[str, Any] = {
+        "my": as_read(case.my_facts, candidate),
+        "golden": as_read(case.golden_facts, reference),
+        "figures": PairFigures(identical=found.identical, quick=found),
+        "nbytes": candidate.nbytes + reference.nbytes,
+        "limits": limits,
+        "distance": found.rel_l2,
+    }
+    if found.identical:
+        return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
+    if not (is_inexact(reference) or is_inexact(candidate)):
+        return None
+    noise, words = noise_of(reference, candidate)
+    passes = surely_passes(found, noise)
+    if passes is None:
+        return None
+    facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}
+    return case.measured(Status.EQUIVALENT, **facts)
 
 
 def _misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[Aspect, str] | None:

@@ -45,6 +45,7 @@ class _Batch:
     sources: Sources
     pairs: tuple[Pair, ...]
     requirements: tuple[Requirement | None, ...]
+    quick: bool = False
 
 
 def measure_all(
@@ -53,12 +54,17 @@ def measure_all(
     sources: Sources,
     pairs: Sequence[Pair],
     requirement_for: Callable[[Pair], Requirement | None],
+    *,
+    quick: bool,
 ) -> Iterator[list[Measured]]:
     """Measure all pairs, batch by batch, in their order.
 
     A batch whose worker died is measured no further: its pairs are unverified, and say why.
     """
-    batches = _batches(sources, pairs, requirement_for)
+    batches = (
+        dataclasses.replace(batch, quick=quick)
+        for batch in _batches(sources, pairs, requirement_for)
+    )
     for batch, result in run_batches(executor, _measure_batch, batches, ahead=2 * workers):
         if isinstance(result, Failed):
             yield [_lost(pair, batch.sources, result) for pair in batch.pairs]
@@ -107,7 +113,7 @@ def _measure_batch(batch: _Batch) -> list[Measured]:
     my = opened(batch.sources.my, batch.sources.my_kind)
     golden = opened(batch.sources.golden, batch.sources.golden_kind)
     return [
-        measure(pair, my, golden, requirement)
+        measure(pair, my, golden, requirement, quick=batch.quick)
         for pair, requirement in zip(batch.pairs, batch.requirements, strict=True)
     ]
 

@@ -13,9 +13,9 @@ from paritas.numerics.findings import Score
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.numerics.figures import PairFigures
+    from paritas.numerics.figures import PairFigures, QuickFigures
 
-__all__ = ["is_inexact", "noise_of", "score"]
+__all__ = ["is_inexact", "noise_of", "score", "surely_passes"]
 
 
 def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
@@ -47,6 +47,20 @@ def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noi
         )
         found = criterion.score(mine, truth, noise).score
     return found
+
+
+def surely_passes(found: QuickFigures, noise: Noise) -> Score | None:
+    """The score of a pair that passes whatever else would be found of it, or None."""
+    least = noise.relative * found.rms_reference + noise.step
+    if found.nonfinite_mismatches or not (least > 0 and found.max_abs <= RMS_Z * least):
+        return None
+    return Score(
+        max_z=found.max_abs / least,
+        max_limit=MAX_Z,
+        rms_z=found.rmse / least,
+        rms_limit=RMS_Z,
+        noise=f"{noise.source}; at most these",
+    )
 
 
 def is_inexact(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paritas.numerics.figures import Extremes
     from paritas.numerics.statistics import Statistics
 
-__all__ = ["described", "same_digest", "with_extremes"]
+__all__ = ["as_read", "described", "same_digest"]
 
 _OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -43,15 +43,15 @@ def described(operand: Operand, kind: str) -> SideFacts:
     )
 
 
-def with_extremes(side: SideFacts, extremes: Extremes, tensor: Tensor) -> SideFacts:
+def as_read(side: SideFacts, tensor: Tensor, extremes: Extremes | None = None) -> SideFacts:
     """The same, with what was found when the values were read."""
+    read = msgspec.structs.replace(
+        side, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)
+    )
+    if extremes is None:
+        return read
     return msgspec.structs.replace(
-        side,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        minimum=extremes.minimum,
-        maximum=extremes.maximum,
-        mean=extremes.mean,
+        read, minimum=extremes.minimum, maximum=extremes.maximum, mean=extremes.mean
     )
 
 

@@ -182,10 +182,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def rel_l2(self) -> float | None:
         """Norm of the difference over that of the golden side; None where it is not known."""
-        if self.figures is None:
-            return None
-        metrics = self.figures.metrics
-        return (0.0 if self.figures.identical else None) if metrics is None else metrics.rel_l2
+        return None if self.figures is None else self.figures.rel_l2
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

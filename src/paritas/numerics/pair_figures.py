@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paritas.numerics.figures import Extremes, PairFigures
+from paritas.numerics.figures import Extremes, PairFigures, QuickFigures
 from paritas.numerics.floats import check_dtype, holds_numbers, in_order_of_memory
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pair_careful import careful_figures, careful_span
@@ -25,7 +25,7 @@ from paritas.numerics.pair_sums import BLOCK, ROOM, Array, dot, widened
 from paritas.numerics.pair_totals import PairTotals
 from paritas.numerics.ulps import has_ulps
 
-__all__ = ["PairMeasure", "QuickFigures", "measure_pair", "pair_figures", "quick_figures"]
+__all__ = ["PairMeasure", "measure_pair", "pair_figures", "quick_figures"]
 
 _WIDE_INTEGERS = {torch.int64, torch.uint64}
 _EXACT_INTEGER = 2.0**53
@@ -40,26 +40,6 @@ class PairMeasure(NamedTuple):
 
     figures: PairFigures
     rms_reference: float
-
-
-class QuickFigures(NamedTuple):
-    """What a cheap pass tells; differences are those of `Metrics`, and fail closed likewise.
-
-    Attributes:
-        identical: whether all bits are the same (all NaNs count as the same).
-        max_abs: largest absolute difference.
-        rel_l2: norm of the difference over the norm of the reference.
-        rmse: root mean square difference.
-        rms_reference: root mean square of the reference's finite values; NaN if there is none.
-        nonfinite_mismatches: positions where one is NaN or infinite and the other not the same.
-    """
-
-    identical: bool
-    max_abs: float
-    rel_l2: float
-    rmse: float
-    rms_reference: float
-    nonfinite_mismatches: int
 
 
 def pair_figures(reference: Tensor, candidate: Tensor) -> PairFigures:

@@ -79,6 +79,10 @@ def _row(field: str) -> Callable[[Comparison, Row], Value]:
     return get
 
 
+# What a cheap pass tells as well.
+_QUICK = {"max_abs", "rel_l2"}
+
+
 def _metric(field: str, *, same: float | None) -> Callable[[Comparison, Row], Value]:
     """A metric; `same` is what it is between two sides whose bits are the same."""
 
@@ -86,6 +90,9 @@ def _metric(field: str, *, same: float | None) -> Callable[[Comparison, Row], Va
         if row.figures is None:
             return None
         metrics: Metrics | None = row.figures.metrics
+        if metrics is None and field in _QUICK:
+            quick: Value = getattr(row.figures, field)
+            return quick
         if metrics is None:
             return same if row.figures.identical else None
         found: Value = getattr(metrics, field)

@@ -204,6 +204,31 @@ def test_a_value_without_counterpart_is_unverified_and_names_the_nearest():
     assert found.reason.endswith("nothing of the golden side matches; nearest there: mm_1")
 
 
+def quickly(mine, golden):
+    sides = [Operand((record(value),)) for value in (mine, golden)]
+    return measure(Pair(*sides, "id"), Dump(mine), Dump(golden), quick=True)
+
+
+def test_quickly_a_pair_that_surely_passes_has_but_few_figures():
+    golden = normal(64, 64)
+    found = quickly(golden * (1 + 2**-23), golden)
+    assert found.status is Status.EQUIVALENT
+    assert found.figures.metrics is None
+    assert found.figures.max_abs == pytest.approx(2**-23 * float(golden.abs().max()), rel=0.1)
+    assert found.score.passed
+    assert quickly(golden, golden).status is Status.IDENTICAL
+
+
+@pytest.mark.parametrize("fault", [1.001, math.nan])
+def test_quickly_a_pair_that_does_not_surely_pass_is_looked_at_as_ever(fault):
+    golden, mine = normal(64, 64), normal(64, 64)
+    mine[3] *= fault
+    found, expected = quickly(mine, golden), compared(mine, golden)
+    assert found.status is Status.DIFFERENT
+    assert found.reason == expected.reason
+    assert found.figures.metrics.mismatched == expected.figures.metrics.mismatched
+
+
 def test_a_rule_decides():
     golden = normal(64, 64)
     assert compared(golden * 1.01, golden, "rel_l2 < 0.1").status is Status.EQUIVALENT

@@ -35,12 +35,7 @@ def _of_figures(name: str) -> Callable[[Row], float | None]:
 
 
 def _max_abs(row: Row) -> float | None:
-    """Of rows that are the same bit for bit nothing is measured: there is nothing to measure."""
-    if row.figures is None:
-        return None
-    if row.figures.metrics is not None:
-        return row.figures.metrics.max_abs
-    return 0.0 if row.figures.identical else None
+    return None if row.figures is None else row.figures.max_abs
 
 
 def _extreme(side: SideFacts | None, row: Row, measured_as: str, name: str) -> float | None:
