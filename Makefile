@@ -50,6 +50,20 @@ demo: $(VENV)/.installed ## Install paritas and show what it does
 test: lint types layers ## Run every check, then the tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
+# What may fail without harm: the tests that need a browser then skip, and say so.
+.PHONY: browser
+browser: ## Install Chromium where it is missing (Debian, as root), for the tests of the report
+	@command -v chromium >/dev/null || { \
+		timeout 60 apt-get -qq update && \
+		timeout 180 apt-get -qqy install --no-install-recommends chromium >/dev/null; \
+	} || echo "no Chromium here, and it cannot be installed: tests of the report will skip"
+
+.PHONY: test-oracle
+test-oracle: $(VENV)/.installed-test ## Install mindstudio-probe and compare its figures with ours
+	@$(PIP) -e '.[oracle]'
+	$(TEST_ENV) $(BIN)/python -m pytest tests/integration/test_msprobe_real.py \
+		tests/integration/test_compare_msprobe.py $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-test ## Check style and formatting
 	$(BIN)/ruff check --quiet
