@@ -65,9 +65,7 @@ def ask_page(page: str, folder: Path, steps: str) -> dict:
     """Load a page, run steps of JavaScript that fill in `said`, and give that back."""
     browser = find_chromium()
     if browser is None:
-        pytest.skip(
-            "no Chromium: `make browser` installs Debian's; or set PARITAS_CHROMIUM to one"
-        )
+        pytest.skip("no Chromium: `make browser` installs Debian's; or set PARITAS_CHROMIUM to one")
     file = folder / "page.html"
     assert "<head>\n" in page
     driven = page.replace("<head>\n", f"<head>\n{DRIVER.replace('STEPS', steps)}", 1)
