@@ -123,11 +123,19 @@ class Calls:
         if record.tensor is None:
             return
         if not result or call.is_given or not call.given:
-            origin = None if result else self._named_origin(record)
+            origin = self._buffer_of(record) if result else self._named_origin(record)
             origin = origin or seen.nearest(record)
             if origin is not None and self._of.get(origin.sequence) is not call:
                 self._origins[record.sequence] = origin
         seen.add(record, result=result and not call.is_given)
+
+    def _buffer_of(self, record: Record) -> Record | None:
+        """The buffer that what a fused graph gives is taken from."""
+        site = record.site
+        if site.source != "fused" or site.level != "node" or not site.nodes:
+            return None
+        found = self._values.get((scope_of(site), site.nodes[-1]))
+        return None if found is None or found.site.level != "buffer" else found
 
     def _named_origin(self, record: Record) -> Record | None:
         """What made an input, where its site says which node that is."""

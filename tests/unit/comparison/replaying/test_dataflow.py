@@ -73,6 +73,16 @@ def test_all_that_one_kernel_wrote_comes_from_all_that_it_read():
     assert names(calls.sources(tape.find("add", "input"))) == ["exp/output.0"]
 
 
+def test_what_a_fused_graph_gives_comes_from_the_buffer_though_other_code_rounded_it():
+    tape = Tape()
+    x = torch.ones(4)
+    tape.kernel("fused_0", {"x": x}, {("exp",): x.exp()})
+    site = Site(source="fused", level="node", name="exp", graph="graph_0", nodes=("exp",))
+    given = tape.put(site, x.exp() * (1 + 2**-20))
+    (source,) = tape.calls.sources(given)
+    assert (source.site.level, source.site.name) == ("buffer", "exp")
+
+
 def test_an_operator_of_eager_code_is_given_what_an_earlier_one_gave_with_the_same_bits():
     tape = Tape()
     x = torch.randn(3)
