@@ -40,7 +40,9 @@ class Recorded:
 def record(path, train=False, **options):
     torch.compiler.reset()
     torch.manual_seed(0)
-    model, x = Block(), torch.randn(4, 16)
+    # In half precision graphs hand statistics in float32 to one another.
+    dtype = torch.bfloat16 if train else torch.float32
+    model, x = Block().to(dtype), torch.randn(4, 16).to(dtype)
     with paritas.record(path, **options) as backend, torch.set_grad_enabled(train):
         result = torch.compile(model, backend=backend)(x)
         if train:

@@ -80,18 +80,40 @@ class Resolved:
 
 
 def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Resolved]:
-    """Resolve all rows, in the order of the program."""
-    found: list[Resolved] = []
-    for place, draft in enumerate(drafts):
-        found.append(_resolve(place, draft, drafts, found, replays.get(place)))
-    return found
+    """Resolve all rows, each after those that it was computed from."""
+    found: dict[int, Resolved] = {}
+    for place in _in_order(drafts):
+        found[place] = _resolve(drafts[place], drafts, found, replays.get(place))
+    return [found[place] for place in range(len(drafts))]
+
+
+def _in_order(drafts: Sequence[Draft]) -> list[int]:
+    """Sources first, whatever the order of the table: a fused kernel reads what is told later."""
+    order: list[int] = []
+    seen: set[int] = set()
+    for start in range(len(drafts)):
+        waiting = [(start, False)]
+        while waiting:
+            place, is_ready = waiting.pop()
+            if is_ready:
+                order.append(place)
+            elif place not in seen:
+                seen.add(place)
+                waiting.append((place, True))
+                waiting += [(source, False) for source in _needed(drafts[place])]
+    return order
+
+
+def _needed(draft: Draft) -> tuple[int, ...]:
+    if draft.sources or draft.neighbour is None:
+        return draft.sources
+    return (draft.neighbour,)
 
 
 def _resolve(
-    place: int,
     draft: Draft,
     drafts: Sequence[Draft],
-    found: list[Resolved],
+    found: Mapping[int, Resolved],
     replayed: Replayed | None,
 ) -> Resolved:
     measured = draft.measured
@@ -106,7 +128,8 @@ def _resolve(
         return dataclasses.replace(plain, own=0.0, inherited=0.0)
     if measured.status is Status.UNVERIFIED:
         return plain
-    sources = [source for source in draft.sources if source < place]
+    # One that is missing here is part of a ring, and tells nothing.
+    sources = [source for source in draft.sources if source in found]
     failing = [source for source in sources if found[source].fails]
     if not draft.is_result:
         return _argument(draft, plain, sources, drafts, found)
@@ -120,7 +143,7 @@ def _argument(
     plain: Resolved,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: list[Resolved],
+    found: Mapping[int, Resolved],
 ) -> Resolved:
     """What a call was given is what another call gave, unless something happened on the way."""
     if not sources or found[sources[0]].status is Status.UNVERIFIED:
@@ -206,9 +229,10 @@ def _estimated(
     plain: Resolved,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: list[Resolved],
+    found: Mapping[int, Resolved],
 ) -> Resolved:
-    used = sources or ([] if draft.neighbour is None else [draft.neighbour])
+    near = draft.neighbour
+    used = sources or ([near] if near is not None and near in found else [])
     if not used:
         return plain
     failing = [source for source in used if found[source].fails]

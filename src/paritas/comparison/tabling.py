@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from paritas.comparison.attributing import Resolved
     from paritas.comparison.judging import Measured
-    from paritas.comparison.operands import Pair
+    from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.replaying.replay import Replayed
     from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Record
@@ -68,16 +68,23 @@ class Table:
     def _drafts(self) -> list[Draft]:
         found: list[Draft] = []
         before: dict[tuple[int, int | None, str, str], int] = {}
+        made: dict[tuple[object, ...], int] = {}
         for place, (pair, measured) in enumerate(zip(self.pairs, self._measured, strict=True)):
             record = pair.leading.record
             site = record.site
-            given = is_result(site)
+            # What a graph is given was made by another, or comes from outside of all.
+            gave = is_result(site) and site.op != "placeholder"
             key = (record.step, _rank(pair), site.phase, site.level)
             sources = self._sources(pair, place)
+            value = _value(pair.my)
+            if not sources and not gave and value in made:
+                sources = (made[value],)  # of an earlier step
             neighbour = before.get(key) if site.source in _IN_ORDER or site.module else None
-            found.append(Draft(record.id, measured, given, sources, neighbour))
-            if given and measured.distance is not None:
+            found.append(Draft(record.id, measured, gave, sources, neighbour))
+            if gave and measured.distance is not None:
                 before[key] = place
+            if gave and value is not None:
+                made[value] = place
         return found
 
     def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:
@@ -219,6 +226,15 @@ def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
     label = f"{site.graph} {site.phase}"
     observed = dump.header(record.rank).observed
     return any(one.graph == label and one.status != "unchanged" for one in observed)
+
+
+def _value(operand: Operand | None) -> tuple[object, ...] | None:
+    """The same for records of the same values on one rank; None where that is not known."""
+    if operand is None or operand.recipe is not None or not operand.record.digest:
+        return None
+    record = operand.record
+    facts = record.tensor
+    return None if facts is None else (record.rank, record.digest, facts.dtype, facts.shape)
 
 
 def _call(record: Record) -> str:

@@ -126,6 +126,17 @@ def test_an_argument_ends_as_the_value_that_it_is():
     assert ends(drafts)[2] == (Status.DIFFERENT, "before")
 
 
+def test_rows_are_seen_after_their_sources_whatever_the_order_of_the_table():
+    drafts = [given("c/input", 1e-4, 2), call("a", 5e-7), call("b", 1e-4, 1)]
+    replays = {2: replayed(Status.EQUIVALENT, 1e-8, 1e-4)}
+    assert {status for status, _ in ends(drafts, replays)} == {Status.EQUIVALENT}
+
+
+def test_rows_that_go_in_a_ring_are_resolved_all_the_same():
+    drafts = [given("a", 0.01, 1), given("b", 0.01, 0)]
+    assert [status for status, _ in ends(drafts)] == [Status.DIFFERENT] * 2
+
+
 def test_an_argument_that_is_not_what_was_made_was_changed_on_the_way():
     drafts = [call("a", 0.0), given("b/input", 0.01, 0)]
     found = resolve(drafts, {})[1]
