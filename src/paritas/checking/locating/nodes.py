@@ -7,7 +7,6 @@ float64, against the value that the compiled code had for the result.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
@@ -30,19 +29,19 @@ from paritas._torch.tapping import tapped
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.locating.variants import Variant, run_variant, shows_it
-from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import Observation, default_dtype
+from paritas.checking.noise import is_inexact
 from paritas.checking.origins import node_origin
+from paritas.checking.value_runs import VALUE, ValueRuns
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import Checks, check_pair
 from paritas.recording.isolation import Copier
 
 if TYPE_CHECKING:
-    from paritas._torch.lifting import LiftMode
+    from collections.abc import Callable
+
     from paritas.checking.guarding.lowered import Suspect
     from paritas.numerics.findings import Finding
 
-_VALUE = "value"
 _CHECKS = Checks()
 
 
@@ -121,11 +120,11 @@ def _check_node(
     suspect: Suspect, node: Node, table: dict[Node, Any], own: torch.Tensor
 ) -> list[Finding]:
     runs = NodeRuns(node, table, suspect.runs.seed)
-    reference = runs.native[0].outputs.get(_VALUE)
+    reference = runs.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []  # the operator cannot be run alone
     path = f"{suspect.label}: node {node.name}"
-    evidence = ItemEvidence(runs, _VALUE)
+    evidence = ItemEvidence(runs, VALUE)
     found, _ = check_pair(path, reference.detach(), own.detach(), _CHECKS, evidence)
     return found
 
@@ -162,7 +161,7 @@ def _named(node: Node, found: list[Finding]) -> list[Finding]:
     return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
 
 
-class NodeRuns(NoiseRuns):
+class NodeRuns(ValueRuns):
     """The runs of a single operator on given inputs."""
 
     def __init__(self, node: Node, table: dict[Node, Any], seed: int) -> None:
@@ -179,44 +178,17 @@ class NodeRuns(NoiseRuns):
         self.shake_inputs = True
         self.native = self.run_reference()
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    def prepare(self, *, wide: bool) -> Callable[[], Any]:
         """Run the operator once more."""
         copier = Copier(widen=wide)
         args = _copied(copier, self.args) if wide else self.args
         kwargs = _copied(copier, self.kwargs) if wide else self.kwargs
-        seen = Observation()
-        try:
-            with (
-                default_dtype(torch.float64) if wide else contextlib.nullcontext(),
-                as_traced(),
-                watch or contextlib.nullcontext(),
-                mode or contextlib.nullcontext(),
-            ):
-                result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
-                result = result if self.item is None else result[self.item]
-        except Exception as error:  # noqa: BLE001  (then there is no such run)
-            seen.error = error
-            return [seen]
-        seen.outputs[_VALUE] = result
-        if mode is not None and isinstance(result, torch.Tensor) and not is_inexact(result):
-            decision = mode.decision_for(result)
-            if decision is not None:
-                seen.decisions[_VALUE] = decision
-        return [seen]
 
-    def lifted(self) -> list[Observation] | None:
-        """There is no other form of it."""
-        return None
+        def run() -> Any:
+            result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
+            return result if self.item is None else result[self.item]
 
-    def complete(self, seen: Observation, path: str) -> Any:
-        """The result."""
-        return seen.value(path)
+        return run
 
     def _dtypes(self) -> dict[torch.dtype, int]:
         counts: dict[torch.dtype, int] = {}

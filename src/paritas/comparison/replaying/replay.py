@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.value_runs import VALUE
 from paritas.comparison.replaying.plans import make_plan
-from paritas.comparison.replaying.runs import VALUE, ReplayRuns
+from paritas.comparison.replaying.runs import ReplayRuns
 from paritas.dumps.dtypes import known_dtype
 from paritas.dumps.finiteness import is_result
 from paritas.errors import UsageError

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.graphs import as_traced
 from paritas._torch.lifting import WIDE, map_tensors
-from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import Observation, default_dtype
+from paritas.checking.noise import is_inexact
+from paritas.checking.value_runs import VALUE, ValueRuns
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from paritas._torch.lifting import LiftMode
     from paritas._torch.named_operators import NamedOperator
 
-__all__ = ["VALUE", "Leaf", "Program", "ReplayRuns", "Result", "Step"]
+__all__ = ["Leaf", "Program", "ReplayRuns", "Result", "Step"]
 
-VALUE = "value"
 # Batch normalisation in training writes to these, and its signature does not say so.
 _SILENTLY_WRITTEN = frozenset({"running_mean", "running_var"})
 
@@ -90,7 +86,7 @@ class Program:
         return _item(result, self.position)
 
 
-class ReplayRuns(NoiseRuns):
+class ReplayRuns(ValueRuns):
     """The runs of a program on given values."""
 
     def __init__(
@@ -138,43 +134,12 @@ class ReplayRuns(NoiseRuns):
             return value
         return self.result
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    def prepare(self, *, wide: bool) -> Callable[[], Any]:
         """Run it once more."""
         values = self.values
         if wide:
             values = {key: _widened(value) for key, value in values.items()}
-        seen = Observation()
-        try:
-            with (
-                default_dtype(torch.float64) if wide else contextlib.nullcontext(),
-                as_traced(),
-                watch or contextlib.nullcontext(),
-                mode or contextlib.nullcontext(),
-            ):
-                result = self.program.run(values, self._room)
-        except Exception as error:  # noqa: BLE001  (then there is no such run)
-            seen.error = error
-            return [seen]
-        seen.outputs[VALUE] = result
-        if mode is not None and isinstance(result, torch.Tensor) and not is_inexact(result):
-            decision = mode.decision_for(result)
-            if decision is not None:
-                seen.decisions[VALUE] = decision
-        return [seen]
-
-    def lifted(self) -> list[Observation] | None:
-        """There is no other form of it."""
-        return None
-
-    def complete(self, seen: Observation, path: str) -> Any:
-        """The result."""
-        return seen.value(path)
+        return lambda: self.program.run(values, self._room)
 
 
 def _widened(value: Any) -> Any:
