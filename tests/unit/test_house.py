@@ -19,6 +19,7 @@ CANARIES = [
     ROOT / "tests" / "unit" / "test_torch_canaries.py",
     ROOT / "tests" / "unit" / "test_compiler_canaries.py",
     ROOT / "tests" / "unit" / "test_graph_canaries.py",
+    ROOT / "tests" / "unit" / "test_rank_canaries.py",
 ]
 
 LONGEST_FILE = 400

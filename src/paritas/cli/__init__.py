@@ -25,6 +25,7 @@ _HOMES = {
     "inspect": "paritas.cli.inspect:inspect",
     "convert": "paritas.cli.convert:convert",
     "compare": "paritas.cli.compare:compare",
+    "partition": "paritas.cli.partition:partition",
     "report": "paritas.cli.report:report",
 }
 

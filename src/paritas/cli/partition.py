@@ -1,0 +1,151 @@
+"""`paritas partition`: an operator split over ranks against the operator that is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from paritas.cli.partition_checks import Checked
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, by their names."""
+
+    args: tuple[str, ...]
+    kwargs: tuple[str, ...]
+    dtype: str
+    options: tuple[str, ...]
+    annotation: str | None
+    discover: bool
+    ranks: int
+    without_gradient: tuple[int, ...]
+    seed: int
+    strict: bool
+    confirm: Literal["gloo"] | None
+
+
+@click.command(short_help="Check how an operator can be split over ranks, or find out.")
+@click.argument("operator", metavar="package.module:operator")
+@click.option(
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="SHAPE|NUMBER|value=...",
+    help="A positional argument; see above. Repeated, in their order.",
+)
+@click.option(
+    "--kwarg",
+    "kwargs",
+    multiple=True,
+    metavar="NAME=...",
+    help="An argument by name; may be repeated.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="Of floating tensors that say no other.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="IDX,DIM",
+    help="Only the split of this dimension of this argument; may be repeated.",
+)
+@click.option("--annotation", metavar="TEXT", help="How it can be split: 'm k+, k+ n -> m n'.")
+@click.option("--discover", is_flag=True, help="Find out, though the library knows the operator.")
+@click.option(
+    "--ranks", type=click.IntRange(2), default=2, show_default=True, help="Over how many."
+)
+@click.option(
+    "--without-gradient",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="IDX",
+    help="An argument that has no gradient, such as a running mean; may be repeated.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the tensors.")
+@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
+@click.option(
+    "--confirm", type=click.Choice(["gloo"]), help="Check once more, on ranks that are processes."
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the verdict with all its findings to this file.",
+)
+@click.pass_context
+def partition(
+    ctx: click.Context,
+    /,
+    operator: str,
+    json_path: Path | None,
+    **given: object,
+) -> None:
+    """Check an operator that is split over ranks against the operator that is not.
+
+    The splits are those of --annotation, else those that the library knows, else those that are
+    found by running the operator. Each is checked forward and backward, in float64 and in its
+    dtype.
+
+    \b
+    An argument is one of
+      8x32x32           a tensor, filled with what the operator takes there
+      16                a vector: a bias; as a --kwarg, the number
+      8x32:int64<100    a tensor of another dtype; here indices below 100
+      2.5, value=16     a number
+      value=(8, 4)      any Python literal
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """  # noqa: D301  (click's mark for lines that are not to be wrapped)
+    options = Options(**given)  # type: ignore[arg-type]
+    from paritas.cli.loading import check_form
+
+    check_form(operator, "OPERATOR")
+    if options.annotation is not None and options.discover:
+        ctx.fail("--annotation says how it can be split; leave it out to --discover that")
+    if json_path is not None:
+        from paritas.reporting.json_file import check_writable
+
+        check_writable(json_path)
+    checked = _run(operator, options)
+    _show(checked, json_path)
+    ctx.exit(checked.verdict.exit_code)
+
+
+def _run(operator: str, options: Options) -> Checked:
+    from paritas.cli.progress import progress
+
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.cli.loading import resolve
+        from paritas.cli.partition_arguments import operator_call
+        from paritas.cli.partition_checks import check
+
+        function = resolve(operator, "OPERATOR")
+        call = operator_call(operator, function, options)
+        tell(f"splitting {operator}")
+        return check(call, options)
+
+
+def _show(checked: Checked, json_path: Path | None) -> None:
+    from rich.console import Console
+
+    from paritas.cli.partition_table import report
+
+    if json_path is not None:
+        from paritas.reporting.json_file import write_verdict
+
+        write_verdict(json_path, checked.verdict)
+    Console(highlight=False).print(report(checked), crop=False)

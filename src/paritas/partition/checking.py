@@ -1,0 +1,277 @@
+"""Is this way of splitting an operator right? Forward, backward, and what the operator writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
+from paritas.partition.recipes import Recipe
+from paritas.partition.run_combining import RankError, words_of
+from paritas.partition.run_draws import Draws
+from paritas.partition.run_placing import name_of
+from paritas.partition.running import OUTPUT, Runner
+
+if TYPE_CHECKING:
+    from paritas.partition.recipes import OperatorCall
+    from paritas.partition.running import Seen
+
+__all__ = ["check_recipe"]
+
+
+def check_recipe(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...] = 2,
+    *,
+    seed: int = 0,
+    strict: bool = False,
+) -> Verdict:
+    """Compare an operator with itself split over ranks, all in this process.
+
+    Results are compared element by element, gradients of every floating argument under two random
+    cotangents, and the arguments that the operator wrote to. First in float64, where rounding
+    excuses nothing; then, under the first cotangent, in the dtype of the call, by its error to
+    the float64 run.
+
+    Args:
+        call: the operator and its arguments, which are left as they are.
+        recipe: how it is split; several, one for each axis of a mesh of ranks.
+        ranks: how many ranks; one number for each axis.
+        seed: of the cotangents and of what is drawn for partial arguments.
+        strict: whether an unstable item fails.
+
+    Raises:
+        UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
+    """
+    levels = _levels(call, recipe, ranks)
+    state = torch.get_rng_state()
+    try:
+        verdict = _Check(Runner(call, levels, seed), strict=strict).verdict()
+    finally:
+        torch.set_rng_state(state)
+    return verdict
+
+
+def _levels(
+    call: OperatorCall, recipe: Recipe | tuple[Recipe, ...], ranks: int | tuple[int, ...]
+) -> tuple[tuple[Recipe, int], ...]:
+    recipes = (recipe,) if isinstance(recipe, Recipe) else tuple(recipe)
+    counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
+    if len(recipes) != len(counts) or not recipes:
+        message = f"{len(recipes)} recipes and {len(counts)} numbers of ranks"
+        raise UsageError(f"{message}; give one number of ranks for each recipe")
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise UsageError(f"the number of ranks is {count!r}; give 1 or more")
+    known = {*range(len(call.args)), *call.kwargs}
+    for one in recipes:
+        named = [place for place, _ in (*one.inputs, *one.numbers)]
+        for place in named:
+            if place not in known:
+                have = ", ".join(map(name_of, [*range(len(call.args)), *call.kwargs])) or "none"
+                message = f"the recipe names {name_of(place)}; the call has {have}"
+                raise UsageError(f"{message}; name one of these")
+    return tuple(zip(recipes, counts, strict=True))
+
+
+class _Check:
+    """One check from its first run to its verdict."""
+
+    def __init__(self, runner: Runner, *, strict: bool) -> None:
+        self.runner = runner
+        self.strict = strict
+        self.notes: list[str] = []
+        self.skipped: list[str] = []
+
+    def verdict(self) -> Verdict:
+        """Run what is needed for one."""
+        whole = self._first_run()
+        if whole.error is not None:
+            return self._failed(whole.error, whole=True)
+        if not whole.results:
+            reason = "the operator gives nothing and writes to nothing: nothing to compare"
+            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
+        narrow = self.runner.narrow
+        lifted_whole = self.runner.whole(wide=True) if narrow else whole
+        if lifted_whole.error is not None:  # it narrows something inside and mixes the two
+            self.runner.lifting = True
+            lifted_whole = self.runner.whole(wide=True)
+        lifted_split = self.runner.split(wide=True)
+        if lifted_split.error is not None:
+            return self._failed(lifted_split.error)
+        early = self._structure(lifted_whole, lifted_split)
+        if early is not None:
+            return early
+        native_split = self.runner.split(wide=False, cotangents=1) if narrow else lifted_split
+        if native_split.error is not None:
+            return self._failed(native_split.error)
+        return self._compare((whole, native_split), (lifted_whole, lifted_split))
+
+    def _first_run(self) -> Seen:
+        """Natively; a second time with its draws kept, if it draws."""
+        runner = self.runner
+        narrow = runner.narrow
+        before = torch.get_rng_state()
+        whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
+        if whole.error is None and not torch.equal(before, torch.get_rng_state()):
+            runner.draws = Draws()
+            self.notes.append("it draws random numbers: each rank is given its part of the whole's")
+            whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
+        return whole
+
+    # --- how it ends -----------------------------------------------------------------------------
+
+    def _structure(self, whole: Seen, split: Seen) -> Verdict | None:
+        """The end, where the results do not correspond and gradients would not either."""
+        if whole.error is not None:
+            text = f"{type(whole.error).__name__}: {whole.error}".splitlines()[0]
+            reason = f"the operator cannot be run in float64: {text:.200}"
+            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
+        findings: list[Finding] = []
+        for path, value in whole.results.items():
+            other = split.results.get(path)
+            if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+                continue
+            if value.shape != other.shape:
+                reason = f"shape {list(other.shape)} instead of {list(value.shape)}"
+                findings.append(_finding(path, Status.DIFFERENT, reason, Aspect.SHAPE, value))
+        if whole.results.keys() != split.results.keys():
+            counts = f"{len(split.results)} results instead of {len(whole.results)}"
+            findings.append(_finding(OUTPUT, Status.DIFFERENT, counts, Aspect.STRUCTURE))
+        if not findings:
+            return None
+        skipped = ("values and gradients: the results are not of the same shapes",)
+        coverage = Coverage(compared=len(whole.results), skipped=skipped)
+        return Verdict(
+            findings=tuple(findings),
+            coverage=coverage,
+            notes=tuple(self.notes),
+            strict=self.strict,
+        )
+
+    def _failed(self, error: Exception, *, whole: bool = False) -> Verdict:
+        """The end, where a forward pass raised."""
+        text = (str(error).strip().splitlines() or [""])[0]
+        if isinstance(error, RankError):
+            return self._ended(Status.DIFFERENT, Aspect.EXCEPTION, text)
+        if isinstance(error, UsageError):
+            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, text)
+        words = f"{type(error).__name__}: {text:.200}"
+        if whole:
+            reason = f"the operator itself fails: {words}"
+            return self._ended(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
+        return self._ended(Status.UNVERIFIED, Aspect.HARNESS, f"the split run failed: {words}")
+
+    def _ended(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
+        compared = int(status is Status.DIFFERENT)
+        return Verdict(
+            findings=(_finding(OUTPUT, status, reason, aspect),),
+            coverage=Coverage(compared=compared, skipped=tuple(self.skipped)),
+            notes=tuple(self.notes),
+            strict=self.strict,
+        )
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def _compare(self, native: tuple[Seen, Seen], lifted: tuple[Seen, Seen]) -> Verdict:
+        findings = self._gradient_errors(native, lifted)
+        wholes, splits = (items_of(seen) for seen in lifted)
+        references, candidates = (items_of(seen) for seen in native)
+        settled: dict[str, Status] = {}
+        unsettled: list[str] = []
+        for key, value in wholes.items():
+            if key not in splits:
+                continue
+            other = splits[key]
+            if value is None and other is None:
+                if key not in lifted[0].results:
+                    self.skipped.append(f"{path_of(key)}: nothing depends on it")
+                continue
+            status = self._settled(value, other, key, references, candidates)
+            if status is None:
+                unsettled.append(key)
+            else:
+                settled[key] = status
+        judged: dict[str, list[Finding]] = {}
+        if unsettled:
+            judge = Careful(self.runner, lifted)
+            judged = {key: judge.judge(key) for key in unsettled}
+            self.notes += judge.notes
+        for key, status in settled.items():
+            judged[key] = [_finding(path_of(key), status, "", Aspect.VALUE, wholes[key])]
+        findings += _rolled_up({key: judged[key] for key in wholes if key in judged})
+        return Verdict(
+            findings=tuple(findings),
+            coverage=Coverage(compared=len(judged), skipped=tuple(dict.fromkeys(self.skipped))),
+            notes=tuple(dict.fromkeys(self.notes)),
+            strict=self.strict,
+        )
+
+    def _settled(
+        self,
+        whole: Any,
+        split: Any,
+        key: str,
+        references: dict[str, Any],
+        candidates: dict[str, Any],
+    ) -> Status | None:
+        """How an item ends if no noise has to be measured for that."""
+        if not isinstance(whole, torch.Tensor):
+            same = type(whole) is type(split) and whole == split
+            return Status.IDENTICAL if same else None
+        if not near_in_float64(whole, split):
+            return None
+        if key not in references or key not in candidates:  # of a cotangent not sent natively
+            return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
+        reference, candidate = references[key], candidates[key]
+        if reference is whole and candidate is split:  # a float64 operator: settled above
+            return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
+        return near_natively(reference, candidate, whole)
+
+    def _gradient_errors(
+        self, native: tuple[Seen, Seen], lifted: tuple[Seen, Seen]
+    ) -> list[Finding]:
+        for whole, split in (lifted, native):
+            if whole.gradient_error is not None:
+                words = words_of(whole.gradient_error)
+                reason = f"the operator's own backward pass fails: {words}"
+                return [_finding("gradients", Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
+            if split.gradient_error is not None:
+                reason = f"the backward pass of the ranks raised {words_of(split.gradient_error)}"
+                return [_finding("gradients", Status.DIFFERENT, reason, Aspect.EXCEPTION)]
+            if bool(whole.gradients) != bool(split.gradients):
+                side = "whole" if whole.gradients else "split"
+                reason = f"only the {side} operator can be differentiated"
+                return [_finding("gradients", Status.DIFFERENT, reason, Aspect.REQUIRES_GRAD)]
+        return []
+
+
+def _rolled_up(judged: dict[str, list[Finding]]) -> list[Finding]:
+    """One finding for each path, the gravest of its cotangents; all that fail of one."""
+    gravest: dict[str, list[Finding]] = {}
+    for key, findings in judged.items():
+        path = path_of(key)
+        known = gravest.get(path)
+        if known is None or _gravity(findings) > _gravity(known):
+            gravest[path] = findings
+    return [finding for findings in gravest.values() for finding in findings]
+
+
+def _gravity(findings: list[Finding]) -> int:
+    return max(finding.status.gravity for finding in findings)
+
+
+def _finding(path: str, status: Status, reason: str, aspect: Aspect, value: Any = None) -> Finding:
+    shaped = isinstance(value, torch.Tensor)
+    return Finding(
+        path=path,
+        aspect=aspect,
+        status=status,
+        reason=reason,
+        dtype=str(value.dtype).removeprefix("torch.") if shaped else None,
+        shape=tuple(value.shape) if shaped else None,
+    )

@@ -1,0 +1,47 @@
+"""Annotations of the common torch operators, and of users' own.
+
+Each module holds the rules of one family of operators. A rule claims what is true for the shapes
+and keywords of the call at hand; `tests/quality/test_partition_library.py` checks every claim.
+"""
+
+from __future__ import annotations
+
+from paritas.partition.library import (
+    attention,
+    convolutions,
+    elementwise,
+    indexing,
+    losses,
+    nnscaler,
+    norms,
+    pooling,
+    products,
+    reductions,
+    shapes,
+    slicing,
+)
+from paritas.partition.library.registry import (
+    annotated,
+    annotation_for,
+    known,
+    register,
+    unregister,
+)
+
+__all__ = ["annotated", "annotation_for", "known", "register", "unregister"]
+
+# Importing a family registers its rules; naming them here keeps the imports from looking unused.
+FAMILIES = (
+    attention,
+    convolutions,
+    elementwise,
+    indexing,
+    losses,
+    nnscaler,
+    norms,
+    pooling,
+    products,
+    reductions,
+    shapes,
+    slicing,
+)

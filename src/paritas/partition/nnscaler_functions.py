@@ -1,0 +1,234 @@
+"""Functions that nnScaler's graphs call by name, for where nnScaler is not installed.
+
+Written from what their documentation promises: the names and the parameters are theirs, as
+configurations name them. Not here: those that make tensors from nothing (there is no input to
+split) and those that only mark a place in a graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from paritas.errors import UsageError
+
+__all__ = [
+    "accum",
+    "cat",
+    "conv2d",
+    "conv3d",
+    "einsum",
+    "embedding",
+    "fullslice",
+    "identity",
+    "index_select",
+    "layer_norm",
+    "multiref",
+    "nndropout",
+    "select_scatter",
+    "setitem",
+    "stack",
+    "to",
+    "wrap_batchnorm2d_func",
+    "wrap_instancenorm2d_func",
+]
+
+_IMAGES = 4  # n c h w
+_IMAGE = 3  # c h w
+
+# Their parameters bear these names, and a configuration may give them by name.
+# ruff: noqa: A002
+
+
+# --- nnscaler.runtime.function --------------------------------------------------------------------
+
+
+def identity(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself."""
+    return tensor
+
+
+def multiref(tensor: torch.Tensor, times: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The tensor as often as it is used; once, it comes by itself."""
+    return tensor if times == 1 else (tensor,) * times
+
+
+def to(tensor: torch.Tensor, dtype_or_device: torch.dtype | torch.device) -> torch.Tensor:
+    """The tensor in another dtype or on another device."""
+    return tensor.to(dtype_or_device)
+
+
+def accum(*tensors: torch.Tensor) -> torch.Tensor:
+    """The sum of all tensors, which have one shape."""
+    total = tensors[0]
+    for term in tensors[1:]:
+        total = total + term
+    return total
+
+
+def fullslice(input: torch.Tensor, *slicers: Any) -> torch.Tensor:
+    """`input[slicers]`: slices, numbers, None for a new dimension, tensors of indices."""
+    return input[slicers]
+
+
+def conv2d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Sequence[int],
+    dilation: Any,
+    groups: int = 1,
+) -> torch.Tensor:
+    """A convolution whose padding may differ from side to side: top, bottom, left, right."""
+    half = len(padding) // 2
+    # torch.nn.functional.pad begins with the last dimension.
+    padded = F.pad(input, [*padding[half:], *padding[:half]])
+    return F.conv2d(padded, weight, bias, stride, 0, dilation, groups)
+
+
+def conv3d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Sequence[int],
+    dilation: Any,
+    groups: int = 1,
+) -> torch.Tensor:
+    """A convolution with one padding for each of depth, height and width."""
+    sides = [amount for amount in reversed(padding) for _ in range(2)]
+    return F.conv3d(F.pad(input, sides), weight, bias, stride, 0, dilation, groups)
+
+
+def embedding(
+    input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None, start: int, stop: int
+) -> torch.Tensor:
+    """Rows of a table that holds the vocabulary from `start` up to `stop`; zeros for other ids.
+
+    So the terms of ranks that hold a part of the vocabulary each sum up to the whole. The padding
+    id is one of the whole vocabulary, whichever part of it this is.
+    """
+    ids = input.long()
+    here = (ids >= start) & (ids < stop)
+    local = torch.where(here, ids - start, 0)
+    holds_padding = padding_idx is not None and start <= padding_idx < stop
+    rows = F.embedding(local, weight, padding_idx - start if holds_padding else None)  # type: ignore[operator]
+    return rows * here.unsqueeze(-1)
+
+
+def layer_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    normalized_shape: Sequence[int],
+    eps: float = 1e-05,
+) -> torch.Tensor:
+    """Layer norm, its tensors first."""
+    return F.layer_norm(input, list(normalized_shape), weight, bias, eps)
+
+
+def select_scatter(input: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """The tensor with `src` in place of what it has at an index along a dimension."""
+    return torch.select_scatter(input, src, dim, index)
+
+
+def index_select(input: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    """`torch.index_select`, its tensors first."""
+    return torch.index_select(input, dim, index)
+
+
+def einsum(*operands: torch.Tensor, equation: str | None = None) -> torch.Tensor:
+    """`torch.einsum`, its tensors first."""
+    return torch.einsum(equation, *operands)
+
+
+def stack(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """`torch.stack` of so many arguments."""
+    return torch.stack(tensors, dim)
+
+
+def cat(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """`torch.cat` of so many arguments."""
+    return torch.cat(tensors, dim)
+
+
+def nndropout(input: torch.Tensor, p: float = 0.5, *, inplace: bool = False) -> torch.Tensor:
+    """Dropout as a module in training does it."""
+    return F.dropout(input, p, training=True, inplace=inplace)
+
+
+def setitem(target: Any, *index_and_value: Any) -> Any:
+    """Put the last argument where those between it and the first say, and give the first."""
+    *index, value = index_and_value
+    if not index:
+        raise UsageError("setitem needs a target, an index and a value; it was given no index")
+    operator.setitem(target, index[0] if len(index) == 1 else tuple(index), value)
+    return target
+
+
+# --- nnscaler.graph.function.wrapnn ---------------------------------------------------------------
+
+
+def wrap_batchnorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    num_batches_tracked: torch.Tensor | None,
+    momentum: float | None = 0.1,
+    training: bool = True,  # noqa: FBT001, FBT002
+    track_running_stats: bool = True,  # noqa: FBT001, FBT002
+    eps: float = 1e-05,
+    process_group: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """What `nn.BatchNorm2d` does with these buffers, its counter of batches included."""
+    if input.dim() != _IMAGES:
+        raise ValueError(f"batch norm takes n c h w, not the shape {tuple(input.shape)}")
+    if process_group is not None:
+        raise UsageError(
+            f"process_group={process_group!r}: statistics exchanged among ranks need nnscaler and "
+            "its process groups; leave it None"
+        )
+    tracks = training and track_running_stats
+    factor = momentum or 0.0
+    if tracks and num_batches_tracked is not None:
+        num_batches_tracked.add_(1)
+        if momentum is None:
+            factor = 1.0 / float(num_batches_tracked)
+    # Statistics that are not tracked must not change; those of an evaluation are what it is.
+    mean, variance = (running_mean, running_var) if tracks or not training else (None, None)
+    of_the_batch = training or mean is None or variance is None
+    return F.batch_norm(input, mean, variance, weight, bias, of_the_batch, factor, eps)
+
+
+def wrap_instancenorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float = 0.1,
+    eps: float = 1e-05,
+    training: bool = True,  # noqa: FBT001, FBT002
+    track_running_stats: bool = False,  # noqa: FBT001, FBT002
+    num_features: int = 0,
+    affine: bool = False,  # noqa: FBT001, FBT002
+) -> torch.Tensor:
+    """What `nn.InstanceNorm2d` does with these buffers, of a batch of images or of one."""
+    if input.dim() not in {_IMAGE, _IMAGES}:
+        raise ValueError(f"instance norm takes (n) c h w, not the shape {tuple(input.shape)}")
+    channels = input.shape[-3]
+    if affine and channels != num_features:
+        raise ValueError(f"num_features is {num_features}, but the input has {channels} channels")
+    images = input if input.dim() == _IMAGES else input.unsqueeze(0)
+    of_the_input = training or not track_running_stats
+    normed = F.instance_norm(
+        images, running_mean, running_var, weight, bias, of_the_input, momentum, eps
+    )
+    return normed if input.dim() == _IMAGES else normed.squeeze(0)

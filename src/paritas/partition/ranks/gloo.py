@@ -1,0 +1,87 @@
+"""The check of a recipe on real processes that talk by gloo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.partition.checking import _Check, _levels
+from paritas.partition.ranks.pool import LostRankError, warm_pool
+from paritas.partition.ranks.remote_runs import RemoteRunner
+from paritas.partition.ranks.working import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas.partition.recipes import OperatorCall, Recipe
+
+__all__ = ["check_on_team", "confirm_on_gloo"]
+
+
+def confirm_on_gloo(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...] = 2,
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    timeout: float = 60.0,
+    program: Callable[..., Any] | None = None,
+) -> Verdict:
+    """What `check_recipe` asks, of ranks that are processes of their own.
+
+    Each rank is sent its part of the arguments; results and gradients are put together by
+    collectives, as the recipe says. The processes are kept for the next check.
+
+    Args:
+        timeout: seconds that the ranks have for each pass; a rank that dies or does not answer
+            makes the verdict `unverified`, with what is known of it.
+        program: what each rank runs instead of the operator, on its part of the arguments; it may
+            ask for its rank and use collectives itself.
+
+    Raises:
+        UsageError: the operator cannot be sent to another process, or the recipe makes no sense.
+    """
+
+    def team(task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        told = warm_pool(len(payloads)).run(task, payloads, timeout)
+        return [Done(error=one.error) if one.error else one.value for one in told]
+
+    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
+
+
+def check_on_team(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...],
+    *,
+    team: Callable[[Callable[[int, int, Any], Done], list[Any]], list[Done]],
+    seed: int = 0,
+    strict: bool = False,
+    program: Callable[..., Any] | None = None,
+) -> Verdict:
+    """Check a recipe, its split side run by a team of ranks of any kind."""
+    runner = RemoteRunner(call, _levels(call, recipe, ranks), seed, team, program)
+    state = torch.get_rng_state()
+    try:
+        verdict = _Check(runner, strict=strict).verdict()
+    except LostRankError as error:
+        verdict = _lost(error, strict=strict)
+    finally:
+        torch.set_rng_state(state)
+    if runner.lost is not None:
+        return _lost(runner.lost, strict=strict)
+    return verdict
+
+
+def _lost(error: Exception, *, strict: bool) -> Verdict:
+    finding = Finding(
+        path="ranks",
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=str(error),
+        advice="check it in one process, where what it raises is seen",
+    )
+    return Verdict(findings=(finding,), coverage=Coverage(), strict=strict)

@@ -1,0 +1,311 @@
+"""Check every split that a configuration claims, and say of each how it ended.
+
+The rule of a split comes from the annotation that the user gives, registered or the library has;
+failing that, from running the operator. An option without a rule, or that its rule refuses, is
+`unverified`: nothing is taken for right because nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from paritas.errors import ParityWarning, UsageError
+from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.numerics.trees import leaves
+from paritas.partition.annotation import Annotation, Option
+from paritas.partition.inputs import make_call
+from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
+from paritas.partition.refused_splits import plain_recipe, told
+from paritas.partition.resolving import resolve_operator
+
+if TYPE_CHECKING:
+    from paritas.partition.config import VerifyConfig
+    from paritas.partition.confirming import Confirm
+
+__all__ = ["check_partition", "verify_partition_options"]
+
+
+def verify_partition_options(config: VerifyConfig) -> bool:
+    """Whether every option of a configuration was compared and is right, over two ranks.
+
+    What is not right is told in a `ParityWarning`; `check_partition` gives it as data.
+
+    Raises:
+        UsageError: the configuration names no operator that can be found, or is malformed.
+    """
+    verdict = check_partition(config)
+    if not verdict.passed:
+        warnings.warn(f"{config.fsig}: {verdict}", ParityWarning, stacklevel=2)
+    return verdict.passed
+
+
+def check_partition(
+    config: VerifyConfig,
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    strict: bool = False,
+    annotation: str | Annotation | None = None,
+    confirm: Confirm | None = None,
+) -> Verdict:
+    """Split the operator as each option says, and compare with the operator that is not split.
+
+    Args:
+        config: the operator, its arguments and the options.
+        ranks: over how many ranks it is split, unless an option says otherwise by `num`.
+        seed: of the tensors that are drawn, and of the check.
+        strict: count `unstable` as a failure.
+        annotation: the rule for this call; otherwise what is registered, or in the library, or
+            found by running.
+        confirm: "gloo" checks each option a second time, on ranks that are real processes.
+
+    Returns:
+        A finding for each thing compared, whose path begins with its option.
+
+    Raises:
+        UsageError: the configuration names no operator that can be found, or is malformed.
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:  # noqa: PLR2004
+        raise UsageError(f"ranks must be a whole number from 2 on, not {ranks!r}")
+    function = resolve_operator(config.fsig, config.import_customized_func)
+    call = make_call(config, function, seed=seed)
+    whole = _run_whole(call, config.noutputs)
+    if whole.fault is not None:
+        return Verdict(findings=(whole.fault,), strict=strict, notes=_notes(seed))
+    if not config.parti_options:
+        return Verdict(findings=(_nothing(call, whole),), strict=strict, notes=_notes(seed))
+    rules = _Rules.of(call, annotation, ranks)
+    parts = [
+        _check_option(rules, dict(option), ranks=ranks, seed=seed, strict=strict, confirm=confirm)
+        for option in config.parti_options
+    ]
+    verdict = Verdict.merge(parts)
+    notes = tuple(dict.fromkeys((*_notes(seed), *rules.notes, *verdict.notes)))
+    return msgspec.structs.replace(verdict, strict=strict, notes=notes)
+
+
+def _notes(seed: int) -> tuple[str, ...]:
+    return (f"tensors drawn with seed {seed}",)
+
+
+# --- the operator, whole --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """What the operator gives when it is not split, or why that is of no use."""
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+    fault: Finding | None = None
+
+
+def _run_whole(call: OperatorCall, noutputs: int) -> _Whole:
+    """Run the operator once: a call that is wrong is told once, and not for each option."""
+    args = [value.clone() if isinstance(value, torch.Tensor) else value for value in call.args]
+    kwargs = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in call.kwargs.items()
+    }
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(call.seed)
+            result = call.function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
+        told = str(error).strip().splitlines()
+        text = f"{type(error).__name__}: {told[0] if told else 'no message'}"
+        return _Whole(fault=_fault(call, f"the operator itself fails, unsplit: {text}"))
+    items = [item for _, item in leaves(result, "output")]
+    shapes = tuple(tuple(item.shape) for item in items if isinstance(item, torch.Tensor))
+    if len(shapes) != noutputs:
+        reason = f"the operator gives {len(shapes)} tensors, and noutputs is {noutputs}"
+        return _Whole(fault=_fault(call, reason, "correct noutputs"))
+    return _Whole(shapes)
+
+
+def _fault(call: OperatorCall, reason: str, advice: str = "correct args and kwargs") -> Finding:
+    """The finding that the call itself is not one to split."""
+    shapes = [
+        f"{place}: {tuple(value.shape)}"
+        for place, value in (*enumerate(call.args), *call.kwargs.items())
+        if isinstance(value, torch.Tensor)
+    ]
+    return Finding(
+        path=call.name,
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=f"{reason} (tensors {', '.join(shapes) or 'none'})",
+        advice=advice,
+    )
+
+
+def _nothing(call: OperatorCall, whole: _Whole) -> Finding:
+    given = f"{len(whole.shapes)} tensor{'s' * (len(whole.shapes) > 1)}"
+    shapes = ", ".join(map(str, whole.shapes))
+    return Finding(
+        path=call.name,
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason="nothing to check: parti_options is empty; the operator runs and gives "
+        f"{given} of shape {shapes}",
+        advice="name a dimension to split, such as {'idx': 0, 'dim': 0}",
+    )
+
+
+# --- rules ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+    """Where the recipes of one call come from: one of the two, or neither."""
+
+    call: OperatorCall
+    annotation: Annotation | None
+    discovered: tuple[Recipe, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, call: OperatorCall, given: str | Annotation | None, ranks: int) -> _Rules:
+        """Look for the rule: given, registered or in the library, found by running."""
+        annotation = Annotation.parse(given) if isinstance(given, str) else given
+        annotation = annotation or _known_annotation(call)
+        if annotation is not None:
+            return cls(call, annotation, (), (f"rule: {annotation.text}",))
+        recipes, note = _discover(call, ranks)
+        return cls(call, None, recipes, (note,))
+
+    def recipe(self, option: Mapping[str, int]) -> Recipe:
+        """The recipe of an option; `UsageError` says why there is none."""
+        if self.annotation is not None:
+            return self.annotation.recipe(self.call, Option.of(option))
+        for recipe in self.discovered:
+            if _splits(recipe, option["idx"] - len(self.call.args), option):
+                return recipe
+        raise UsageError(
+            f"no rule known for {self.call.name}, and running it shows no such split to be right"
+        )
+
+    def plain_recipe(self, option: Mapping[str, int]) -> Recipe | None:
+        """The recipe of an option that the annotation only freezes."""
+        if self.annotation is None:
+            return None
+        return plain_recipe(self.annotation, self.call, Option.of(option))
+
+
+def _known_annotation(call: OperatorCall) -> Annotation | None:
+    from paritas.partition.library import annotation_for
+
+    # A decorated function is registered under the module it is in, and not under the name that an
+    # import statement gave it.
+    return annotation_for(call.name, call.args, call.kwargs) or annotation_for(
+        call.function, call.args, call.kwargs
+    )
+
+
+def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
+    """Splits that running the operator shows to be right, and what to say about where from."""
+    from paritas.partition.discovering import discover_partitions
+
+    try:
+        found = discover_partitions(
+            call.function,
+            call.args,
+            call.kwargs,
+            ranks=ranks,
+            name=call.name,
+            without_gradient=tuple(call.without_gradient),
+        )
+    except UsageError as error:
+        return (), f"no rule known for {call.name}, and discovery gave up: {error}"
+    recipes = tuple(one.recipe for one in found if one.backward is not False)
+    return (
+        recipes,
+        f"rule: none known for {call.name}; running it shows {len(recipes)} splits to be right",
+    )
+
+
+def _splits(recipe: Recipe, output: int, option: Mapping[str, int]) -> bool:
+    """Whether a recipe splits what an option names: an input, or an output after the inputs."""
+    if output < 0:
+        placement = recipe.placement(option["idx"])
+        return isinstance(placement, Split) and placement.dim == option["dim"]
+    combine = recipe.outputs[output] if output < len(recipe.outputs) else None
+    return isinstance(combine, Concat) and combine.dim == option["dim"]
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def _check_option(
+    rules: _Rules,
+    option: dict[str, int],
+    *,
+    ranks: int,
+    seed: int,
+    strict: bool,
+    confirm: Confirm | None,
+) -> Verdict:
+    from paritas.partition.confirming import check_confirmed
+
+    count = option.get("num", ranks)
+    asked = {**option, "num": count}
+
+    def checked(recipe: Recipe) -> Verdict:
+        return check_confirmed(rules.call, recipe, count, seed=seed, strict=strict, confirm=confirm)
+
+    try:
+        recipe = rules.recipe(asked)
+    except UsageError as error:
+        plain = rules.plain_recipe(asked)
+        if plain is None:
+            return _refused(option, str(error))
+        tried = checked(plain)
+        if not tried.passed:
+            return _refused(option, f"{error}; split there all the same, {told(tried)}")
+        note = f"{option} is right here, though {error}"
+        return msgspec.structs.replace(_named(tried, option, plain), notes=(*tried.notes, note))
+    try:
+        return _named(checked(recipe), option, recipe)
+    except UsageError as error:
+        return _refused(option, str(error))
+
+
+def _named(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:
+    """The verdict of one option, each of its items under the option's name."""
+    label = f"{dict(option)}: {_split_by(recipe)}"
+    findings = [
+        msgspec.structs.replace(finding, path=f"{label}, {finding.path}")
+        for finding in verdict.findings
+    ]
+    if not verdict.passed and not verdict.failures:
+        # Each option has to answer for itself: those beside it must not lend it their comparisons.
+        findings += _refused(option, "nothing was compared").findings
+    coverage = Coverage(
+        compared=verdict.coverage.compared,
+        skipped=tuple(f"{label}, {item}" for item in verdict.coverage.skipped),
+        unmatched=tuple(f"{label}, {item}" for item in verdict.coverage.unmatched),
+    )
+    return msgspec.structs.replace(verdict, findings=tuple(findings), coverage=coverage)
+
+
+def _refused(option: Mapping[str, int], reason: str) -> Verdict:
+    finding = Finding(
+        path=str(dict(option)),
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice="leave this dimension whole, or register an annotation that splits it "
+        "(paritas.partition.register)",
+    )
+    return Verdict(findings=(finding,))
+
+
+def _split_by(recipe: Recipe) -> str:
+    """`split by c`, of what a recipe says about itself."""
+    _, found, identifier = recipe.words.rpartition("split by ")
+    return f"split by {identifier}" if found else (recipe.words or "split")

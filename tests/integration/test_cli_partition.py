@@ -1,0 +1,187 @@
+"""`paritas partition`, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from paritas.cli import main
+from paritas.cli.partition_arguments import read_argument
+from paritas.numerics.findings import Status, Verdict
+
+LINEAR = ("torch.nn.functional:linear", "--arg", "4x8", "--arg", "10x8", "--arg", "10")
+MATMUL = ("torch:matmul", "--arg", "4x8", "--arg", "8x6")
+
+OPERATORS = """
+import torch
+
+def scaled(x, w, heads=2):
+    return (x @ w).view(x.shape[0], heads, -1).softmax(-1)
+
+def centred(x):
+    return x - x.mean()
+"""
+
+
+def partition(*arguments):
+    return CliRunner().invoke(main, ["partition", *map(str, arguments)])
+
+
+def words(result):
+    """What was printed, without regard to where lines are broken."""
+    return " ".join(result.stdout.split())
+
+
+def rows(result):
+    """The table's rows, each as its cells."""
+    lines = result.stdout.splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("───")) + 1
+    end = next(at for at, line in enumerate(lines) if line.startswith("option: "))
+    return [line.split() for line in lines[begin:end]]
+
+
+@pytest.fixture
+def operators(tmp_path, monkeypatch):
+    (tmp_path / "own_operators.py").write_text(OPERATORS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+# --- declared splits ------------------------------------------------------------------------------
+
+
+def test_splits_that_the_library_knows_are_checked_and_the_exit_code_is_0():
+    result = partition(*LINEAR)
+    assert result.exit_code == 0, result.output
+    assert "torch.nn.functional.linear over 2 ranks, rule from the library:" in words(result)
+    assert [row[0] for row in rows(result)] == ["0,0", "0,1", "1,0"]
+    assert result.stdout.splitlines()[-1].startswith(
+        "equivalent: the candidate differs by rounding"
+    )
+
+
+def test_a_wrong_annotation_is_different_and_the_exit_code_is_1():
+    result = partition(*MATMUL, "--annotation", "m k, k n -> m n")
+    assert result.exit_code == 1, result.output
+    [row] = [row for row in rows(result) if row[0] == "0,1"]
+    assert row[1:5] == ["k", "different", "different", "different"]
+    assert float(row[5]) > 0.1
+    assert "option 0,1, output: different (value)" in words(result)
+
+
+def test_an_option_that_the_rule_refuses_is_unverified_beside_one_that_is_right():
+    result = partition("torch:softmax", "--arg", "4x8", "--kwarg", "dim=1", "--option", "0,1")
+    assert result.exit_code == 3, result.output
+    assert "idx 0, dim 1 of softmax cannot be split" in words(result)
+    both = partition(
+        "torch:softmax", "--arg", "4x8", "--kwarg", "dim=1", "--option", "0,0", "--option", "0,1"
+    )
+    assert both.exit_code == 3, both.output
+    assert [row[0] for row in rows(both)] == ["0,0", "0,1"]
+
+
+def test_the_verdict_is_written_whole(tmp_path):
+    result = partition(*MATMUL, "--json", tmp_path / "verdict.json")
+    assert result.exit_code == 0, result.output
+    content = (tmp_path / "verdict.json").read_text()
+    verdict = Verdict.from_json(content)
+    assert verdict.passed
+    assert {finding.path.partition(", ")[0] for finding in verdict.findings} == {
+        "option 0,0",
+        "option 0,1",
+        "option 1,1",
+    }
+    assert json.loads(content)["notes"][0].startswith("rule (from the library): ")
+
+
+# --- splits that are found ------------------------------------------------------------------------
+
+
+def test_splits_of_an_own_operator_are_found_and_checked(operators):
+    result = partition(
+        "own_operators:scaled", "--arg", "4x8", "--arg", "8x12", "--kwarg", "heads=4"
+    )
+    assert result.exit_code == 0, result.output
+    assert "rule found by running: " in words(result)
+    assert "; heads=" in words(result)
+    assert [row[0] for row in rows(result)] == ["0,0", "1,1"]
+
+
+def test_an_operator_that_cannot_be_split_is_unverified(operators):
+    result = partition("own_operators:centred", "--arg", "4x8")
+    assert result.exit_code == 3, result.output
+    assert "nothing to check: no dimension was found by which it can be split" in words(result)
+
+
+def test_an_option_that_was_not_found_is_unverified(operators):
+    result = partition("own_operators:scaled", "--arg", "4x8", "--arg", "8x12", "--option", "0,1")
+    assert result.exit_code == 3, result.output
+    told = "no valid split of this dimension over 2 ranks was found by running it"
+    assert told in words(result)
+
+
+def test_what_the_library_knows_can_be_found_out_again():
+    result = partition(*LINEAR, "--discover", "--dtype", "bfloat16", "--ranks", "4")
+    assert result.exit_code == 0, result.output
+    assert "over 4 ranks, rule found by running:" in words(result)
+    assert [row[0] for row in rows(result)] == ["0,0", "0,1", "1,0"]
+
+
+def test_the_report_fits_80_columns():
+    for options in ((), ("--discover",), ("--annotation", "m k, n k, n -> m n")):
+        lines = partition(*LINEAR, *options).stdout.splitlines()
+        assert max(map(len, lines[:-1])) <= 80
+
+
+# --- slips ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("torch.matmul",), "OPERATOR 'torch.matmul' is not of the form package.module:name"),
+        (("torch:matmull", "--arg", "4x8"), "did you mean 'matmul'"),
+        (("torch:relu", "--arg", "4y8"), "--arg '4y8' cannot be read: write 8x32, "),
+        (("torch:relu", "--arg", "4x8:int65"), "'4x8:int65': torch has no dtype 'int65'"),
+        (("torch:relu", "--arg", "4:float32<9"), "'<9' is for whole numbers, from 0 on"),
+        (("torch:relu", "--arg", "0x8"), "a tensor of the shape (0, 8) is empty"),
+        (("torch:relu", "--arg", "4", "--kwarg", "dim"), "--kwarg 'dim' is not of the form name="),
+        (("torch:relu", "--arg", "4", "--option", "0"), "--option '0' is not of the form idx,dim"),
+        ((*MATMUL, "--annotation", "m k+"), "m k+"),
+        ((*MATMUL, "--annotation", "m -> m", "--discover"), "leave it out to --discover that"),
+        (
+            ("torch:matmul", "--arg", "4x8", "--arg", "9x6", "--discover"),
+            "the operator itself fails on these arguments: RuntimeError: mat1 and mat2",
+        ),
+    ],
+)
+def test_a_slip_is_told_and_the_exit_code_is_2(arguments, message):
+    result = partition(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split())
+
+
+def test_an_argument_is_a_tensor_a_number_or_a_literal():
+    assert read_argument("8x32", "--arg").shape == (8, 32)
+    assert read_argument("16", "--arg").shape == (16,)
+    assert read_argument("16", "--kwarg k", keyword=True).value == 16
+    assert read_argument("2.5", "--arg").value == 2.5
+    assert read_argument("value=16", "--arg").value == 16
+    assert read_argument("value=(8, None)", "--arg").value == (8, None)
+    assert read_argument("mean", "--kwarg reduction", keyword=True).value == "mean"
+    assert read_argument("True", "--kwarg training", keyword=True).value is True
+    assert read_argument("torch.float64", "--kwarg dtype", keyword=True).value is torch.float64
+    indices = read_argument("4x6:int32<9", "--arg")
+    drawn = indices.generator(indices.shape)
+    assert (drawn.dtype, int(drawn.max()), int(drawn.min()) >= 0) == (torch.int32, 8, True)
+
+
+def test_the_status_of_a_split_is_the_gravest_of_its_findings(tmp_path):
+    path = tmp_path / "verdict.json"
+    partition(*MATMUL, "--annotation", "m k, k n -> m n", "--json", path)
+    verdict = Verdict.from_json(path.read_text())
+    assert verdict.status is Status.DIFFERENT
+    assert verdict.exit_code == 1

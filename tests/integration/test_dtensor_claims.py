@@ -1,0 +1,110 @@
+"""DTensor's own rules against the truth: the right ones pass, the faults of this torch are told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import distributed
+from torch.distributed.tensor.parallel import loss_parallel
+
+from paritas.errors import UsageError
+from paritas.numerics.findings import Status
+from paritas.partition.dtensor_claims import check_dtensor, examine_dtensor
+from paritas.partition.dtensor_examples import Example, examples
+from paritas.partition.dtensor_table import Row, examine_example, make_table
+from paritas.partition.dtensor_terms import Place, place_parts, places_of
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_true_rules_pass_and_what_is_moved_first_is_not_counted_as_a_rule():
+    verdict = check_dtensor(torch.relu, (randn(4, 6),))
+    assert verdict.passed, str(verdict)
+    assert "7 ways to place the arguments, 5 of them claimed" in verdict.notes[-1]
+    # relu of a sum is not the sum of relus: DTensor adds up first, and says so.
+    assert "P(sum): redistributed" in verdict.coverage.skipped
+    assert not distributed.is_initialized()
+
+
+def test_gradients_are_held_against_the_truth_as_well():
+    claims = {claim.words: claim for claim in examine_dtensor(torch.mm, (randn(2, 4), randn(4, 2)))}
+    rows = claims["S(1), S(0) -> P(sum)"].verdict
+    assert rows.passed
+    assert rows.coverage.compared == 5  # the result, and two gradients of each argument
+
+
+def test_a_function_of_several_operators_can_be_checked():
+    def soft(x):
+        return torch.softmax(x, -1).sum(0)
+
+    assert check_dtensor(soft, (randn(4, 6),), ranks=3).passed
+
+
+def test_a_convolution_of_sharded_channels_is_reported():
+    image, weight = randn(2, 4, 4, 4), randn(4, 4, 3, 3, seed=1)
+    row = examine_example(Example("conv2d", F.conv2d, (image, weight)))
+    wrong = {claim.placements for claim in row.wrong}
+    assert {("R", "S(0)"), ("S(1)", "S(1)")} <= wrong
+    assert ("R", "R") not in wrong
+    table = make_table([row])
+    assert f"**{len(row.wrong)}**" in table
+    assert "shape [2, 2, 2, 2] instead of [2, 4, 2, 2]" in table
+
+
+def test_the_gradient_of_log_softmax_in_loss_parallel_is_reported():
+    verdict = check_dtensor(F.log_softmax, (randn(4, 6), -1), within=loss_parallel)
+    assert verdict.status is Status.DIFFERENT
+    assert all("gradient of args[0]" in finding.path for finding in verdict.failures)
+    assert check_dtensor(F.log_softmax, (randn(4, 6), -1)).passed
+
+
+def test_tensors_given_by_name_are_placed_as_well():
+    named = {"input": randn(2, 4), "weight": randn(2, 4, seed=1)}
+    words = [claim.words for claim in examine_dtensor(F.linear, (), named)]
+    assert "S(1), S(1) -> P(sum)" in words
+
+
+def test_an_operator_that_fails_by_itself_is_no_claim_of_dtensor():
+    with pytest.raises(UsageError, match="itself fails"):
+        check_dtensor(torch.mm, (randn(4, 6), randn(4, 6)))
+    with pytest.raises(UsageError, match="given no tensor"):
+        check_dtensor(torch.ones, (3,))
+
+
+def test_nothing_claimed_is_unverified():
+    def refuse(x):
+        if type(x) is not torch.Tensor:
+            raise TypeError("plain tensors only")
+        return x
+
+    verdict = check_dtensor(refuse, (randn(4),))
+    assert verdict.status is Status.UNVERIFIED
+    assert "refused (TypeError: plain tensors only)" in verdict.coverage.skipped[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_parts_of_a_tensor_come_to_it_again(ranks):
+    whole = randn(4, 6).double()
+    ways = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
+    for place in places_of(whole, ranks):
+        parts = place_parts(whole, place, ranks, seed=1)
+        if place.kind == "shard":
+            assert torch.equal(torch.cat(parts, place.dim), whole)
+        elif place.kind == "partial":
+            torch.testing.assert_close(ways[place.reduction](torch.stack(parts), dim=0), whole)
+            assert not torch.equal(parts[0], parts[1])
+        else:
+            assert all(torch.equal(part, whole) for part in parts)
+
+
+def test_indices_have_no_terms():
+    assert places_of(torch.arange(4), 2) == [Place("replicate"), Place("shard", 0)]
+
+
+def test_the_set_of_the_table_is_wide_and_a_row_tells_what_could_not_be_examined():
+    names = [example.name for example in examples()]
+    assert len(set(names)) == len(names) >= 40
+    assert "not examined: broken" in make_table([Row("x", failure="broken")])

@@ -1,0 +1,253 @@
+"""Real ranks: processes that talk by gloo, and threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from integration import rank_programs as programs
+from paritas.errors import UsageError
+from paritas.numerics.findings import Status
+from paritas.partition.checking import check_recipe
+from paritas.partition.ranks import pool, starting
+from paritas.partition.ranks.gloo import confirm_on_gloo
+from paritas.partition.ranks.pool import LostRankError, RankPool, close_pools, warm_pool
+from paritas.partition.ranks.threads import check_on_threads, run_on_threads
+from paritas.partition.recipes import (
+    Concat,
+    Once,
+    OperatorCall,
+    Partial,
+    Recipe,
+    Reduce,
+    Same,
+    Split,
+    Whole,
+)
+from quality.partition_corpus import RIGHT
+from quality.partition_corpus_wrong import WRONG
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_ranks():
+    """A parallel test runner has a thread that only listens; new interpreters would take long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "start_method", lambda: "fork")
+        yield
+        close_pools()
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def linear(dtype=torch.float32):
+    shapes = ((4, 6), (8, 6), (8,))
+    args = tuple(randn(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes))
+    return OperatorCall(F.linear, args, {}, "torch.nn.functional.linear")
+
+
+def call(function, *args, **kwargs):
+    return OperatorCall(function, args, kwargs, f"torch.{function.__name__}")
+
+
+ROWS = ((0, Split(1)), (1, Split(1)))
+PAIRS = {
+    "batch": (linear(), Recipe(((0, Split(0)),), (Concat(0),)), True),
+    "batch, uneven": (call(torch.neg, randn(5, 2)), Recipe(((0, Split(0)),), (Concat(0),)), True),
+    "columns": (linear(), Recipe(((1, Split(0)), (2, Split(0))), (Concat(1),)), True),
+    "rows, bias once": (linear(), Recipe((*ROWS, (2, Once())), (Reduce("sum"),)), True),
+    "rows, bias per rank": (linear(), Recipe(ROWS, (Reduce("sum"),)), False),
+    "bfloat16 rows": (
+        linear(torch.bfloat16),
+        Recipe((*ROWS, (2, Once())), (Reduce("sum"),)),
+        True,
+    ),
+    "flip": (call(torch.flip, randn(4, 6), (1,)), Recipe(((0, Split(1)),), (Concat(1),)), False),
+    "amax": (call(torch.amax, randn(4, 6), 1), Recipe(((0, Split(1)),), (Reduce("max"),)), True),
+    "mean": (call(torch.mean, randn(4, 6), 1), Recipe(((0, Split(1)),), (Reduce("avg"),)), True),
+    "mean as sum": (
+        call(torch.mean, randn(4, 6), 1),
+        Recipe(((0, Split(1)),), (Reduce("sum"),)),
+        False,
+    ),
+    "prod": (
+        call(torch.prod, randn(4, 6), 1),
+        Recipe(((0, Split(1)),), (Reduce("product"),)),
+        True,
+    ),
+    "terms": (call(torch.neg, randn(4, 6)), Recipe(((0, Partial()),), (Reduce("sum"),)), True),
+    "terms through relu": (
+        call(torch.relu, randn(4, 6)),
+        Recipe(((0, Partial()),), (Reduce("sum"),)),
+        False,
+    ),
+    "all the same": (call(torch.neg, randn(4, 6)), Recipe((), (Same(),)), True),
+    "said to be the same": (
+        call(torch.neg, randn(4, 6)),
+        Recipe(((0, Split(0)),), (Same(),)),
+        False,
+    ),
+    "booleans": (call(torch.isnan, randn(4, 6)), Recipe(((0, Split(0)),), (Concat(0),)), True),
+    "two results": (
+        call(torch.sort, randn(4, 6)),
+        Recipe(((0, Split(0)),), (Concat(0), Concat(0))),
+        True,
+    ),
+    "written to": (
+        call(torch.Tensor.mul_, randn(4, 6), 2.0),
+        Recipe(((0, Split(0)),), (Concat(0),)),
+        True,
+    ),
+    "a gradient that is a term": (
+        linear(),
+        Recipe(((0, Split(0)), (1, Whole(summed=False))), (Concat(0),)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_processes_and_one_process_come_to_the_same_verdict(name):
+    operator, recipe, right = PAIRS[name]
+    here, there = check_recipe(operator, recipe), confirm_on_gloo(operator, recipe)
+    assert (here.passed, there.passed) == (right, right), f"{here}\n{there}"
+    assert [finding.path for finding in here.findings] == [f.path for f in there.findings]
+
+
+def test_the_two_agree_on_the_corpora():
+    """Each ninth rule; one whose function cannot be sent to a process is left out."""
+    compared, differ = 0, []
+    for case in [*RIGHT, *WRONG][::9]:
+        operator = case.make(torch.float32)
+        with contextlib.suppress(UsageError):
+            there = confirm_on_gloo(operator, case.recipe)
+            compared += 1
+            if check_recipe(operator, case.recipe).passed != there.passed:
+                differ.append(f"{case.name}: {there}")
+    assert differ == []
+    assert compared >= 24
+
+
+def test_a_function_that_torch_makes_itself_is_found_by_its_name():
+    operator = OperatorCall(F.max_pool2d, (randn(2, 2, 4, 4), 2))
+    assert confirm_on_gloo(operator, Recipe(((0, Split(1)),), (Concat(1),))).passed
+
+
+def test_a_mesh_of_two_axes_is_confirmed():
+    batch = Recipe(((0, Split(0)),), (Concat(0),))
+    columns = Recipe(((1, Split(0)), (2, Split(0))), (Concat(1),))
+    assert confirm_on_gloo(linear(), (batch, columns), (2, 2)).passed
+    wrong = Recipe(((1, Split(0)), (2, Split(0))), (Concat(0),))
+    assert not confirm_on_gloo(linear(), (batch, wrong), (2, 2)).passed
+
+
+# --- ranks that fail ------------------------------------------------------------------------------
+
+PARTS = Recipe(((0, Split(0)),), (Concat(0),))
+
+
+def test_what_one_rank_raises_is_told():
+    verdict = confirm_on_gloo(
+        call(torch.clone, randn(4, 6)), PARTS, program=programs.raise_on_rank_one
+    )
+    assert verdict.status is Status.DIFFERENT
+    assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
+
+
+def test_a_dying_rank_is_told_and_the_next_check_has_new_ones():
+    operator = call(torch.clone, randn(4, 6))
+    verdict = confirm_on_gloo(operator, PARTS, program=programs.die_on_rank_one)
+    assert verdict.status is Status.UNVERIFIED
+    assert verdict.failures[0].reason.startswith("rank 1 of 2 died by SIGABRT")
+    assert confirm_on_gloo(operator, PARTS).passed
+
+
+@pytest.mark.parametrize("program", [programs.hang_on_rank_one, programs.wait_for_nobody])
+def test_a_rank_that_does_not_answer_ends_the_check(program):
+    operator = call(torch.clone, randn(4, 6))
+    verdict = confirm_on_gloo(operator, PARTS, program=program, timeout=1.0)
+    assert verdict.status is Status.UNVERIFIED
+    assert "of 2 had 1 s to do go_forward: no answer" in verdict.failures[0].reason
+
+
+def test_an_operator_that_cannot_be_sent_is_refused():
+    with pytest.raises(UsageError, match="define it at the top of a module"):
+        confirm_on_gloo(OperatorCall(lambda x: x, (randn(4, 6),)), PARTS)
+
+
+# --- the pool -------------------------------------------------------------------------------------
+
+
+def test_ranks_are_processes_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = [one.value for one in warm_pool(2).run(programs.where_am_i, ["a", "b"])]
+    again = [one.value for one in warm_pool(2).run(programs.where_am_i, ["a", "b"])]
+    assert [told[:4] for told in first] == [(0, 2, "a", 0), (1, 2, "b", 1)]
+    assert len({told[4] for told in first} | {os.getpid()}) == 3
+    assert first == again
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pool_leaves_no_process_and_says_so():
+    with RankPool(2) as ranks:
+        pids = [one.value[4] for one in ranks.run(programs.where_am_i, [None, None])]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(LostRankError, match="the pool was closed"):
+        ranks.run(programs.where_am_i, [None, None])
+
+
+def test_fork_is_for_processes_without_other_threads():
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    try:
+        assert starting.start_method() == "anew"
+    finally:
+        waiting.set()
+        thread.join()
+
+
+def test_a_number_of_ranks_that_makes_no_sense_is_refused():
+    with pytest.raises(UsageError, match="0 ranks: give a number from 1 to 64"):
+        RankPool(0)
+
+
+def test_ranks_in_interpreters_of_their_own_work_as_well():
+    with RankPool(1, "anew") as ranks:
+        assert ranks.run(programs.where_am_i, ["a"])[0].value[:4] == (0, 1, "a", 0)
+
+
+# --- threads, and programs with collectives of their own ------------------------------------------
+
+ONE_BIAS = Recipe((*ROWS, (2, Whole(summed=False))), (Same(),))
+PROGRAMS = [
+    (programs.row_parallel, ONE_BIAS, True),
+    (programs.row_parallel_with_a_bias_per_rank, ONE_BIAS, False),
+    (programs.row_parallel_without_the_reduction, ONE_BIAS, False),
+    (programs.bias_of_rank_zero, Recipe((*ROWS, (2, Whole())), (Same(),)), True),
+]
+
+
+@pytest.mark.parametrize(("program", "recipe", "right"), PROGRAMS)
+def test_a_program_of_ranks_is_held_against_the_operator(program, recipe, right):
+    assert check_on_threads(linear(), program, recipe).passed is right
+    assert confirm_on_gloo(linear(), recipe, program=program).passed is right
+
+
+def test_threads_tell_what_a_rank_raised_and_do_not_hang():
+    operator = call(torch.clone, randn(4, 6))
+    verdict = check_on_threads(operator, programs.raise_on_rank_one, PARTS)
+    assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
+    verdict = check_on_threads(operator, programs.wait_for_nobody, PARTS, timeout=1.0)
+    assert verdict.status is Status.UNVERIFIED
+    assert run_on_threads(lambda rank: 10 * rank, 3) == [0, 10, 20]

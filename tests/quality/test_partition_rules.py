@@ -1,0 +1,46 @@
+"""Every wrong rule is caught, in every dtype; no right one is called wrong, on any ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paritas.numerics.findings import Status
+from paritas.partition.checking import check_recipe
+from quality.partition_corpus import RIGHT
+from quality.partition_corpus_wrong import WRONG
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+RANKS = (2, 3, 4, 8)
+
+
+def _operator(case):
+    return case.name.partition(" option ")[0].rstrip(" 01").removesuffix(" row")
+
+
+def test_the_corpus_is_as_large_as_it_says():
+    assert len(WRONG) >= 60
+    assert len(RIGHT) >= 150
+    assert len({_operator(case) for case in RIGHT}) >= 40
+    assert len({case.name for case in [*RIGHT, *WRONG]}) == len(RIGHT) + len(WRONG)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_wrong_rule_is_called_different(dtype):
+    missed = {}
+    for case in WRONG:
+        verdict = check_recipe(case.make(dtype), case.recipe, 2)
+        if verdict.status is not Status.DIFFERENT:
+            missed[case.name] = str(verdict)
+    assert missed == {}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_right_rule_is_called_wrong(dtype, ranks):
+    accused = {}
+    for case in RIGHT:
+        verdict = check_recipe(case.make(dtype), case.recipe, ranks, strict=True)
+        if not verdict.passed:
+            accused[case.name] = str(verdict)
+    assert accused == {}

@@ -1,0 +1,205 @@
+"""The rules here are given by hand, so that neither the library nor discovery decides a test."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from paritas import ParityWarning, Status, UsageError, Verdict
+from paritas.partition import (
+    TensorInfo,
+    VerifyConfig,
+    annotated,
+    check_partition,
+    verify_partition_options,
+)
+
+MODULE = "operators_of_a_user"
+
+
+@pytest.fixture(name="operators")
+def _operators(monkeypatch):
+    """A module of the user's own."""
+    module = types.ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+def config(name, *shapes, options=((0, 0),), noutputs=1, **kwargs):
+    infos = [TensorInfo("shape", shape) for shape in shapes]
+    parts = [dict(zip(("idx", "dim", "num"), option, strict=False)) for option in options]
+    return VerifyConfig(f"{MODULE}.{name}", infos, kwargs, noutputs, parts)
+
+
+def test_each_thing_compared_is_told_under_its_option(operators):
+    operators.product = lambda a, b: a @ b
+    asked = config("product", (4, 6), (6, 8), options=[(0, 0), (0, 1), (2, 1)])
+    verdict = check_partition(asked, annotation="m k+, k+ n -> m n")
+    assert verdict.passed, str(verdict)
+    things = ["output", "gradient of args[0]", "gradient of args[1]"]
+    options = ["{'idx': 0, 'dim': 0}: split by m", "{'idx': 0, 'dim': 1}: split by k"]
+    options.append("{'idx': 2, 'dim': 1}: split by n")
+    assert [f.path for f in verdict.findings] == [f"{o}, {t}" for o in options for t in things]
+    assert verdict.notes[:2] == ("tensors drawn with seed 0", "rule: m k+, k+ n -> m n")
+
+
+def test_one_wrong_option_of_two_fails_and_the_other_stays_right(operators):
+    operators.flip = lambda x: x.flip(0)
+    asked = config("flip", (4, 6), options=[(0, 0), (0, 1)])
+    verdict = check_partition(asked, annotation="a b -> a b")
+    assert verdict.status is Status.DIFFERENT
+    assert all(finding.path.startswith("{'idx': 0, 'dim': 0}") for finding in verdict.failures)
+    assert any(f.path.startswith("{'idx': 0, 'dim': 1}: split by b") for f in verdict.findings)
+
+
+def test_the_number_of_ranks_is_asked_for_as_a_whole_or_for_one_option(operators, monkeypatch):
+    from paritas.partition import checking
+
+    counts = []
+    original = checking.check_recipe
+
+    def counted(call, recipe, ranks=2, **rest):
+        counts.append(ranks)
+        return original(call, recipe, ranks, **rest)
+
+    monkeypatch.setattr(checking, "check_recipe", counted)
+    operators.double = lambda x: 2 * x
+    asked = config("double", (12, 6), options=[(0, 0), (0, 1, 2)])
+    assert check_partition(asked, annotation="a b -> a b", ranks=3)
+    assert counts == [3, 2]
+
+
+def test_a_call_that_fails_unsplit_is_told_once(operators):
+    operators.product = lambda a, b: a @ b
+    asked = config("product", (4, 6), (5, 8), options=[(0, 0), (1, 1)])
+    verdict = check_partition(asked, annotation="m k+, k+ n -> m n")
+    (finding,) = verdict.findings
+    assert verdict.exit_code == 3
+    assert finding.path == f"{MODULE}.product"
+    assert finding.reason.startswith("the operator itself fails, unsplit: RuntimeError: mat1 and")
+    assert finding.reason.endswith("(tensors 0: (4, 6), 1: (5, 8))")
+
+
+def test_another_number_of_outputs_than_said_is_told(operators):
+    operators.both = lambda x: (x, x)
+    (finding,) = check_partition(config("both", (4,)), annotation="a -> a, a").findings
+    assert finding.reason.startswith("the operator gives 2 tensors, and noutputs is 1")
+    assert check_partition(config("both", (4,), noutputs=2), annotation="a -> a, a")
+
+
+def test_an_empty_list_of_options_runs_the_operator_and_is_no_success(operators):
+    calls = []
+    operators.double = lambda x: calls.append(1) or 2 * x
+    verdict = check_partition(config("double", (4,), options=[]), annotation="a -> a")
+    assert calls
+    assert not verdict
+    assert verdict.findings[0].reason.startswith("nothing to check: parti_options is empty")
+
+
+@pytest.mark.parametrize(("option", "word"), [((3, 0), "idx"), ((0, 5), "dim")])
+def test_an_option_that_names_nothing_is_unverified(operators, option, word):
+    operators.double = lambda x: 2 * x
+    asked = config("double", (4,), options=[option, (0, 0)])
+    verdict = check_partition(asked, annotation="a -> a")
+    assert verdict.status is Status.UNVERIFIED
+    (finding,) = verdict.failures
+    assert f"{word} {option[0 if word == 'idx' else 1]}" in finding.reason
+
+
+def test_a_frozen_dimension_is_split_all_the_same_to_say_what_goes_wrong(operators):
+    operators.softmax = lambda x: torch.softmax(x, 1)
+    asked = config("softmax", (4, 6), options=[(0, 1)])
+    (finding,) = check_partition(asked, annotation="a b^ -> a b^").failures
+    assert finding.status is Status.UNVERIFIED
+    assert "b is frozen" in finding.reason
+    assert "split there all the same, output is different" in finding.reason
+
+
+def test_a_frozen_dimension_that_can_be_split_here_is_found_right_and_noted(operators):
+    operators.double = lambda x: 2 * x
+    verdict = check_partition(config("double", (4, 6)), annotation="a^ b -> a^ b")
+    assert verdict.passed
+    assert any("is right here, though" in note for note in verdict.notes)
+
+
+def test_a_rule_that_does_not_fit_the_call_is_unverified(operators):
+    operators.double = lambda x: 2 * x
+    verdict = check_partition(config("double", (4, 6)), annotation="a b c -> a b c")
+    assert verdict.status is Status.UNVERIFIED
+
+
+def test_an_operator_without_a_rule_is_split_as_running_it_shows(operators):
+    operators.shifted = lambda x: x.roll(1, 0) + 1
+    asked = config("shifted", (4, 6), options=[(0, 0), (0, 1)])
+    verdict = check_partition(asked)
+    assert verdict.status is Status.UNVERIFIED
+    (finding,) = verdict.failures
+    assert finding.path == "{'idx': 0, 'dim': 0}"
+    assert f"no rule known for {MODULE}.shifted" in finding.reason
+    assert "register an annotation" in finding.advice
+    assert any(f.path.startswith("{'idx': 0, 'dim': 1}: ") for f in verdict.findings)
+
+
+def test_a_decorated_function_brings_its_rule(operators):
+    def sorted_rows(x):
+        return x.sort(1).values
+
+    sorted_rows.__module__, sorted_rows.__qualname__ = MODULE, "sorted_rows"
+    operators.sorted_rows = annotated("a b -> a b")(sorted_rows)
+    asked = config("sorted_rows", (4, 6), options=[(0, 0), (0, 1)])
+    verdict = check_partition(asked)
+    assert "rule: a b -> a b" in verdict.notes
+    assert {f.path[:20] for f in verdict.failures} == {"{'idx': 0, 'dim': 1}"}
+
+
+def test_an_option_that_compared_nothing_does_not_borrow_from_its_neighbour(operators, monkeypatch):
+    from paritas.partition import checking
+
+    original, verdicts = checking.check_recipe, [Verdict()]
+    monkeypatch.setattr(
+        checking, "check_recipe", lambda *a, **k: verdicts.pop() if verdicts else original(*a, **k)
+    )
+    operators.double = lambda x: 2 * x
+    asked = config("double", (4, 6), options=[(0, 0), (0, 1)])
+    verdict = check_partition(asked, annotation="a b -> a b")
+    assert verdict.status is Status.UNVERIFIED
+    assert [f.reason for f in verdict.failures] == ["nothing was compared"]
+
+
+def test_no_gradient_is_asked_of_what_is_excepted(operators):
+    operators.product = lambda a, b: a @ b
+    infos = [TensorInfo("shape", (4, 6)), TensorInfo("shape", (6, 8), requires_grad=False)]
+    asked = VerifyConfig(f"{MODULE}.product", infos, {}, 1, [{"idx": 0, "dim": 1}])
+    paths = [f.path for f in check_partition(asked, annotation="m k+, k+ n -> m n").findings]
+    assert [path.rpartition(", ")[2] for path in paths] == ["output", "gradient of args[0]"]
+
+
+def test_the_arguments_are_left_as_they_are_and_so_is_the_state_of_the_generator(operators):
+    operators.add_one = lambda x: x.add_(1)
+    given = torch.zeros(4)
+    asked = VerifyConfig(
+        f"{MODULE}.add_one", [TensorInfo("value", given)], {}, 1, [{"idx": 0, "dim": 0}]
+    )
+    before = torch.get_rng_state()
+    check_partition(asked, annotation="a -> a")
+    assert torch.equal(given, torch.zeros(4))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("ranks", [1, True, 2.0])
+def test_ranks_that_split_nothing_are_refused(operators, ranks):
+    operators.double = lambda x: 2 * x
+    with pytest.raises(UsageError, match="whole number from 2 on"):
+        check_partition(config("double", (4,)), ranks=ranks)
+
+
+def test_the_bool_is_true_only_where_all_was_compared_and_right(operators):
+    asked = [TensorInfo("shape", (4, 6))]
+    right = VerifyConfig("torch.abs", asked, {}, 1, [{"idx": 0, "dim": 0}])
+    assert verify_partition_options(right) is True
+    operators.double = lambda x: 2 * x
+    with pytest.warns(ParityWarning, match=r"operators_of_a_user\.double: (.|\n)*nothing to check"):
+        assert verify_partition_options(config("double", (4,), options=[])) is False

@@ -1,0 +1,78 @@
+"""Do the parts of torch that simulate ranks still answer? A new torch fails here first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from paritas._torch import sharding_rules, simulated_ranks
+from paritas.errors import UnsupportedTorchError, UsageError
+
+
+def test_a_simulated_tensor_is_another_on_each_rank():
+    parts = [torch.ones(2, 3), torch.full((2, 3), 2.0)]
+    with simulated_ranks.simulated_ranks(2) as mesh:
+        local = simulated_ranks.of_ranks(parts)
+        split = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+        found = simulated_ranks.parts_of(split.full_tensor(), 2)
+        terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
+        summed = simulated_ranks.parts_of(terms.full_tensor(), 2)
+    assert all(torch.equal(part, torch.cat(parts)) for part in found)
+    assert all(torch.equal(part, torch.full((2, 3), 3.0)) for part in summed)
+    assert not distributed.is_initialized()
+
+
+def test_a_plain_tensor_is_the_same_on_each_rank():
+    assert len(simulated_ranks.parts_of(torch.ones(2), 3)) == 3
+
+
+def test_ranks_are_not_simulated_within_a_process_group():
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with (
+            pytest.raises(UsageError, match="already a rank of a process group"),
+            simulated_ranks.simulated_ranks(2),
+        ):
+            pass
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_moved_arguments_are_seen_and_the_others_are_not():
+    parts = [torch.ones(2, 4), torch.ones(2, 4)]
+    with simulated_ranks.simulated_ranks(2) as mesh:
+        local = simulated_ranks.of_ranks(parts)
+        whole = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
+        terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
+        with sharding_rules.watch_redistribution() as moved:
+            torch.relu(whole)
+            assert moved == []
+            torch.relu(terms)
+            assert moved == ["aten.relu.default"]
+        with (
+            sharding_rules.watch_redistribution(stop=True),
+            pytest.raises(sharding_rules.Redistributed),
+        ):
+            torch.relu(terms)
+
+
+def test_each_thread_knows_its_rank_and_joins_in_collectives():
+    def program(rank: int) -> tuple[int, float]:
+        value = torch.tensor(float(rank + 1))
+        distributed.all_reduce(value)
+        return distributed.get_rank(), float(value)
+
+    outcomes = simulated_ranks.run_in_threads(program, 3, timeout=30)
+    assert [outcome.value for outcome in outcomes] == [(0, 6.0), (1, 6.0), (2, 6.0)]
+    assert all(outcome.done for outcome in outcomes)
+    assert not distributed.is_initialized()
+
+
+def test_a_part_that_torch_has_not_is_named():
+    with pytest.raises(UnsupportedTorchError, match=r"has no torch\.distributed\.nowhere"):
+        simulated_ranks._part("torch.distributed.nowhere")
+    with pytest.raises(UnsupportedTorchError, match="has no nothing"):
+        simulated_ranks._part("torch.distributed", "nothing")
