@@ -10,10 +10,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paritas.errors import UsageError
 from paritas.numerics.findings import Status
-from paritas.partition.dtensor_claims import check_dtensor, examine_dtensor
-from paritas.partition.dtensor_examples import Example, examples
-from paritas.partition.dtensor_table import Row, examine_example, make_table
-from paritas.partition.dtensor_terms import Place, place_parts, places_of
+from paritas.partition.dtensor.claims import check_dtensor, examine_dtensor
+from paritas.partition.dtensor.examples import Example, examples
+from paritas.partition.dtensor.table import Row, examine_example, make_table
+from paritas.partition.dtensor.terms import Place, place_parts, places_of
 
 
 def randn(*shape, seed=0):

@@ -17,9 +17,9 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.findings import Status
-from paritas.partition import nnscaler_functions
-from paritas.partition.annotation import Annotation, Option
+from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.checking import check_recipe
+from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import annotation_for, known
 from paritas.partition.recipes import OperatorCall
 from quality import partition_samples, partition_samples_layout

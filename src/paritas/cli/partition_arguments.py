@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.config import TensorInfo, VerifyConfig
-from paritas.partition.inputs import make_call
+from paritas.partition.configuration.config import TensorInfo, VerifyConfig
+from paritas.partition.configuration.inputs import make_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.partition.annotation import Annotation, Option
+from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.recipes import Concat, Recipe, Split
 
 if TYPE_CHECKING:
     from paritas.cli.partition import Options
-    from paritas.partition.discovering import Discovered
+    from paritas.partition.discovery.discovering import Discovered
     from paritas.partition.recipes import OperatorCall
 
 __all__ = ["Checked", "Row", "check"]
@@ -115,7 +115,7 @@ def _by_annotation(
 def _discovered(
     call: OperatorCall, ranks: int, asked: list[Option]
 ) -> tuple[tuple[str, ...], list[_Chosen]]:
-    from paritas.partition.discovering import discover_partitions
+    from paritas.partition.discovery.discovering import discover_partitions
 
     found = discover_partitions(
         call.function,

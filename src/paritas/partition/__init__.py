@@ -13,32 +13,38 @@ __all__ = [
     "TensorInfo",
     "VerifyConfig",
     "annotated",
+    "check_dtensor",
     "check_partition",
     "check_recipe",
+    "confirm_on_gloo",
     "discover_partitions",
     "register",
     "verify_partition_options",
 ]
 
 _HOMES = {
-    "Annotation": "paritas.partition.annotation",
-    "IRObject": "paritas.partition.config",
-    "TensorInfo": "paritas.partition.config",
-    "VerifyConfig": "paritas.partition.config",
+    "Annotation": "paritas.partition.annotations.annotation",
+    "IRObject": "paritas.partition.configuration.config",
+    "TensorInfo": "paritas.partition.configuration.config",
+    "VerifyConfig": "paritas.partition.configuration.config",
     "annotated": "paritas.partition.library",
+    "check_dtensor": "paritas.partition.dtensor.claims",
     "check_partition": "paritas.partition.verifying",
     "check_recipe": "paritas.partition.checking",
-    "discover_partitions": "paritas.partition.discovering",
+    "confirm_on_gloo": "paritas.partition.ranks.gloo",
+    "discover_partitions": "paritas.partition.discovery.discovering",
     "register": "paritas.partition.library",
     "verify_partition_options": "paritas.partition.verifying",
 }
 
 if TYPE_CHECKING:
-    from paritas.partition.annotation import Annotation
+    from paritas.partition.annotations.annotation import Annotation
     from paritas.partition.checking import check_recipe
-    from paritas.partition.config import IRObject, TensorInfo, VerifyConfig
-    from paritas.partition.discovering import discover_partitions
+    from paritas.partition.configuration.config import IRObject, TensorInfo, VerifyConfig
+    from paritas.partition.discovery.discovering import discover_partitions
+    from paritas.partition.dtensor.claims import check_dtensor
     from paritas.partition.library import annotated, register
+    from paritas.partition.ranks.gloo import confirm_on_gloo
     from paritas.partition.verifying import check_partition, verify_partition_options
 else:
     # Out of a type checker's sight, or it would take any misspelt name for an attribute.

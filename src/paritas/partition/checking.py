@@ -10,16 +10,16 @@ from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
 from paritas.partition.recipes import Recipe
-from paritas.partition.run_combining import RankError, words_of
-from paritas.partition.run_draws import Draws
-from paritas.partition.run_placing import name_of
-from paritas.partition.running import OUTPUT, Runner
+from paritas.partition.running.combining import RankError, words_of
+from paritas.partition.running.draws import Draws
+from paritas.partition.running.placing import name_of
+from paritas.partition.running.runner import OUTPUT, Runner
 
 if TYPE_CHECKING:
     from paritas.partition.recipes import OperatorCall
-    from paritas.partition.running import Seen
+    from paritas.partition.running.runner import Seen
 
-__all__ = ["check_recipe"]
+__all__ = ["RecipeCheck", "check_recipe", "mesh_levels"]
 
 
 def check_recipe(
@@ -47,18 +47,23 @@ def check_recipe(
     Raises:
         UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
     """
-    levels = _levels(call, recipe, ranks)
+    levels = mesh_levels(call, recipe, ranks)
     state = torch.get_rng_state()
     try:
-        verdict = _Check(Runner(call, levels, seed), strict=strict).verdict()
+        verdict = RecipeCheck(Runner(call, levels, seed), strict=strict).verdict()
     finally:
         torch.set_rng_state(state)
     return verdict
 
 
-def _levels(
+def mesh_levels(
     call: OperatorCall, recipe: Recipe | tuple[Recipe, ...], ranks: int | tuple[int, ...]
 ) -> tuple[tuple[Recipe, int], ...]:
+    """A recipe and a number of ranks for each axis of the mesh.
+
+    Raises:
+        UsageError: they do not fit one another, or the call.
+    """
     recipes = (recipe,) if isinstance(recipe, Recipe) else tuple(recipe)
     counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
     if len(recipes) != len(counts) or not recipes:
@@ -78,7 +83,7 @@ def _levels(
     return tuple(zip(recipes, counts, strict=True))
 
 
-class _Check:
+class RecipeCheck:
     """One check from its first run to its verdict."""
 
     def __init__(self, runner: Runner, *, strict: bool) -> None:

@@ -19,13 +19,13 @@ from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.pairing import Checks, check_pair
 from paritas.partition.recipes import Split
-from paritas.partition.run_placing import Cut, bounds, name_of
-from paritas.partition.running import GRADIENT
+from paritas.partition.running.placing import Cut, bounds, name_of
+from paritas.partition.running.runner import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.partition.running import Runner, Seen
+    from paritas.partition.running.runner import Runner, Seen
 
 __all__ = ["Careful", "SplitRuns", "items_of", "near_in_float64", "near_natively"]
 

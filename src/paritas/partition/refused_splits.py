@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from paritas.errors import UsageError
-from paritas.partition.annotation import Annotation, Option
+from paritas.partition.annotations.annotation import Annotation, Option
 
 if TYPE_CHECKING:
     from paritas.numerics.findings import Verdict

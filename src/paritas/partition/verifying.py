@@ -18,14 +18,14 @@ import torch
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.trees import leaves
-from paritas.partition.annotation import Annotation, Option
-from paritas.partition.inputs import make_call
+from paritas.partition.annotations.annotation import Annotation, Option
+from paritas.partition.configuration.inputs import make_call
+from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
 from paritas.partition.refused_splits import plain_recipe, told
-from paritas.partition.resolving import resolve_operator
 
 if TYPE_CHECKING:
-    from paritas.partition.config import VerifyConfig
+    from paritas.partition.configuration.config import VerifyConfig
     from paritas.partition.confirming import Confirm
 
 __all__ = ["check_partition", "verify_partition_options"]
@@ -209,7 +209,7 @@ def _known_annotation(call: OperatorCall) -> Annotation | None:
 
 def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
     """Splits that running the operator shows to be right, and what to say about where from."""
-    from paritas.partition.discovering import discover_partitions
+    from paritas.partition.discovery.discovering import discover_partitions
 
     try:
         found = discover_partitions(

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.annotation import Annotation
+from paritas.partition.annotations.annotation import Annotation
 from paritas.partition.library.claims import Bound, Claim, bind, text_of
 
 __all__ = ["annotated", "annotation_for", "known", "name_of", "register", "rule", "unregister"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.partition.checking import _Check, _levels
+from paritas.partition.checking import RecipeCheck, mesh_levels
 from paritas.partition.ranks.pool import LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.ranks.working import Done
@@ -63,10 +63,10 @@ def check_on_team(
     program: Callable[..., Any] | None = None,
 ) -> Verdict:
     """Check a recipe, its split side run by a team of ranks of any kind."""
-    runner = RemoteRunner(call, _levels(call, recipe, ranks), seed, team, program)
+    runner = RemoteRunner(call, mesh_levels(call, recipe, ranks), seed, team, program)
     state = torch.get_rng_state()
     try:
-        verdict = _Check(runner, strict=strict).verdict()
+        verdict = RecipeCheck(runner, strict=strict).verdict()
     except LostRankError as error:
         verdict = _lost(error, strict=strict)
     finally:

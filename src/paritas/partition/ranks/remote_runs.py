@@ -19,9 +19,9 @@ from paritas.errors import UsageError
 from paritas.partition.ranks.pool import LostRankError
 from paritas.partition.ranks.working import Back, Done, Sent, Work, go_back, go_forward
 from paritas.partition.recipes import Recipe, Split, Whole
-from paritas.partition.run_draws import reaches
-from paritas.partition.run_placing import split_values, tensors_in
-from paritas.partition.running import COTANGENTS, RankError, Runner
+from paritas.partition.running.draws import reaches
+from paritas.partition.running.placing import split_values, tensors_in
+from paritas.partition.running.runner import COTANGENTS, RankError, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.partition.recipes import OperatorCall, Placement
-    from paritas.partition.run_draws import Reach
-    from paritas.partition.run_placing import Terms, Values
-    from paritas.partition.running import Seen
+    from paritas.partition.running.draws import Reach
+    from paritas.partition.running.placing import Terms, Values
+    from paritas.partition.running.runner import Seen
 
 __all__ = ["RemoteRunner"]
 
@@ -87,7 +87,7 @@ class RemoteRunner(Runner):
         self._here = around is not None and not self.is_program
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
-    def _ranked(
+    def ranked(
         self,
         values: Values,
         levels: tuple[tuple[Recipe, int], ...],
@@ -95,15 +95,16 @@ class RemoteRunner(Runner):
         reach: list[Reach],
         where: str,
     ) -> dict[str, Any]:
+        """The results of all ranks, run by the team, and put together."""
         if self._here:
-            return super()._ranked(values, levels, terms, reach, where)
+            return super().ranked(values, levels, terms, reach, where)
         tree = self._taken_apart(values, levels, terms, tuple(reach))
         results = self._run_leaves(_leaves(tree))
         return self._folded(tree, iter(results), terms)
 
-    def _claimed(self, targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    def claimed(self, targets: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each rank of a program has a loss of its own, and goes back from all of it."""
-        return targets if self.is_program else super()._claimed(targets)
+        return targets if self.is_program else super().claimed(targets)
 
     def _taken_apart(
         self,
@@ -128,7 +129,7 @@ class RemoteRunner(Runner):
             found: dict[str, Any] = next(results)
             return found
         below = [self._folded(part, results, terms) for part in tree.below]
-        together = self._together(below, tree.recipe, tree.values, terms)
+        together = self.together(below, tree.recipe, tree.values, terms)
         if len(self.levels) == 1:
             for path, value in self._together_by_ranks.items():
                 together[path] = _carried(path, together[path], value)

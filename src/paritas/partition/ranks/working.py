@@ -19,9 +19,9 @@ from paritas.checking.observing import default_dtype
 from paritas.errors import UsageError
 from paritas.partition.ranks.collectives import gather, reduce
 from paritas.partition.recipes import Concat, OperatorCall, Reduce, Split, Whole
-from paritas.partition.run_draws import Draws
-from paritas.partition.run_placing import tensors_in
-from paritas.partition.running import Runner
+from paritas.partition.running.draws import Draws
+from paritas.partition.running.placing import tensors_in
+from paritas.partition.running.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.partition.recipes import Combine, Place, Placement
-    from paritas.partition.run_draws import Reach
-    from paritas.partition.run_placing import Values
+    from paritas.partition.running.draws import Reach
+    from paritas.partition.running.placing import Values
 
 __all__ = ["Back", "Done", "Sent", "Work", "go_back", "go_forward"]
 
@@ -128,14 +128,14 @@ class _RankRunner(Runner):
     """Runs one part as the check in one process does."""
 
     def run_part(self, work: Work, values: Values) -> dict[str, Any]:
-        self._first, self.written = False, work.written
+        self.is_first, self.written = False, work.written
         if work.draws is not None:
             self.draws = Draws()
             self.draws.kept = work.draws
         with default_dtype(work.default), torch.enable_grad():
-            mine = self._cloned(values)
-            with self._drawing(list(work.reach)):
-                return self._named(self._call(mine), mine)
+            mine = self.cloned(values)
+            with self.drawing(list(work.reach)):
+                return self.named(self.invoke(mine), mine)
 
 
 # The graph of a rank between forward and backward; ranks that are threads share this module.

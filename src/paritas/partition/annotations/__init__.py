@@ -1,0 +1,1 @@
+"""The language in which operators say how they can be split."""

@@ -1,0 +1,318 @@
+"""Reads an annotation; what it cannot read it shows, with a caret under the fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal, TypeVar, get_args
+
+from paritas.partition.annotations.grammar import (
+    ANY_LENGTH,
+    REST,
+    Bounds,
+    Control,
+    Dim,
+    Factor,
+    Number,
+    Signature,
+    Suffix,
+    Tensor,
+)
+from paritas.partition.annotations.tokens import Token, Tokens
+from paritas.partition.recipes import Place, Reduction
+
+__all__ = ["parse_signature"]
+
+_HALO = re.compile(r"~(\d+)(?::(\d+))?")
+# The second name is how torch calls it.
+_REDUCTIONS: dict[str, Reduction] = {name: name for name in get_args(Reduction)} | {
+    "": "sum",
+    "prod": "product",
+}
+_Item = TypeVar("_Item")
+_Side = Literal["input", "output"]
+
+
+def parse_signature(text: str) -> Signature:
+    """Read an annotation.
+
+    Raises:
+        UsageError: it is none; the message shows where, and what to write.
+    """
+    return _Parser(" ".join(text.split())).signature()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = Tokens(text)
+        # Where each identifier was first written in an input, and how.
+        self._inputs: dict[str, Factor] = {}
+        self._outputs: dict[str, Factor] = {}
+        self._keywords: list[str] = []
+        self._mentions: list[tuple[str, Token]] = []
+
+    def signature(self) -> Signature:
+        inputs = (
+            self._many("->", lambda: self._tensor("input"))
+            if self._tokens.next.text != "->"
+            else ()
+        )
+        self._tokens.take("->", "write the inputs, `->`, the outputs: `m k+, n k+ -> m n`")
+        outputs = self._many(";", lambda: self._tensor("output"))
+        numbers: tuple[Number | Bounds, ...] = ()
+        if self._tokens.next.text == ";":
+            self._tokens.step()
+            numbers = self._many("", self._number)
+        if self._tokens.next.text:
+            self._tokens.fail(self._tokens.next, f"`{self._tokens.next.text}` cannot stand here")
+        for name, token in self._mentions:
+            if name not in self._inputs and name not in self._outputs:
+                self._tokens.fail(
+                    token,
+                    f"no tensor has the dimension `{name}`: name one that is there",
+                )
+        return Signature(inputs, outputs, numbers)
+
+    # --- tensors ----------------------------------------------------------------------------------
+
+    def _tensor(self, side: _Side) -> Tensor:
+        keyword = None
+        if self._tokens.next.is_word and self._tokens.peek(1).text == "=":
+            if side == "output":
+                self._tokens.fail(
+                    self._tokens.next, "an output has no name: write its dimensions alone"
+                )
+            token = self._tokens.next
+            keyword = self._tokens.identifier()
+            self._tokens.step()
+            if keyword in self._keywords:
+                self._tokens.fail(token, f"the second input that is called `{keyword}`: leave one")
+            self._keywords.append(keyword)
+        elif side == "input" and self._keywords:
+            hint = "inputs by position stand before those with a name"
+            self._tokens.fail(self._tokens.next, hint)
+        begin = self._tokens.next
+        dims: tuple[Dim, ...] | None = None
+        controls: tuple[Control, ...] = ()
+        if begin.text == "?":
+            self._tokens.step()
+        elif begin.text == "/" and side == "input":
+            self._tokens.step()
+            return Tensor(None, (Control("/"),), keyword)
+        else:
+            dims = self._dims(side)
+        if self._tokens.next.text == ":":
+            own = {factor.name for dim in dims or () for factor in dim.factors}
+            controls = self._controls(side, own)
+        return Tensor(dims, controls, keyword)
+
+    def _dims(self, side: _Side) -> tuple[Dim, ...]:
+        dims: list[Dim] = []
+        while self._tokens.next.is_word or self._tokens.next.text in ("*", "("):
+            begin = self._tokens.next
+            dim = self._dim(side)
+            if dim.is_rest and any(other.is_rest for other in dims):
+                self._tokens.fail(begin, "a tensor has one `*` at most: name the other dimensions")
+            if dim.is_rest and side == "output" and REST not in self._inputs:
+                self._tokens.fail(
+                    begin,
+                    "no input has `*`, which would say how many dimensions it is: name them",
+                )
+            dims.append(dim)
+        if not dims:
+            what = "`1` for a single number, `?` for what is no tensor" + (
+                " or not split" if side == "input" else ""
+            )
+            self._tokens.fail(
+                self._tokens.next, f"the dimensions of an {side} are missing: write them, {what}"
+            )
+        return tuple(dims)
+
+    def _dim(self, side: _Side | None) -> Dim:
+        """A dimension; of no side where it only repeats what the tensors say."""
+        begin = self._tokens.next
+        factors: tuple[Factor, ...]
+        if begin.text == "(":
+            self._tokens.step()
+            inner: list[Factor] = []
+            while self._tokens.next.text != ")":
+                token = self._tokens.next
+                inner.append(self._factor(side))
+                if inner[-1].name in (REST, ANY_LENGTH):
+                    self._tokens.fail(token, f"`{token.text}` cannot be a factor: name it")
+            self._tokens.step()
+            if not inner:
+                self._tokens.fail(
+                    begin, "an empty bracket: write the factors of the dimension, such as `(h d)`"
+                )
+            factors = tuple(inner)
+            if self._tokens.next.text[:1] in ("+", "^") and self._tokens.glued:
+                self._tokens.fail(
+                    self._tokens.next,
+                    "a bracket has no suffix: write it to the identifiers, such as `(h+ d)`",
+                )
+        else:
+            factors = (self._factor(side),)
+        return Dim(factors, self._halo(side, factors))
+
+    def _factor(self, side: _Side | None) -> Factor:
+        token = self._tokens.next
+        if token.text == REST and side is not None:
+            self._tokens.step()
+            name = REST
+        elif token.text.isdecimal():
+            self._tokens.step()
+            name = str(int(token.text))
+        else:
+            name = self._tokens.identifier()
+        suffix: Suffix = ""
+        if self._tokens.next.text[:1] in ("+", "^"):
+            if not self._tokens.glued:
+                wrong = self._tokens.next
+                why = f"a suffix follows its dimension without a space: `{name}{wrong.text}`"
+                self._tokens.fail(wrong, why)
+            suffix = self._suffix()
+        factor = Factor(name, suffix)
+        if name.isdecimal():
+            if suffix not in ("", "^"):
+                self._tokens.fail(
+                    token, f"a number is never split: write `{name}`, or a name instead of it"
+                )
+            return Factor(name)
+        if name == ANY_LENGTH:
+            if suffix not in ("", "^"):
+                self._tokens.fail(token, "`_` is never split: give it a name")
+            return Factor(name)
+        if side is None:
+            self._mentions.append((name, token))
+        else:
+            self._agree(side, factor, token)
+        return factor
+
+    def _agree(self, side: _Side, factor: Factor, token: Token) -> None:
+        """The suffix of an identifier is the same at all inputs; an output may leave it out."""
+        first = self._inputs.get(factor.name)
+        if side == "input":
+            self._inputs.setdefault(factor.name, factor)
+            wrong = first is not None and first.suffix != factor.suffix
+        else:
+            self._outputs.setdefault(factor.name, factor)
+            wrong = (
+                factor.suffix not in ("", "^")
+                if first is None
+                else factor.suffix not in ("", first.suffix)
+            )
+        if wrong:
+            before = "in no input" if first is None else f"`{first}` before"
+            self._tokens.fail(
+                token, f"`{factor}` here, {before}: write an identifier alike everywhere"
+            )
+
+    def _halo(self, side: _Side | None, factors: tuple[Factor, ...]) -> tuple[int, int]:
+        token = self._tokens.next
+        if not token.text.startswith("~"):
+            return 0, 0
+        match = _HALO.fullmatch(token.text)
+        if match is None:
+            self._tokens.fail(
+                token,
+                f"`{token.text}` is no halo: write `~1`, or `~0:2` for none before and two after",
+            )
+        if side != "input" or factors[0].name in (REST, ANY_LENGTH) or factors[0].is_number:
+            self._tokens.fail(token, "a halo belongs to a named dimension of an input")
+        self._tokens.step()
+        return int(match[1]), int(match[2] or match[1])
+
+    def _controls(self, side: _Side, own: set[str]) -> tuple[Control, ...]:
+        self._tokens.step()
+        controls: list[Control] = []
+        while self._tokens.next.text not in (",", "->", ";", ""):
+            mark = self._tokens.next
+            if side == "input":
+                if mark.text not in ("/", "!"):
+                    wanted = "`/m` (gradient not reduced when m is split) or `!k` (counted once)"
+                    self._tokens.fail(
+                        mark, f"`{mark.text}` says nothing about an input: write {wanted}"
+                    )
+                self._tokens.step()
+                name = self._tokens.identifier() if self._tokens.next.is_word else ""
+                controls.append(Control("/" if mark.text == "/" else "!", name))
+            else:
+                name = self._tokens.identifier()
+                suffix: Suffix = self._suffix() if self._tokens.next.text.startswith("+") else ""
+                controls.append(Control(suffix, name))
+            if name in own:
+                self._tokens.fail(
+                    mark, f"this {side} has the dimension `{name}` itself, and is split with it"
+                )
+            if name:
+                self._mentions.append((name, mark))
+            if [control.name for control in controls].count(name) > 1:
+                self._tokens.fail(
+                    mark, f"the second word about a split by `{name or 'any'}`: leave one"
+                )
+        if not controls:
+            self._tokens.fail(
+                self._tokens.next,
+                "nothing after the colon: write `/m`, `!k`, or leave the colon out",
+            )
+        return tuple(controls)
+
+    # --- numbers ----------------------------------------------------------------------------------
+
+    def _number(self) -> Number | Bounds:
+        place = self._place()
+        item = None
+        if self._tokens.next.text == ":":
+            self._tokens.step()
+            end = self._place()
+            self._tokens.take("=", "write `start:stop=n`")
+            token = self._tokens.next
+            name = self._tokens.identifier()
+            self._mentions.append((name, token))
+            return Bounds(place, end, name)
+        if self._tokens.next.text == "[":
+            self._tokens.step()
+            token = self._tokens.step()
+            if not token.text.isdecimal():
+                self._tokens.fail(token, "write the position of the item: `size[0]=b`")
+            item = int(token.text)
+            self._tokens.take("]", "write the position of the item: `size[0]=b`")
+        self._tokens.take(
+            "=", "write the argument, `=`, and the dimension it is the length of: `heads=h`"
+        )
+        return Number(place, item, self._dim(None))
+
+    def _place(self) -> Place:
+        if self._tokens.next.text.isdecimal():
+            return int(self._tokens.step().text)
+        return self._tokens.identifier()
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _suffix(self) -> Suffix:
+        token = self._tokens.next
+        if token.text == "^":
+            self._tokens.step()
+            return "^"
+        name = token.text[1:]
+        if name not in _REDUCTIONS:
+            known = ", ".join(f"`+{each}`" for each in ("", "avg", "max", "min", "product"))
+            self._tokens.fail(
+                token,
+                f"`+{name}` is no reduction: write {known}, and a space before the next dimension",
+            )
+        self._tokens.step()
+        return _REDUCTIONS[name]
+
+    def _many(self, end: str, read: Callable[[], _Item]) -> tuple[_Item, ...]:
+        found = [read()]
+        while self._tokens.next.text == ",":
+            self._tokens.step()
+            found.append(read())
+        if self._tokens.next.text not in (end, "", "->"):
+            self._tokens.fail(
+                self._tokens.next,
+                f"`{self._tokens.next.text}` cannot stand here: between tensors stands a comma",
+            )
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""An operator and its arguments, as a configuration names them."""

@@ -1,0 +1,1 @@
+"""Splits that are found by running the operator."""

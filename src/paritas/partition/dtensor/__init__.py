@@ -1,0 +1,1 @@
+"""What `torch.distributed.tensor` claims of its operators, against the truth."""

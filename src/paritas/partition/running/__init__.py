@@ -1,0 +1,1 @@
+"""An operator run whole, and run by ranks."""

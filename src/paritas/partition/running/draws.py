@@ -1,0 +1,121 @@
+"""Random numbers that correspond: a rank draws its part of what the whole drew.
+
+Ranks of their own draw from streams of their own, which says nothing about the rule. Here the draws
+of the whole are kept, and a rank's draw is the slice of them that its part of the arguments is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.lifting import LiftMode
+from paritas.errors import UsageError
+from paritas.partition.recipes import Split
+from paritas.partition.running.placing import bounds, name_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.partition.recipes import Recipe
+    from paritas.partition.running.placing import Values
+
+__all__ = ["Draws", "PinnedDraws", "Reach", "reaches"]
+
+# A size, and the part of it that a rank has.
+Reach = tuple[int, int, int]
+# What these give is drawn and nothing else: no argument's value is in it but a probability.
+_PURE = frozenset(
+    {
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "normal",
+        "normal_functional",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random",
+        "uniform",
+    }
+)
+
+
+class Draws:
+    """What the whole drew, draw by draw; None before it has run."""
+
+    def __init__(self) -> None:
+        """Nothing is drawn yet."""
+        self.kept: list[Tensor] | None = None
+
+    def keep(self) -> PinnedDraws:
+        """A mode under which the whole's draws are kept."""
+        self.kept = []
+        return PinnedDraws(self.kept, reach=None)
+
+    def pinned(self, reach: list[Reach]) -> PinnedDraws:
+        """A mode under which a rank draws its part of them."""
+        return PinnedDraws(self.kept or [], reach=reach)
+
+
+class PinnedDraws(LiftMode):
+    """Keeps what is drawn, or gives what was kept."""
+
+    def __init__(self, kept: list[Tensor], reach: list[Reach] | None) -> None:
+        """Without a reach the draws are added to `kept`."""
+        super().__init__(torch.get_default_dtype(), torch.get_default_dtype(), widen=False)
+        self.kept = kept
+        self.reach = reach
+        self._next = 0
+
+    def compute(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator; one that draws gives what was drawn for the whole."""
+        result = func(*args, **kwargs)
+        if not kind.random:
+            return result
+        if not isinstance(result, torch.Tensor) or kind.name not in _PURE:
+            message = f"it draws random numbers inside {kind.name}"
+            raise UsageError(f"{message}, where they cannot be matched; check it without them")
+        if self.reach is None:
+            self.kept.append(result.detach().clone())
+            return result
+        kept = self._kept_for(result, kind.name)
+        return result.copy_(kept) if kind.mutates else kept.to(result.dtype)
+
+    def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
+        if self._next >= len(self.kept):
+            raise UsageError(f"a rank draws more often than the whole (by {name})")
+        whole = self.kept[self._next]
+        self._next += 1
+        ours, theirs = list(drawn.shape), list(whole.shape)
+        for dim, size in enumerate(ours if len(ours) == len(theirs) else []):
+            if size == theirs[dim]:
+                continue
+            for total, begin, end in self.reach or []:
+                if total == theirs[dim] and end - begin == size:
+                    whole = whole.narrow(dim, begin, size)
+                    break
+        if whole.shape != drawn.shape:
+            message = f"a rank draws {ours} where the whole draws {theirs} (by {name})"
+            raise UsageError(f"{message}, which is no part of it; check it without random numbers")
+        return whole
+
+
+def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
+    """For each rank the parts that it has of the arguments that are split."""
+    each: list[list[Reach]] = [[] for _ in range(ranks)]
+    for place, placement in recipe.inputs:
+        value = values.get(place)
+        if not isinstance(placement, Split) or not isinstance(value, torch.Tensor):
+            continue
+        size = value.shape[placement.dim]
+        cuts = bounds(size, placement.unit, ranks, name_of(place))
+        for mine, (begin, end) in zip(each, cuts, strict=True):
+            mine.append((size, begin, end))
+    return each

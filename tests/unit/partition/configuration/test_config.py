@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+
+from paritas import UsageError
+from paritas.partition import IRObject, TensorInfo, VerifyConfig
+from paritas.partition.configuration.config import unwrap
+
+Pair = collections.namedtuple("Pair", "first second")  # noqa: PYI024  (the kind without types)
+
+
+def config(**changes):
+    fields = {
+        "fsig": "torch.add",
+        "args": [TensorInfo("shape", (4, 2)), TensorInfo("shape", (4, 2))],
+        "kwargs": {},
+        "noutputs": 1,
+        "parti_options": [{"idx": 0, "dim": 0}],
+    }
+    return VerifyConfig(**{**fields, **changes})
+
+
+def test_a_tensor_info_is_written_by_position_or_by_name():
+    assert TensorInfo("shape", (2, 3)) == TensorInfo(value_type="shape", value=(2, 3))
+    assert TensorInfo("shape", value=[2, 3]).shape == (2, 3)
+    assert TensorInfo("value", torch.zeros(5, 2)).shape == (5, 2)
+    assert TensorInfo("value", 3).shape is None
+
+
+def test_a_value_inside_anything_takes_the_place_of_its_object():
+    nine = IRObject("size", value=IRObject("inner", value=9, is_constant=True), is_constant=True)
+    assert unwrap(slice(IRObject("a", 0), nine, IRObject("b", 2))) == slice(0, 9, 2)
+    assert unwrap({"k": [(nine, 1), {"in": nine}]}) == {"k": [(9, 1), {"in": 9}]}
+    assert unwrap(Pair(nine, None)) == Pair(9, None)
+    assert unwrap(torch.Size([2, 3])) == torch.Size([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("size", (2,)), "must be 'shape'"),
+        (("shape", 3), "a shape is a tuple of sizes"),
+        (("shape", (2, -1)), "a shape is a tuple of sizes"),
+        (("shape", (2, 1.5)), "a shape is a tuple of sizes"),
+        (("shape", "12"), "a shape is a tuple of sizes"),
+        (("shape", (2,), "float32"), "must be a torch.dtype"),
+        (("value", 3, torch.float32), "a value has its own dtype"),
+    ],
+)
+def test_a_malformed_tensor_info_is_refused_with_what_to_write(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        TensorInfo(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fsig": ""}, "fsig must be an operator's name"),
+        ({"args": [torch.zeros(2)]}, r"args\[0\] of torch.add is tensor"),
+        ({"noutputs": 0}, "from 1 on, not 0"),
+        ({"noutputs": True}, "from 1 on, not True"),
+        ({"non_grad_indices": [2]}, "names argument 2, but torch.add has arguments 0 to 1"),
+        ({"non_grad_indices": [-1]}, "names argument -1"),
+        ({"parti_options": [(0, 1)]}, r"parti_options has \(0, 1\)"),
+        ({"parti_options": [{"idx": 0}]}, "no 'dim'"),
+        ({"parti_options": [{"idx": 0, "dim": 0, "n": 2}]}, "unknown key 'n'"),
+        ({"parti_options": [{"idx": 0, "dim": -1}]}, "'dim' must be a whole number from 0"),
+        (
+            {"parti_options": [{"idx": 0, "dim": 0, "num": 1}]},
+            "'num' must be a whole number from 2",
+        ),
+    ],
+)
+def test_a_malformed_configuration_is_refused_with_its_value(changes, message):
+    with pytest.raises(UsageError, match=message):
+        config(**changes)
+
+
+def test_every_public_name_has_a_home_that_type_checkers_see_too():
+    import ast
+    from pathlib import Path
+
+    from paritas import partition
+
+    tree = ast.parse(Path(partition.__file__).read_text(encoding="utf-8"))
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("paritas.")
+        for alias in node.names
+    }
+    assert seen == partition._HOMES
+    assert partition.__all__ == sorted(partition._HOMES) == dir(partition)
+    assert all(hasattr(partition, name) for name in partition.__all__)
+    assert not hasattr(partition, "verify_partition_option")
