@@ -13,13 +13,16 @@ import paritas
 from paritas.cli.compare import compare
 from paritas.cli.convert import convert
 from paritas.cli.inspect import inspect as inspect_command
+from paritas.cli.partition import partition
 from paritas.cli.report import report
 from paritas.cli.run import run
 from paritas.cli.verify import verify
 from paritas.dumps.reading import Dump
 from paritas.numerics.findings import Status
+from paritas.partition.library import unregister
 
 README = Path(__file__).parents[2] / "README.md"
+PARTITION = Path(__file__).parents[2] / "docs" / "partition.md"
 RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
 
 
@@ -43,7 +46,8 @@ def test_the_code_runs_as_written(capsys, tmp_path, monkeypatch):
     assert printed[data + 1].startswith(passes)  # of the guard
     assert {record.step for record in Dump.open("dumps/eager").records()} == {0, 1}
     assert any(record.site.kernel for record in Dump.open("dumps/fused").records())
-    assert printed[-1].startswith(("equivalent None ", "identical None "))
+    assert printed[-2].startswith(("equivalent None ", "identical None "))
+    assert printed[-1] == "a b+, c b+ -> a c"
     torch.compiler.reset()
 
 
@@ -57,6 +61,13 @@ def test_the_code_about_recording_runs_as_written(tmp_path, monkeypatch):
     assert Dump.open("runs/fused").header(0).observed[0].status == "unchanged"
     assert list(Path("runs/dump/msit_fx_dump").rglob("addmm-aten.addmm.default.OUTPUT.0.*.npy"))
     torch.compiler.reset()
+
+
+def test_the_code_about_partition_runs_as_written(capsys):
+    exec(compile(python_code(PARTITION), str(PARTITION), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "a b+, c b+ -> a c" in printed
+    unregister("torch.nn.functional.hardtanh")
 
 
 def test_every_argument_of_a_recording_is_explained():
@@ -75,8 +86,9 @@ def test_every_argument_of_a_recording_is_explained():
         (convert, "paritas convert "),
         (compare, "paritas compare "),
         (report, "paritas report "),
+        (partition, "paritas partition package.module:operator "),
     ],
-    ids=["verify", "run", "inspect", "convert", "compare", "report"],
+    ids=["verify", "run", "inspect", "convert", "compare", "report", "partition"],
 )
 def test_every_option_it_names_exists_and_none_is_left_out(command, start):
     text = README.read_text(encoding="utf-8")
