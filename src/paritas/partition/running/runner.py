@@ -22,6 +22,7 @@ from paritas.partition.running.combining import (
     words_of,
 )
 from paritas.partition.running.draws import Draws, reaches
+from paritas.partition.running.hazards import refuse_hazards
 from paritas.partition.running.placing import Cut, Terms, name_of, split_values, tensors_in
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class Runner:
         """Call the operator."""
         args = [value for place, value in values.items() if isinstance(place, int)]
         named = {place: value for place, value in values.items() if isinstance(place, str)}
+        refuse_hazards(self.call.function, args, named)
         return self.call.function(*args, **named)
 
     def named(self, result: Any, values: Values) -> dict[str, Any]:

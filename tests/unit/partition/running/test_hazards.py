@@ -1,0 +1,19 @@
+"""A rule that would crash torch itself is a finding, not the end of the process."""
+
+from __future__ import annotations
+
+import torch
+
+from paritas.numerics.findings import Status
+from paritas.partition.checking import check_recipe
+from paritas.partition.recipes import OperatorCall, Recipe, Reduce, Split
+
+
+def test_keys_without_their_values_are_different_and_the_process_goes_on():
+    torch.manual_seed(0)
+    args = tuple(torch.randn(2, 4, 8, 16) for _ in range(3))
+    call = OperatorCall(torch.nn.functional.scaled_dot_product_attention, args)
+    recipe = Recipe(inputs=((1, Split(2)),), outputs=(Reduce("sum"),))
+    verdict = check_recipe(call, recipe)
+    assert verdict.status is Status.DIFFERENT
+    assert "attention is given 4 keys and 8 values" in str(verdict)
