@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.compiled import is_made_by_compile
 from paritas._torch.lifting import WIDE
 from paritas._torch.modules import INTERNALS, tensor_slots
 from paritas.errors import UsageError
@@ -233,7 +233,7 @@ def _reach(
             _reach(cell.cell_contents, original, found, free, depth + 1)
     for used in code.co_names:
         held = function.__globals__.get(used)
-        if is_made_by_compile(held):
+        if _is_made_by_compile(held):
             _reach(held, original, found, used, depth + 1)
         _reach_module(held, original, found, used)
 
@@ -247,3 +247,12 @@ def _reach_module(
 
 # Decorators around closures around partials around methods.
 MOST_LAYERS = 4
+
+
+def _is_made_by_compile(value: Any) -> bool:
+    # Nothing was compiled where the compiler was never loaded, and loading it takes seconds.
+    if "torch._dynamo" not in sys.modules:
+        return False
+    from paritas._torch.compiled import is_made_by_compile
+
+    return is_made_by_compile(value)
