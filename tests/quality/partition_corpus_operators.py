@@ -116,3 +116,46 @@ def masked_mean(x, mask):
 def lower_triangle(x):
     """Which rows it keeps depends on where they are."""
     return torch.tril(x)
+
+
+# --- by name, so that they can be sent to another process -------------------------------------
+
+
+def scaled(x):
+    return x * (1 + 1e-6)
+
+
+def shifted(x):
+    return x + 1e-6
+
+
+def doubled(x):
+    return x * 2
+
+
+def all_lost(x):
+    return x * torch.nan
+
+
+def one_column_wrong(x):
+    return x.index_fill(1, torch.tensor([3]), 0.5)
+
+
+def one_column_lost(x):
+    return x.index_fill(1, torch.tensor([3]), torch.nan)
+
+
+def rows_flipped(x):
+    return x.flip(0)
+
+
+def running_maximum(x):
+    return torch.cummax(x, 1).values
+
+
+def off_the_mean(x):
+    return x - x.mean(dim=1, keepdim=True)
+
+
+def sorted_rows(x):
+    return torch.sort(x, 1).values

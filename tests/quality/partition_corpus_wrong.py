@@ -35,14 +35,24 @@ from quality.partition_corpus_making import (
 )
 from quality.partition_corpus_operators import (
     Later,
+    all_lost,
     counting,
+    doubled,
     heads_apart,
     lower_triangle,
     masked_mean,
     mean_and_shape,
+    off_the_mean,
+    one_column_lost,
+    one_column_wrong,
     row_norm,
+    rows_flipped,
     rows_in_reverse,
     rows_of_another,
+    running_maximum,
+    scaled,
+    shifted,
+    sorted_rows,
     vocabulary_part,
 )
 
@@ -54,18 +64,17 @@ MAX, MIN, PRODUCT = Reduce("max"), Reduce("min"), Reduce("product")
 
 # --- one rank's own code ----------------------------------------------------------------------
 
-_SCALED = 1 + 1e-6
 _LATER = {
-    "a scale of 1e-6 on one rank": Later(lambda x: x * _SCALED),
-    "a scale of 1e-6 in one rank's gradient": Later(lambda g: g * _SCALED, backward=True),
-    "a shift of 1e-6 on one rank": Later(lambda x: x + 1e-6),
-    "one element wrong on one rank": Later(lambda x: x.index_fill(1, torch.tensor([3]), 0.5)),
-    "a gradient that stops on one rank": Later(lambda x: x.detach()),
-    "a gradient summed twice on one rank": Later(lambda g: g * 2, backward=True),
+    "a scale of 1e-6 on one rank": Later(scaled),
+    "a scale of 1e-6 in one rank's gradient": Later(scaled, backward=True),
+    "a shift of 1e-6 on one rank": Later(shifted),
+    "one element wrong on one rank": Later(one_column_wrong),
+    "a gradient that stops on one rank": Later(torch.detach),
+    "a gradient summed twice on one rank": Later(doubled, backward=True),
     "a gradient of the wrong sign on one rank": Later(torch.neg, backward=True),
-    "a NaN on one rank": Later(lambda x: x.index_fill(1, torch.tensor([3]), torch.nan)),
-    "rows shuffled on one rank": Later(lambda x: x.flip(0)),
-    "a NaN in one rank's gradient": Later(lambda g: g * torch.nan, backward=True),
+    "a NaN on one rank": Later(one_column_lost),
+    "rows shuffled on one rank": Later(rows_flipped),
+    "a NaN in one rank's gradient": Later(all_lost, backward=True),
 }
 
 
@@ -99,10 +108,10 @@ _MIXING: dict[str, tuple] = {
     "log_softmax": (torch.log_softmax, 1),
     "a norm of its own": (row_norm,),
     "normalize": (functional.normalize,),
-    "cummax": (lambda x: torch.cummax(x, 1).values,),
-    "difference from the mean": (lambda x: x - x.mean(dim=1, keepdim=True),),
+    "cummax": (running_maximum,),
+    "difference from the mean": (off_the_mean,),
     "logcumsumexp": (torch.logcumsumexp, 1),
-    "sort": (lambda x: torch.sort(x, 1).values,),
+    "sort": (sorted_rows,),
     "lower triangle": (lower_triangle,),
 }
 
