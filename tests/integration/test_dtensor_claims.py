@@ -15,11 +15,17 @@ from paritas.partition.dtensor.examples import Example, examples
 from paritas.partition.dtensor.table import Row, examine_example, make_table
 from paritas.partition.dtensor.terms import Place, place_parts, places_of
 
+# What DTensor claims, and where it is wrong, is another matter in every release.
+this_torch = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="these claims are those of torch 2.13"
+)
+
 
 def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@this_torch
 def test_true_rules_pass_and_what_is_moved_first_is_not_counted_as_a_rule():
     verdict = check_dtensor(torch.relu, (randn(4, 6),))
     assert verdict.passed, str(verdict)
@@ -43,6 +49,7 @@ def test_a_function_of_several_operators_can_be_checked():
     assert check_dtensor(soft, (randn(4, 6),), ranks=3).passed
 
 
+@this_torch
 def test_a_convolution_of_sharded_channels_is_reported():
     image, weight = randn(2, 4, 4, 4), randn(4, 4, 3, 3, seed=1)
     row = examine_example(Example("conv2d", F.conv2d, (image, weight)))

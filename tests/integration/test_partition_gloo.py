@@ -38,7 +38,8 @@ pytestmark = pytest.mark.slow
 def _forked_ranks():
     """A parallel test runner has a thread that only listens; new interpreters would take long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "start_method", lambda: "fork")
+        if not torch.accelerator.is_available():
+            patch.setattr(pool, "start_method", lambda: "fork")
         yield
         close_pools()
 

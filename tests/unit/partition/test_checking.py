@@ -248,3 +248,24 @@ def test_complex_numbers_are_checked():
     wrong = Recipe(((0, Split(1)),), (Concat(1),))
     verdict = check_recipe(OperatorCall(torch.cumsum, (x, 1)), wrong)
     assert verdict.status is Status.DIFFERENT
+
+
+class _Underived(torch.autograd.Function):
+    """An operator of which torch has no derivative, as it says so itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError("derivative for aten::thing is not implemented")
+
+
+def test_an_operator_without_a_derivative_is_held_to_its_results():
+    call = OperatorCall(_Underived.apply, (torch.randn(4, 6),))
+    verdict = check_recipe(call, Recipe(((0, Split(0)),), (Concat(0),)))
+    assert verdict.passed
+    assert "gradients: torch has no derivative of this operator" in verdict.coverage.skipped
+    wrong = check_recipe(call, Recipe(((0, Split(0)),), (Concat(1),)))
+    assert not wrong.passed

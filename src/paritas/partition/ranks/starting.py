@@ -84,7 +84,8 @@ class _Anew:
 def start_method() -> str:
     """`fork` where nothing is lost or stuck in the child, otherwise `anew`."""
     alone = threading.active_count() == 1
-    still = not torch.cuda.is_initialized() and not torch.distributed.is_initialized()
+    # With an accelerator autograd has threads of its own, and refuses to work in a forked process.
+    still = not torch.accelerator.is_available() and not torch.distributed.is_initialized()
     return "fork" if sys.platform == "linux" and alone and still else "anew"
 
 
