@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import os
 
 import pytest
 import torch
@@ -53,7 +55,20 @@ def record(path, train=False, **options):
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dumps")
+    """Made once, by whichever worker is first: compiling takes long."""
+    common = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        common = common.parent
+    folder = common / "recorded programs"
+    with (common / "recorded programs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "done").write_text(json.dumps(dataclasses.asdict(made(folder))))
+    return Recorded(**json.loads((folder / "done").read_text()))
+
+
+def made(folder):
     switch = folder / "fusion_switch.json"
     switch.write_text(json.dumps(FUSION_OFF))
     fused = record(folder / "fused", source="fused")

@@ -122,9 +122,11 @@ def test_processes_and_one_process_come_to_the_same_verdict(name):
     assert [finding.path for finding in here.findings] == [f.path for f in there.findings]
 
 
-def test_the_two_agree_on_the_whole_corpus():
+def test_the_two_agree_on_the_corpus():
+    """Each fifth rule; all of them where that is asked for: see tests/README.md."""
     differ = []
-    for case in [*RIGHT, *WRONG]:
+    every = 1 if os.environ.get("PARITAS_WHOLE_CORPUS") == "1" else 5
+    for case in [*RIGHT, *WRONG][::every]:
         operator = case.make(torch.float32)
         there = confirm_on_gloo(operator, case.recipe)
         if check_recipe(operator, case.recipe).passed != there.passed:
