@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import distributed
@@ -28,7 +30,16 @@ def test_a_plain_tensor_is_the_same_on_each_rank():
     assert len(simulated_ranks.parts_of(torch.ones(2), 3)) == 3
 
 
-def test_ranks_are_not_simulated_within_a_process_group():
+def test_simulated_ranks_leave_the_exception_hook_alone():
+    hook = sys.excepthook
+    with simulated_ranks.simulated_ranks(2):
+        pass
+    simulated_ranks.run_in_threads(lambda rank: rank, 2, 30.0)
+    assert sys.excepthook is hook
+
+
+def test_ranks_are_not_simulated_within_a_process_group(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group puts its own there
     store = distributed.HashStore()
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -69,12 +70,23 @@ def simulated_ranks(ranks: int) -> Iterator[DeviceMesh]:
     _refuse_a_group()
     simulation = _part(_SIMULATION, "LocalTensor", "LocalTensorMode")
     store = _part(_FAKE_GROUP, "FakeStore").FakeStore()
-    distributed.init_process_group("fake", rank=0, world_size=ranks, store=store)
+    with _same_excepthook():
+        distributed.init_process_group("fake", rank=0, world_size=ranks, store=store)
+        try:
+            with simulation.LocalTensorMode(ranks):
+                yield init_device_mesh("cpu", (ranks,))
+        finally:
+            distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _same_excepthook() -> Iterator[None]:
+    """A process group puts its own hook in the place of the user's, and leaves it there."""
+    hook = sys.excepthook
     try:
-        with simulation.LocalTensorMode(ranks):
-            yield init_device_mesh("cpu", (ranks,))
+        yield
     finally:
-        distributed.destroy_process_group()
+        sys.excepthook = hook
 
 
 def of_ranks(parts: Sequence[Tensor]) -> Tensor:
@@ -120,6 +132,7 @@ def run_in_threads(
     isolate = _part(_C10D, _ISOLATION)._set_thread_isolation_mode
     outcomes = [ThreadOutcome() for _ in range(ranks)]
     store = _part(_C10D, "HashStore").HashStore()
+    hook = sys.excepthook
     group._install_threaded_pg()
     isolate(True)  # otherwise groups of one name in several threads are one group
     try:
@@ -140,6 +153,7 @@ def run_in_threads(
             for thread in threads:
                 thread.join(0.5)
     finally:
+        sys.excepthook = hook  # the group puts its own there
         isolate(False)
         group.ProcessLocalGroup.reset()
         group._uninstall_threaded_pg()
