@@ -134,7 +134,9 @@ def _resolve(
     if not draft.is_result:
         return _argument(draft, plain, sources, drafts, found)
     if replayed is not None and not measured.settled:
-        return _replayed(draft, plain, replayed, [drafts[source].name for source in failing])
+        known = sources and all(found[one].status is not Status.UNVERIFIED for one in sources)
+        named = [drafts[source].name for source in failing]
+        return _replayed(draft, plain, replayed, named, inputs_known=bool(known))
     return _estimated(draft, plain, sources, drafts, found)
 
 
@@ -181,7 +183,9 @@ def _same_difference(left: Measured, right: Measured) -> bool:
     )
 
 
-def _replayed(draft: Draft, plain: Resolved, replayed: Replayed, failing: list[str]) -> Resolved:
+def _replayed(
+    draft: Draft, plain: Resolved, replayed: Replayed, failing: list[str], *, inputs_known: bool
+) -> Resolved:
     judgement = replayed.judgement
     known = dataclasses.replace(
         plain,
@@ -210,6 +214,10 @@ def _replayed(draft: Draft, plain: Resolved, replayed: Replayed, failing: list[s
     if failing:
         reason = f"{plain.reason}; it came in with {failing[0]}"
         return dataclasses.replace(known, reason=reason, made="before")
+    if not inputs_known:
+        # What came in is excused only where it was compared itself, and found to be rounding.
+        reason = f"{plain.reason}; it came in with inputs that nothing was compared with"
+        return dataclasses.replace(known, reason=reason)
     return _drifted(draft, known)
 
 
@@ -247,10 +255,12 @@ def _estimated(
     if failing:
         reason = f"{plain.reason}; it came in with {drafts[failing[0]].name}"
         return dataclasses.replace(known, reason=reason, made="before")
-    if not draft.measured.settled and inherited and _is_explained(draft.measured, inherited):
+    unknown = any(found[source].status is Status.UNVERIFIED for source in used)
+    excusable = not draft.measured.settled and not unknown
+    if excusable and inherited and _is_explained(draft.measured, inherited):
         judged_by = f"{plain.judged_by}, and the error of its inputs"
         return _drifted(draft, dataclasses.replace(known, judged_by=judged_by))
-    return dataclasses.replace(known, made="here" if sources else "")
+    return dataclasses.replace(known, made="here" if sources and not unknown else "")
 
 
 def _largest(distances: object) -> float | None:

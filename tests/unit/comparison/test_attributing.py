@@ -112,6 +112,17 @@ def test_what_became_of_an_argument_that_nothing_was_compared_with_is_not_known(
     assert ends(drafts)[1] == (Status.DIFFERENT, "")
 
 
+def test_an_error_that_came_in_uncompared_is_not_excused():
+    alone = dataclasses.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
+    right = {1: replayed(Status.EQUIVALENT, 1e-8, 0.01)}
+    drafts = [Draft("a", alone, is_result=True), call("b", 0.01, 0)]
+    found = resolve(drafts, right)[1]
+    assert (found.status, found.made) == (Status.DIFFERENT, "")
+    assert found.reason.endswith("inputs that nothing was compared with")
+    assert ends([call("a", 0.0), call("b", 0.01)], right)[1] == (Status.DIFFERENT, "")
+    assert ends(drafts)[1] == (Status.DIFFERENT, "")
+
+
 def test_an_operator_that_is_right_on_wrong_inputs_passes_the_error_on():
     drafts = [call("a", 0.0), call("b", 0.01, 0), call("c", 0.5, 1)]
     found = resolve(drafts, {2: replayed(Status.EQUIVALENT, 1e-8, 0.5)})
