@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.numerics.findings import Aspect, Finding, Status, Verdict
 from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.recipes import Concat, Recipe, Split
 
@@ -200,21 +200,14 @@ def _row(call: OperatorCall, chosen: _Chosen, options: Options) -> Row:
 
 
 def _labelled(verdict: Verdict, label: str) -> Verdict:
-    findings = tuple(
-        msgspec.structs.replace(finding, path=f"{label}, {finding.path}")
-        for finding in verdict.findings
-    )
-    coverage = Coverage(
-        compared=verdict.coverage.compared,
-        skipped=tuple(f"{label}, {item}" for item in verdict.coverage.skipped),
-        unmatched=tuple(f"{label}, {item}" for item in verdict.coverage.unmatched),
-    )
-    labelled = msgspec.structs.replace(verdict, findings=findings, coverage=coverage)
-    if labelled.passed or labelled.failures:
-        return labelled
+    from paritas.partition.confirming import labelled
+
+    own = labelled(verdict, f"{label}, ")
+    if own.passed or own.failures:
+        return own
     # Beside others that did compare something, this one must not go unnoticed.
     silent = _unverified(label, "nothing was compared").findings
-    return msgspec.structs.replace(labelled, findings=(*findings, *silent))
+    return msgspec.structs.replace(own, findings=(*own.findings, *silent))
 
 
 def _unverified(path: str, reason: str) -> Verdict:

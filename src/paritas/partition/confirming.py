@@ -13,7 +13,7 @@ from paritas.partition import checking
 if TYPE_CHECKING:
     from paritas.partition.recipes import OperatorCall, Recipe
 
-__all__ = ["Confirm", "check_confirmed"]
+__all__ = ["Confirm", "check_confirmed", "labelled"]
 
 Confirm = Literal["gloo"]
 
@@ -40,10 +40,11 @@ def check_confirmed(
     from paritas.partition.ranks.gloo import confirm_on_gloo
 
     real = confirm_on_gloo(call, recipe, ranks, seed=seed, strict=strict)
-    return Verdict.merge([verdict, _labelled(real, f"on {confirm} ranks, ")])
+    return Verdict.merge([verdict, labelled(real, f"on {confirm} ranks, ")])
 
 
-def _labelled(verdict: Verdict, label: str) -> Verdict:
+def labelled(verdict: Verdict, label: str) -> Verdict:
+    """The same verdict, each of its items under a label."""
     findings = tuple(
         msgspec.structs.replace(finding, path=f"{label}{finding.path}")
         for finding in verdict.findings
