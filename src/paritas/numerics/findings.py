@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from paritas.errors import MismatchError, UsageError
+from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class OriginKind(enum.StrEnum):
     PASS = "pass"  # noqa: S105  (a compiler's)
     PARTITION = "partition"
     GRAPH = "graph"
+    MODULE = "module"
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +117,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         kind: a node, a set of nodes compiled together, a compiler pass, the split of a graph into
-            forward and backward, or no less than a whole graph.
+            forward and backward, no less than a whole graph, or a module of a parallel model.
         name: the node's, the pass's or the graph's name.
         operator: what the node calls.
         module: path of the module it was called in.
@@ -123,6 +125,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         code: the text of that line.
         nodes: all nodes of a fused set.
         remedies: compiler options, each of which alone makes the difference go away.
+        ranks: of a parallel model, the ranks that are wrong there; empty if that is all of them.
     """
 
     kind: OriginKind
@@ -133,6 +136,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     code: str = ""
     nodes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +154,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lifted: Score | None = None
     source: str | None = None
     origin: Origin | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -82,6 +82,8 @@ def finding_lines(finding: Finding) -> list[str]:
                     f"    {name}: at {score.slice_index} along axis {score.slice_axis}, rms "
                     f"{score.slice_z:.3g} (allowed {score.slice_limit:.3g})"
                 )
+    if finding.diagnosis is not None and finding.diagnosis.sentence:
+        lines.append(f"    {finding.diagnosis.sentence}")
     lines += _place_lines(finding)
     if finding.advice:
         lines.append(f"    {finding.advice}")
@@ -119,4 +121,9 @@ def _origin_words(origin: Origin) -> list[str]:
             what = "the split of the graph into forward and backward"
         case OriginKind.GRAPH:
             return [f"nearest operator: {called}"] if called else []
+        case OriginKind.MODULE:
+            which = ", ".join(map(str, origin.ranks))
+            ranks = f", on rank{'s' * (len(origin.ranks) > 1)} {which}" if which else ""
+            kind = f" ({origin.operator})" if origin.operator else ""
+            return [f"first in module {origin.name}{kind}{ranks}"]
     return [f"{what}: {called}" if called else what]

@@ -1,0 +1,1 @@
+"""Read a graph, and check every operator of it."""

@@ -1,0 +1,1 @@
+"""Graphs as others keep them: exported programs, FX, nnScaler's checkpoints."""
