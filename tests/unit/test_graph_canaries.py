@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from paritas._torch import (
     buffer_nodes,
     buffers,
     equality,
+    exported_programs,
     fusion_options,
     graphs,
     indexing,
@@ -366,3 +368,32 @@ def test_the_arguments_that_kernels_believe_are_called_as_they_are_looked_for(na
     found = named_operators.operator_named(f"aten.{name}.default")
     assert arguments <= {argument for argument, _ in found.takes}
     assert not kernel_checks.fits_kernel(name, {})
+
+
+def test_a_symbol_says_the_number_it_had_and_its_range():
+    length = torch.export.Dim("length", min=3, max=64)
+    given = {"args": (torch.ones(4, 2),), "dynamic_shapes": ({0: length},)}
+    program = torch.export.export(torch.nn.ReLU(), **given)
+    size = next(iter(program.graph.nodes)).meta["val"].shape[0]
+    assert exported_programs.size_number(size, lambda _: 1) == 4
+    assert list(exported_programs.symbol_ranges(program).values()) == [(3, 64)]
+    # Without a number it takes the guess.
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        size = torch.ones(5).nonzero().shape[0]
+        assert exported_programs.size_number(size * 2 + 1, lambda _: 3) == 7
+
+
+def test_values_are_foretold_without_touching_the_module():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    found = exported_programs.foretell_values(torch.fx.symbolic_trace(model), [torch.ones(2, 3)])
+    assert [tuple(value.shape) for value in found.values()] == [(2, 3), (2, 4), (2, 4)]
+    assert int(model[1].num_batches_tracked) == 0
+    assert model[1].running_mean.tolist() == [0.0] * 4
+
+
+def test_operators_are_told_from_those_that_are_given_graphs():
+    assert exported_programs.is_operator(torch.ops.aten.relu.default)
+    assert not exported_programs.is_operator(torch.relu)
+    assert exported_programs.is_higher_order(torch.ops.higher_order.cond)
+    bracket = torch.ops.higher_order.wrap_with_set_grad_enabled
+    assert exported_programs.is_bracket(bracket, (False, None))

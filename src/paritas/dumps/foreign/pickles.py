@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Call", "Name", "Persistent", "follow", "leaves", "plain_text"]
+__all__ = ["Call", "Name", "Persistent", "Watch", "follow", "leaves", "plain_text"]
 
 _LONGEST = 64 << 20
 _LONGEST_INTEGER = 32  # bytes
@@ -49,6 +49,19 @@ class Persistent:
     identity: Any
 
 
+class Watch(Protocol):
+    """Sees all that a pickle asks for, also what it drops again; raises on what it refuses.
+
+    `at` is the byte where the instruction stands.
+    """
+
+    def see_name(self, name: Name, at: int) -> None:
+        """Something is looked up."""
+
+    def see_call(self, call: Call, at: int) -> None:
+        """Something is called. What it would tell the result is not known yet."""
+
+
 class _Mark:
     """Where on the stack a group begins."""
 
@@ -59,15 +72,18 @@ _MARK = _Mark()
 class _Reader:
     """Follows one pickle. Every length is held against what is left of the data."""
 
-    def __init__(self, data: memoryview, begin: int) -> None:
+    def __init__(self, data: memoryview, begin: int, watch: Watch | None) -> None:
         self._data = data
+        self._watch = watch
         self.at = begin
+        self._instruction = begin
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._keys = 0
 
     def run(self) -> Any:
         while True:
+            self._instruction = self.at
             code = self._take(1)[0]
             if code == _STOP:
                 return self.pop()
@@ -193,17 +209,25 @@ class _Reader:
 
     def name(self) -> None:
         module = self._line()
-        self.push(Name(f"{module}.{self._line()}"))
+        self._ask(Name(f"{module}.{self._line()}"))
 
     def stack_name(self) -> None:
         name, module = self.pop(), self.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
             raise UsageError("its pickle asks for something without a name")
-        self.push(Name(f"{module}.{name}"))
+        self._ask(Name(f"{module}.{name}"))
+
+    def _ask(self, name: Name) -> None:
+        if self._watch is not None:
+            self._watch.see_name(name, self._instruction)
+        self.push(name)
 
     def call(self) -> None:
         arguments = self.pop()
-        self.push(_called(self.pop(), arguments))
+        made = Call(self.pop(), arguments)
+        if self._watch is not None:
+            self._watch.see_call(made, self._instruction)
+        self.push(_container(made))
 
     def call_with_names(self) -> None:
         self.pop()
@@ -232,9 +256,10 @@ class _Reader:
             )
 
 
-def _called(what: Any, arguments: Any) -> Any:
+def _container(call: Call) -> Any:
     """The one class that is only a container is made at once; all else stays a description."""
-    if isinstance(what, Name) and what.path == "collections.OrderedDict":
+    arguments = call.arguments
+    if isinstance(call.what, Name) and call.what.path == "collections.OrderedDict":
         pairs = arguments[0] if isinstance(arguments, tuple) and arguments else []
         made: dict[Any, Any] = {}
         for pair in pairs if isinstance(pairs, list) else []:
@@ -242,7 +267,7 @@ def _called(what: Any, arguments: Any) -> Any:
                 case [key, value] if isinstance(key, _PLAIN):
                     made[key] = value
         return made
-    return Call(what, arguments)
+    return call
 
 
 _STEPS: dict[int, Callable[[_Reader], Any]] = {
@@ -300,15 +325,18 @@ _STEPS: dict[int, Callable[[_Reader], Any]] = {
 }
 
 
-def follow(data: bytes, begin: int = 0) -> tuple[Any, int]:
+def follow(data: bytes, begin: int = 0, watch: Watch | None = None) -> tuple[Any, int]:
     """What a pickle would make, and the byte behind it. A set comes out as a list.
+
+    Args:
+        watch: is shown every name and every call, as they stand in the pickle.
 
     Raises:
         UsageError: it is damaged, or larger than the description of tensors can be.
     """
     if len(data) - begin > _LONGEST:
         raise UsageError(f"its pickle has {len(data) - begin} bytes, more than {_LONGEST}")
-    reader = _Reader(memoryview(data), begin)
+    reader = _Reader(memoryview(data), begin, watch)
     return reader.run(), reader.at
 
 

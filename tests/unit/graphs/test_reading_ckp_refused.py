@@ -1,0 +1,282 @@
+"""Checkpoints that are damaged, something else, or made to harm: never run, always told."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from paritas.errors import UsageError
+from paritas.graphs.calls import Graph
+from paritas.graphs.reading.checkpoints import read_checkpoint
+from unit.graphs.ckp_files import (
+    BLOCK,
+    GATHER,
+    Writer,
+    instructions,
+    with_changes,
+    with_text,
+    written_call,
+    written_text,
+)
+
+REAL = GATHER.read_bytes()
+# Instructions that put down one whole value.
+_VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT1", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST"}
+_VALUES |= {"EMPTY_TUPLE", "BINGET", "LONG_BINGET", "EMPTY_SET"}
+
+
+def refusal(folder: Path, data: bytes) -> str:
+    path = folder / "graph.ckp"
+    path.write_bytes(data)
+    with pytest.raises(UsageError) as told:
+        read_checkpoint(path)
+    assert str(told.value).startswith(str(path))
+    return str(told.value)
+
+
+# --- payloads -------------------------------------------------------------------------------------
+
+
+def payloads(marker: Path) -> dict[str, bytes]:
+    """Instructions each of which makes a file appear when the pickle is loaded."""
+    touch = written_text(f"touch {marker}")
+    opening = written_text(f"open({str(marker)!r}, 'w').close()")
+    opener = written_call("builtins.getattr", b"cbuiltins\ngetattr\n", written_text("__self__"))
+    found = written_call("builtins.getattr", opener, written_text("eval"))
+    return {
+        "os.system": written_call("os.system", touch),
+        "posix.system": written_call("posix.system", touch),
+        "builtins.eval": written_call("builtins.eval", opening),
+        "builtins.exec": written_call("builtins.exec", opening),
+        "builtins.getattr": found + b"(" + opening + b"tR",
+        "pathlib.Path": written_call(
+            "builtins.getattr",
+            written_call("pathlib.Path", written_text(str(marker))),
+            written_text("touch"),
+        )
+        + b")R",
+        "subprocess.getoutput": written_call("subprocess.getoutput", touch),
+    }
+
+
+@pytest.mark.parametrize("name", payloads(Path("x")))
+def test_a_payload_is_refused_by_name_and_not_run(name: str, tmp_path: Path) -> None:
+    marker = tmp_path / "run"
+    payload = payloads(marker)[name]
+    told = refusal(tmp_path, b"\x80\x04" + payload + b"0" + REAL[2:])
+    assert f"it asks for `{name}` at byte " in told
+    assert "nothing of it was run" in told
+    assert not marker.exists()
+    pickle.loads(b"\x80\x04" + payload + b".")
+    assert marker.exists()
+
+
+def test_a_payload_is_refused_wherever_a_value_can_stand(tmp_path: Path) -> None:
+    marker = tmp_path / "run"
+    payload = payloads(marker)["os.system"]
+    places = [place for place, (name, _, _) in enumerate(instructions(REAL)) if name in _VALUES]
+    assert len(places) > 2000
+    for place in places[::127]:
+        told = refusal(tmp_path, with_changes(REAL, {place: payload}))
+        assert "it asks for `os.system` at byte " in told
+    assert not marker.exists()
+
+
+def test_a_function_made_of_code_in_the_file_is_not_called(tmp_path: Path) -> None:
+    """Code of rules is in real files; a call of it is not."""
+    data = BLOCK.read_bytes()
+    steps = instructions(data)
+    scope = next(place for place, step in enumerate(steps) if step[0] == "GLOBAL")
+    # Behind the namespace, the name, no defaults and the cells, the function is made; here it is
+    # called as well.
+    made = next(place for place in range(scope, len(steps)) if steps[place][1] == "__annotations__")
+    end = next(place for place in range(made, 0, -1) if steps[place][0] == "REDUCE")
+    told = refusal(tmp_path, with_changes(data, {end: b"R)R"}))
+    assert "it asks for `the result of dill._dill._create_function` at byte " in told
+
+
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        (written_call("dill._dill._eval_repr", written_text("exit()")), "dill._dill._eval_repr"),
+        (written_call("dill._dill._load_type", written_text("CodeType")), "dill._dill._load_type"),
+        (
+            written_call("dill._dill._import_module", written_text("os")),
+            "dill._dill._import_module",
+        ),
+        (written_call("dill._dill._create_type", b")"), "dill._dill._create_type"),
+        (written_call("builtins.setattr", b")", b")", b")"), "builtins.setattr"),
+        (
+            written_call("builtins.getattr", b"cdill\n_dill\n", written_text("x")),
+            "builtins.getattr",
+        ),
+        (written_call("typing.Dict", b")"), "typing.Dict"),
+        (written_call("torch.load", written_text("x")), "torch.load"),
+        (written_call("torch.hub.load", written_text("x")), "torch.hub.load"),
+        (written_call("torch.nn.Module", written_text("x")), "torch.nn.Module"),
+        (written_call("torch.Size", written_text("x")), "torch.Size"),
+        (written_call("nnscaler.graph.graph.IRGraph", b")"), "nnscaler.graph.graph.IRGraph"),
+        (b"cnumpy.core\nrun\n", "numpy.core.run"),
+        (b"c \n;\n", " .;"),
+        (b"cmodel\nBlock\n)\x81", "model.Block"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_known_names_are_accepted_only_as_graphs_use_them(
+    call: bytes, asked: str, tmp_path: Path
+) -> None:
+    told = refusal(tmp_path, b"\x80\x04" + call + b"0" + REAL[2:])
+    assert f"it asks for `{asked}` at byte " in told
+
+
+def test_a_class_of_another_version_is_told_as_such(tmp_path: Path) -> None:
+    told = refusal(tmp_path, with_text(REAL, "IRGraph", "IRGraph2"))
+    assert "`nnscaler.graph.graph.IRGraph2` at byte " in told
+    assert "a checkpoint of another version: nnScaler 0.9 is known" in told
+
+
+def test_an_attribute_that_is_not_there_is_told(tmp_path: Path) -> None:
+    told = refusal(tmp_path, with_text(REAL, "signature", "signed"))
+    assert "IRDimops linear 1 has no `signature`: a checkpoint of another version" in told
+
+
+# --- damaged, and something else ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [GATHER, BLOCK], ids=lambda path: str(path.stem))
+def test_a_truncated_file_is_told_wherever_it_ends(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    for end in range(0, len(data), 997):
+        refusal(tmp_path, data[:end])
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "it is empty"),
+        (
+            b"PK\x03\x04abcdefgh",
+            r"it is no pickle of version 2 to 5, but begins with b'PK\\x03\\x0",
+        ),
+        (b"\x80\x09" + REAL[2:], "its pickle is of version 9, and 5 is the last known"),
+        (pickle.dumps({"a": 1}), "it is a pickle of a dict, not of a graph with its counters"),
+        (pickle.dumps(((1, 2, 3), [])), "it is a pickle of a tuple, not of a graph"),
+        (REAL + b"more", "4 bytes follow the end of its pickle"),
+    ],
+    ids=["empty", "zip", "version", "dict", "tuple", "more"],
+)
+def test_what_is_no_checkpoint_is_told(data: bytes, why: str, tmp_path: Path) -> None:
+    assert re.search(why, refusal(tmp_path, data))
+
+
+def test_a_path_that_is_no_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is a folder: give the graph checkpoint \(.ckp\) itself"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read: No such file or directory; give"):
+        read_checkpoint(tmp_path / "none.ckp")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is no plain file"):
+        read_checkpoint(tmp_path / "pipe")
+
+
+def test_a_file_that_is_too_large_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.ckp"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match="it has 1099511627776 bytes, more than 33554432"):
+        read_checkpoint(path)
+
+
+@settings(
+    deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True
+)
+@given(st.lists(st.tuples(st.integers(0, len(REAL) - 1), st.integers(0, 255)), max_size=8))
+@example([(100, 0x51)])
+def test_flipped_bytes_are_told_or_give_a_graph(
+    tmp_path_factory: Any, flips: list[tuple[int, int]]
+) -> None:
+    data = bytearray(REAL)
+    for at, byte in flips:
+        data[at] = byte
+    path = tmp_path_factory.getbasetemp() / "flipped.ckp"
+    path.write_bytes(data)
+    try:
+        assert isinstance(read_checkpoint(path), Graph)
+    except UsageError as why:
+        assert str(why).startswith(str(path))  # noqa: PT017
+
+
+# --- structures without an end --------------------------------------------------------------------
+
+
+def test_arguments_that_contain_themselves_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer(monkeypatch)
+    endless: list[Any] = []
+    endless.append(endless)
+    told = refusal(tmp_path, write.graph([write.node("torch.relu", endless, [])]))
+    assert "its arguments are larger than any can be: more than 32 deep" in told
+
+
+def test_arguments_that_double_at_each_level_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer(monkeypatch)
+    tree: list[Any] = []
+    for _ in range(30):
+        tree = [tree, tree]
+    told = refusal(tmp_path, write.graph([write.node("torch.relu", tree, [])]))
+    assert "parts in all" in told
+
+
+def test_a_value_that_is_its_own_value_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer(monkeypatch)
+    value = write.value("n", 0)
+    value._value = value
+    told = refusal(tmp_path, write.graph([write.node("torch.relu", [value], [])]))
+    assert "more than 32 deep" in told
+
+
+def test_a_segment_that_contains_itself_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer(monkeypatch)
+    nodes: list[Any] = []
+    segment = write.make("nnscaler.graph.segment.IRSegment", _id=1, name="part", _nodes=nodes)
+    nodes.append(segment)
+    told = refusal(tmp_path, write.graph([segment]))
+    assert "IRSegment part 1 stands twice, or deeper than in 64 segments" in told
+
+
+@pytest.mark.parametrize("deep", [b"]" * 20_000 + b"a" * 19_999, b"(" * 20_000 + b"t" * 20_000])
+def test_nesting_without_an_end_is_told(deep: bytes, tmp_path: Path) -> None:
+    refusal(tmp_path, b"\x80\x04" + deep + b".")
+
+
+def test_a_shape_of_any_size_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writer(monkeypatch)
+    large = write.tensor("x", (10**12, 10**6), 1)
+    path = tmp_path / "graph.ckp"
+    path.write_bytes(write.graph([write.node("torch.relu", [large], [large])]))
+    assert read_checkpoint(path).calls[0].outputs[0].shape == (10**12, 10**6)
+    told = refusal(
+        tmp_path, write.graph([write.node("torch.relu", [write.tensor("x", (10**12,) * 2, 1)], [])])
+    )
+    assert "has the shape (1000000000000, 1000000000000): no tensor is so large" in told
+
+
+def test_a_text_of_any_length_is_told(tmp_path: Path) -> None:
+    told = refusal(tmp_path, with_text(REAL, "torch.relu", "x" * 20_000))
+    assert "it has a text of 20000 letters, more than 10000" in told
