@@ -22,7 +22,7 @@ from paritas.partition.checking import check_recipe
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import annotation_for, known
 from paritas.partition.recipes import OperatorCall
-from quality import partition_samples, partition_samples_layout
+from quality import partition_samples, partition_samples_layout, partition_samples_lowered
 from quality.partition_samples import Sample, call, mask, normal, whole
 
 RIGHT = (Status.IDENTICAL, Status.EQUIVALENT)
@@ -54,6 +54,7 @@ def samples() -> dict[str, list[Sample]]:
         partition_samples_layout.pooling,
         partition_samples_layout.attention,
         partition_samples_layout.nnscaler,
+        partition_samples_lowered.lowered,
     )
     return {name: calls for family in families for name, calls in family().items()}
 

@@ -26,6 +26,8 @@ _HOMES = {
     "convert": "paritas.cli.convert:convert",
     "compare": "paritas.cli.compare:compare",
     "partition": "paritas.cli.partition:partition",
+    "verify-graph": "paritas.cli.verify_graph:verify_graph",
+    "verify-parallel": "paritas.cli.verify_parallel:verify_parallel",
     "report": "paritas.cli.report:report",
 }
 

@@ -39,23 +39,34 @@ def resolve(spec: str, parameter: str) -> Callable[..., Any]:
     Raises:
         UsageError: it is not there, or not callable, or importing it raises.
     """
+    found = find(spec, parameter)
+    if not callable(found):
+        kind = type(found).__name__
+        raise UsageError(f"{parameter} {spec!r} is no function but of type {kind}: {found!r:.80}")
+    return found  # type: ignore[no-any-return]
+
+
+def find(spec: str, parameter: str) -> Any:
+    """Whatever `spec` names: as `resolve`, for what need not be callable."""
     module_name, colon, name = spec.partition(":")
     if not (colon and module_name and name) or _is_path(module_name):
         raise UsageError(
             f"{parameter} {spec!r} is not of the form package.module:name{_hint(spec)}"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    look_here()
     found: Any = _import(module_name, f"{parameter} {spec!r}")
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{parameter} {spec!r}: {_missing(found, part)}")
         found = getattr(found, part)
-    if not callable(found):
-        kind = type(found).__name__
-        raise UsageError(f"{parameter} {spec!r} is no function but of type {kind}: {found!r:.80}")
-    return found  # type: ignore[no-any-return]
+    return found
+
+
+def look_here() -> None:
+    """Let modules of the current directory be imported, as `python -m` would."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def call(function: Callable[..., Any], spec: str, parameter: str, *args: Any) -> Any:

@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections import deque
 from concurrent.futures import (
+    FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
     Executor,
@@ -94,8 +95,9 @@ def run_batches(
     batches: Iterable[_Batch],
     *,
     ahead: int,
+    ordered: bool = True,
 ) -> Iterator[tuple[_Batch, _Result | Failed[_Batch]]]:
-    """Apply a function to batches; gives each with its result, in their order.
+    """Apply a function to batches; gives each with its result.
 
     A batch whose worker died is tried once more, with no other beside it that might have been the
     reason. What the function itself raises ends it all: what waits is cancelled, and the error is
@@ -105,6 +107,7 @@ def run_batches(
         function: must be importable by name where work goes to other processes.
         batches: taken from only as far as there is room.
         ahead: how many may be under way.
+        ordered: give results in the order of the batches; otherwise each as soon as it is there.
     """
     work = _Work(function, _session_of(executor))
     pending: deque[tuple[_Batch, Future[_Result]]] = deque()
@@ -118,12 +121,13 @@ def run_batches(
                 pending.append((batch, _submitted(executor, work, batch)))
             if not pending:
                 return
-            batch, future = pending[0]
+            at = 0 if ordered else _first_done(pending)
+            batch, future = pending[at]
             result = _result(batch, future)
             if isinstance(result, Failed):
                 wait([other for _, other in pending])
                 result = _result(batch, _submitted(executor, work, batch))
-            pending.popleft()
+            del pending[at]
             yield batch, result
     finally:
         for _, future in pending:
@@ -131,6 +135,11 @@ def run_batches(
 
 
 _END: Any = object()
+
+
+def _first_done(pending: deque[tuple[_Batch, Future[_Result]]]) -> int:
+    wait([future for _, future in pending], return_when=FIRST_COMPLETED)
+    return next(at for at, (_, future) in enumerate(pending) if future.done())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ __all__ = ["FORMAT", "GraphReport", "OperatorResult", "OptionResult", "Outcome",
 FORMAT = 1
 
 # Where the rule of a split comes from.
-RuleOrigin = Literal["declared", "library", "discovered"]
+RuleOrigin = Literal["declared", "registered", "library", "discovered"]
 
 
 class Outcome(enum.StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from paritas.partition.recipes import OperatorCall
     from paritas.partition.running.runner import Seen
 
-__all__ = ["RecipeCheck", "check_recipe", "mesh_levels"]
+__all__ = ["Examined", "RecipeCheck", "check_recipe", "examine_recipe", "mesh_levels"]
 
 
 def check_recipe(
@@ -47,13 +48,78 @@ def check_recipe(
     Raises:
         UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
     """
+    return examine_recipe(call, recipe, ranks, seed=seed, strict=strict).verdict
+
+
+def examine_recipe(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...] = 2,
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    wholes: Wholes | None = None,
+) -> Examined:
+    """Do what `check_recipe` does, and keep what was compared.
+
+    Args:
+        wholes: of the same call and seed: what is not split is run once for all its recipes.
+
+    Raises:
+        UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
+    """
     levels = mesh_levels(call, recipe, ranks)
     state = torch.get_rng_state()
     try:
-        verdict = RecipeCheck(Runner(call, levels, seed), strict=strict).verdict()
+        shared = wholes if wholes is not None else Wholes()
+        check = RecipeCheck(shared.runner_for(call, levels, seed), strict=strict, wholes=shared)
+        verdict = check.verdict()
+        if check.native is not None and check.native[1] is None:
+            # It ended in float64; what the ranks give natively is worth telling all the same.
+            split = check.runner.split(wide=False, cotangents=0)
+            check.native = check.native[0], split
     finally:
         torch.set_rng_state(state)
-    return verdict
+    return Examined(verdict, check.native, check.lifted)
+
+
+class Wholes:
+    """The runs of a call that is not split: they do not depend on the recipe."""
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+        self.native: Seen | None = None
+        self.lifted: Seen | None = None
+        self.notes: list[str] = []
+
+    def runner_for(
+        self, call: OperatorCall, levels: tuple[tuple[Recipe, int], ...], seed: int
+    ) -> Runner:
+        """A runner for a recipe, which knows what the first run has shown.
+
+        Raises:
+            UsageError: this is another call, or another seed.
+        """
+        if self.runner is None or self.native is None:
+            self.runner = Runner(call, levels, seed)
+            return self.runner
+        if self.runner.call is not call or self.runner.seed != seed:
+            raise UsageError("runs of another call, or of another seed, cannot be taken over")
+        return self.runner.beside(levels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+    """A verdict, and the runs behind it.
+
+    Attributes:
+        native: the operator whole and split, in the dtype of the call; None if it did not run.
+        lifted: the same in float64, where both were run.
+    """
+
+    verdict: Verdict
+    native: tuple[Seen, Seen | None] | None = None
+    lifted: tuple[Seen, Seen] | None = None
 
 
 def mesh_levels(
@@ -86,38 +152,60 @@ def mesh_levels(
 class RecipeCheck:
     """One check from its first run to its verdict."""
 
-    def __init__(self, runner: Runner, *, strict: bool) -> None:
+    def __init__(self, runner: Runner, *, strict: bool, wholes: Wholes | None = None) -> None:
         self.runner = runner
         self.strict = strict
+        self.wholes = Wholes() if wholes is None else wholes
         self.notes: list[str] = []
         self.skipped: list[str] = []
+        self.native: tuple[Seen, Seen | None] | None = None
+        self.lifted: tuple[Seen, Seen] | None = None
 
     def verdict(self) -> Verdict:
         """Run what is needed for one."""
         whole = self._first_run()
         if whole.error is not None:
             return self._failed(whole.error, whole=True)
+        self.native = whole, None
         if not whole.results:
             reason = "the operator gives nothing and writes to nothing: nothing to compare"
             return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
         narrow = self.runner.narrow
-        lifted_whole = self.runner.whole(wide=True) if narrow else whole
-        if lifted_whole.error is not None:  # it narrows something inside and mixes the two
-            self.runner.lifting = True
-            lifted_whole = self.runner.whole(wide=True)
+        lifted_whole = self._lifted_run(whole)
         lifted_split = self.runner.split(wide=True)
         if lifted_split.error is not None:
             return self._failed(lifted_split.error)
+        self.lifted = lifted_whole, lifted_split
         early = self._structure(lifted_whole, lifted_split)
         if early is not None:
             return early
         native_split = self.runner.split(wide=False, cotangents=1) if narrow else lifted_split
         if native_split.error is not None:
             return self._failed(native_split.error)
+        self.native = whole, native_split
         return self._compare((whole, native_split), (lifted_whole, lifted_split))
+
+    def _lifted_run(self, native: Seen) -> Seen:
+        """In float64; a second time with what it narrows inside widened too, if it must be."""
+        runner = self.runner
+        if self.wholes.lifted is None:
+            self.wholes.lifted = runner.whole(wide=True) if runner.narrow else native
+            if self.wholes.lifted.error is not None:  # it mixes the two
+                runner.lifting = True
+                self.wholes.lifted = runner.whole(wide=True)
+            if self.wholes.runner is not None:
+                self.wholes.runner.lifting = runner.lifting
+        return self.wholes.lifted
 
     def _first_run(self) -> Seen:
         """Natively; a second time with its draws kept, if it draws."""
+        if self.wholes.native is None:
+            self.wholes.native = self._native_run()
+            self.wholes.notes = list(self.notes)
+        self.notes = list(self.wholes.notes)
+        return self.wholes.native
+
+    def _native_run(self) -> Seen:
         runner = self.runner
         narrow = runner.narrow
         before = torch.get_rng_state()

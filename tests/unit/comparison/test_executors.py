@@ -144,6 +144,20 @@ def test_no_batches_give_no_results():
     assert list(run_batches(AtOnce(), double, [], ahead=4)) == []
 
 
+def test_results_come_as_soon_as_they_are_there_where_order_does_not_matter():
+    second_is_done = threading.Event()
+
+    def slow_first(batch):
+        assert batch or second_is_done.wait(60)
+        return batch
+
+    with ThreadPoolExecutor(2) as pool:
+        results = run_batches(pool, slow_first, [0, 1], ahead=2, ordered=False)
+        assert next(results) == (1, 1)
+        second_is_done.set()
+        assert list(results) == [(0, 0)]
+
+
 # --- what goes wrong ------------------------------------------------------------------------------
 
 

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from paritas.partition.configuration import input_domains as domains
 from paritas.partition.configuration.config import TensorInfo, unwrap
 
 if TYPE_CHECKING:
-    import torch
-
     from paritas.partition.recipes import Place
 
 __all__ = ["Asked", "domain_of", "is_buffer"]
@@ -79,6 +79,26 @@ def _rows(asked: Asked) -> domains.Domain:
     of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another one
     start = asked.value(3, "start", 0) if of_nnscaler else 0
     return domains.indices(start, start + asked.size(1, "weight", 0))
+
+
+def _table_rows(asked: Asked) -> domains.Domain:
+    """The same where the table comes first."""
+    return domains.indices(0, asked.size(0, "weight", 0))
+
+
+def _attention_mask(asked: Asked) -> domains.Domain:
+    """Which keys a query sees, one at least: of none, an average is not a number."""
+    info = asked.info(3, "attn_mask")
+    if info is None or info.dtype != torch.bool:
+        return domains.normal
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        seen = domains.mask(shape, generator)
+        if shape and shape[-1]:
+            seen[..., 0] = True
+        return seen
+
+    return draw
 
 
 def _along(dim_position: int, *, unique: bool = False) -> Rule:
@@ -172,6 +192,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
     ("bitwise_not", {(0, "input"): _BITS}),
     ("count_nonzero nonzero bincount", {(0, "input"): _GROUP}),
     ("one_hot", {(0, "tensor"): _one_hot}),
+    ("scaled_dot_product_attention", {(3, "attn_mask"): _attention_mask}),
     # indices
     ("embedding embedding_bag", {(0, "input"): _rows}),
     ("gather index_select index_add index_fill", {(2, "index"): _along(1)}),
@@ -213,18 +234,36 @@ _FULL_NAMES: dict[str, _Arguments] = {
     "nnscaler.runtime.function.index_select": {(1, "index"): _along(2)},
     "torch.batch_norm": {(4, "running_var"): _POSITIVE},
     "torch.instance_norm": {(4, "running_var"): _POSITIVE},
-    "torch.embedding": {
-        (1, "indices"): lambda asked: domains.indices(0, asked.size(0, "weight", 0))
-    },
+    "torch.embedding": {(1, "indices"): _table_rows},
+    "aten.embedding": {(1, "indices"): _table_rows},
+    "aten.embedding_bag": {(1, "indices"): _table_rows},
+    "aten.batch_norm": {(4, "running_var"): _POSITIVE},
+    "aten.native_batch_norm": {(4, "running_var"): _POSITIVE},
+    "aten.instance_norm": {(4, "running_var"): _POSITIVE},
+    "aten._native_batch_norm_legit": {(4, "running_var"): _POSITIVE},
+    "aten._native_batch_norm_legit_no_training": {(4, "running_var"): _POSITIVE},
+    "aten.cross_entropy_loss": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
+    "aten.nll_loss_forward": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
+    "aten.nll_loss_nd": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
 }
 
 # Running statistics: written to, and without a gradient whether the user says so or not.
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
-_BUFFERS = {
+_BUFFERS: dict[str, set[int | str]] = {
     "batch_norm": {1, 2},
     "instance_norm": {1, 2},
     "torch.batch_norm": {3, 4},
     "torch.instance_norm": {3, 4},
+    "aten.batch_norm": {3, 4},
+    "aten.native_batch_norm": {3, 4},
+    "aten.instance_norm": {3, 4},
+    "aten._native_batch_norm_legit": {3, 4},
+    "aten._native_batch_norm_legit_no_training": {3, 4},
+    # Torch has no derivative by these.
+    "cross_entropy": {2, "weight"},
+    "cross_entropy_loss": {2, "weight"},
+    "nll_loss": {2, "weight"},
+    "soft_margin_loss": {1, "target"},
     "wrap_batchnorm2d_func": {3, 4, 5},
     "wrap_instancenorm2d_func": {3, 4},
 }

@@ -17,15 +17,17 @@ from paritas.partition.configuration.config import TensorInfo, VerifyConfig, unw
 from paritas.partition.configuration.input_rules import Asked, domain_of, is_buffer
 from paritas.partition.recipes import OperatorCall, Place
 
-__all__ = ["make_call"]
+__all__ = ["make_call", "make_value"]
 
 
 def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int = 0) -> OperatorCall:
     """The call that a configuration describes, the same for the same seed."""
     asked = Asked(config.fsig, config.args, config.kwargs)
-    args = [_made(asked, position, info, seed) for position, info in enumerate(config.args)]
+    args = [make_value(asked, position, info, seed) for position, info in enumerate(config.args)]
     kwargs = {
-        name: _made(asked, name, value, seed) if isinstance(value, TensorInfo) else unwrap(value)
+        name: make_value(asked, name, value, seed)
+        if isinstance(value, TensorInfo)
+        else unwrap(value)
         for name, value in config.kwargs.items()
     }
     named = [(name, info) for name, info in config.kwargs.items() if isinstance(info, TensorInfo)]
@@ -43,7 +45,12 @@ def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int =
     )
 
 
-def _made(asked: Asked, place: Place, info: TensorInfo, seed: int) -> Any:
+def make_value(asked: Asked, place: Place, info: TensorInfo, seed: int) -> Any:
+    """One argument of a call: its value, or a tensor drawn to fit.
+
+    Raises:
+        UsageError: no tensor of this shape and dtype can fit.
+    """
     if info.value_type == "value":
         value = unwrap(info.value)
         return value.detach() if isinstance(value, torch.Tensor) else value

@@ -9,6 +9,8 @@ from __future__ import annotations
 from paritas.partition.library.claims import AVERAGE, SUM, Bound, Claim, letters, named
 from paritas.partition.library.registry import functional, rule
 
+__all__ = ["by_class", "by_element"]
+
 _MARKS = {"sum": SUM, "mean": AVERAGE}
 _OLD = ("size_average", "reduce")
 
@@ -37,7 +39,8 @@ def _reduced(dims: list[str], reduction: str) -> tuple[list[str], str]:
 @rule("x target size_average reduce reduction", functional("soft_margin_loss"))
 @rule("x target log_input full size_average eps reduce reduction", functional("poisson_nll_loss"))
 @rule("x target margin size_average reduce reduction", functional("hinge_embedding_loss"))
-def _elements(bound: Bound) -> Claim | None:
+def by_element(bound: Bound) -> Claim | None:
+    """An element of the loss for each of the arguments."""
     shape, reduction = bound.shape("x"), _reduction(bound)
     if shape is None or reduction is None or bound.shape("target") != shape or bound.has("weight"):
         return None
@@ -147,7 +150,7 @@ def _samples(bound: Bound) -> Claim | None:
     functional("cross_entropy"),
 )
 @rule("x target weight size_average ignore_index reduce reduction", functional("nll_loss"))
-def _classes(bound: Bound) -> Claim | None:
+def by_class(bound: Bound) -> Claim | None:
     """Classes stay whole; samples and places are averaged only where each counts as one."""
     shape, target = bound.shape("x"), bound.shape("target")
     reduction = _reduction(bound)

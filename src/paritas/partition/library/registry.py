@@ -17,7 +17,16 @@ from paritas.errors import UsageError
 from paritas.partition.annotations.annotation import Annotation
 from paritas.partition.library.claims import Bound, Claim, bind, text_of
 
-__all__ = ["annotated", "annotation_for", "known", "name_of", "register", "rule", "unregister"]
+__all__ = [
+    "annotated",
+    "annotation_for",
+    "is_registered",
+    "known",
+    "name_of",
+    "register",
+    "rule",
+    "unregister",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,6 +119,11 @@ def functional(*short: str) -> str:
 def known() -> list[str]:
     """The names of all operators that have an annotation, sorted."""
     return sorted({*_RULES, *_REGISTERED})
+
+
+def is_registered(operator: str | Callable[..., Any]) -> bool:
+    """Whether a user gave an operator an annotation of their own."""
+    return name_of(operator) in _REGISTERED
 
 
 def annotation_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,12 @@ class Runner:
         self._kept: dict[bool, Values] = {}
         self._cotangents: dict[tuple[str, int], Tensor] = {}
         self._rng = torch.get_rng_state()
+
+    def beside(self, levels: tuple[tuple[Recipe, int], ...]) -> Runner:
+        """A runner of the same call for another recipe: arguments, draws and cotangents are one."""
+        other = copy.copy(self)
+        other.levels, other.cuts = levels, {}
+        return other
 
     # --- the two sides ---------------------------------------------------------------------------
 

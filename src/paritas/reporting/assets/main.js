@@ -1,19 +1,7 @@
-// Puts the parts together. A fault anywhere is shown on the page: an empty section must not pass
-// for an empty result.
-
-const page = document.documentElement;
-
-function broken(reason) {
-  const place = document.getElementById("broken");
-  place.hidden = false;
-  place.textContent = `Part of this report could not be drawn: ${reason}. The figures are in the CSV and the JSON beside it.`;
-  page.dataset.state = "broken";
-}
-addEventListener("error", (event) => broken(event.message));
-addEventListener("unhandledrejection", (event) => broken(event.reason?.message ?? event.reason));
+// Puts the parts together.
 
 async function start() {
-  const data = await unpack(document.getElementById("data"));
+  const data = decode(await unpack(document.getElementById("data")));
   if (!data.count) return empty();
   let table = null;
   const filters = makeFilters(data, () => {
@@ -45,22 +33,6 @@ function empty() {
   document.querySelector("nav").hidden = true;
   makeThemes(() => {});
   page.dataset.state ??= "ready";
-}
-
-function makeThemes(redraw) {
-  const button = document.getElementById("theme");
-  const themes = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
-  let at = 0;
-  const wear = (theme) => { page.style.colorScheme = theme; redraw(); };
-  button.addEventListener("click", () => {
-    at = (at + 1) % themes.length;
-    button.textContent = `theme: ${themes[at][1]}`;
-    wear(themes[at][0]);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  // Paper is white, whatever the screen is.
-  addEventListener("beforeprint", () => wear("light"));
-  addEventListener("afterprint", () => wear(themes[at][0]));
 }
 
 page.classList.add("scripted");

@@ -80,14 +80,6 @@ function makeTable(data, filters, select) {
   return { built, apply, go, selected: () => selected, count: () => table.getDataCount("active") };
 }
 
-function figureColumn(title, name, meaning, write = exponential, width = 90) {
-  return { title, field: name, width, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: (cell) => document.createTextNode(write(cell.getValue())), sorter: byNumber, headerSortStartingDir: "desc", headerTooltip: meaning };
-}
-
-function textCell(cell) {
-  return document.createTextNode(String(cell.getValue() ?? ""));
-}
-
 // Without what is the same for all: the forward phase, and the graph where there is but one.
 function nameCell(data) {
   const graphs = data.columns.graph.texts.filter(Boolean);
@@ -99,32 +91,4 @@ function nameCell(data) {
     // Too long a name loses its front, where names are alike.
     return make("span", { class: "tail" }, make("bdi", { dir: "ltr" }, phase === "forward/" ? "" : faint(phase), short, faint(place)));
   };
-}
-
-// A figure that is missing comes last either way; NaN is worse than anything.
-function byNumber(a, b, _, __, ___, direction) {
-  const [left, right] = [a, b].map((value) => (value === null || value === "joined" || value === "" ? null : Number(value)));
-  if (left === null || right === null) {
-    if (left === right) return 0;
-    return (left === null) === (direction === "asc") ? 1 : -1;
-  }
-  if (Number.isNaN(left) || Number.isNaN(right)) return Number.isNaN(left) - Number.isNaN(right);
-  return left < right ? -1 : left > right ? 1 : 0;
-}
-
-// `layers.10` behind `layers.2`.
-const collator = new Intl.Collator("en", { numeric: true });
-
-function byText(a, b) {
-  return collator.compare(a, b);
-}
-
-function sortMark(_, direction) {
-  return direction === "asc" ? "▲" : direction === "desc" ? "▼" : "<span class='faint'>↕</span>";
-}
-
-function sortByKey(event) {
-  if (event.key !== "Enter" && event.key !== " ") return;
-  const header = event.target.closest(".tabulator-col");
-  if (header) { event.preventDefault(); header.querySelector(".tabulator-col-content").click(); }
 }

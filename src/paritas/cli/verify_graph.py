@@ -1,0 +1,178 @@
+"""`paritas verify-graph`: every operator of a graph, whole against split over ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas.comparison.progress import Progress
+    from paritas.numerics.graph_reports import GraphReport
+
+# Those of `paritas.graphs.settings`.
+SOURCES = ("declared", "library", "discover", "all")
+_INTERRUPTED = 130
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Numbers of ranks, with commas between them."""
+
+    name = "N[,N...]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Read them."""
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 2:  # noqa: PLR2004
+            self.fail(f"{value!r} is no number of ranks from 2 on, as in 2 or 2,4", param, ctx)
+        return numbers
+
+
+@click.command("verify-graph", short_help="Check every operator of a graph, split over ranks.")
+@click.option(
+    "--graph",
+    required=True,
+    metavar="FILE|module:factory",
+    help="A torch.export program (.pt2), an nnScaler checkpoint (.ckp), or a function that "
+    "returns (model, inputs), an ExportedProgram or a GraphModule.",
+)
+@click.option(
+    "--outdir",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the results go; a run that was cut short there goes on.",
+)
+@click.option(
+    "--options",
+    type=click.Choice(SOURCES),
+    help="Where splits come from; by default from the graph, else from the library.",
+)
+@click.option("--ranks", type=Numbers(), default="2", show_default=True, help="Over how many.")
+@click.option(
+    "--cap", type=click.IntRange(1), metavar="N", help="Shorten dimensions that are longer."
+)
+@click.option(
+    "--inputs",
+    metavar="FILE|DUMP|module:function",
+    help="Inputs of the graph (.safetensors, .pt, a function), or a dump: operators are given the "
+    "values of such a run.",
+)
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="Brings operators, annotations and functions of yours; may be repeated.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of values that are drawn.")
+@click.option("--strict", is_flag=True, help="Count unstable splits as failures.")
+@click.option(
+    "--executor",
+    default="processes",
+    show_default=True,
+    metavar="processes|dask://HOST:PORT",
+    help="Who does the work.",
+)
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="How many workers; 1 by default.")
+@click.option("--overwrite", is_flag=True, help="Start anew, whatever DIR holds.")
+@click.option("--no-html", is_flag=True, help="Leave report.html out.")
+@click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@click.pass_context
+def verify_graph(
+    ctx: click.Context,
+    /,
+    *,
+    graph: str,
+    outdir: Path,
+    inputs: str | None,
+    overwrite: bool,
+    no_html: bool,
+    quiet: bool,
+    **asked: Any,
+) -> None:
+    """Check every operator of a graph: alone, and split over ranks in each way that it can be.
+
+    Identical calls are checked once and counted. A file is only read: nothing in it is run but
+    torch's operators, and what --import names.
+
+    Written to DIR are results.json, results.csv, report.html and, for each failure, a script that
+    shows it (repro/).
+
+    Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
+    checked, 130 interrupted.
+    """
+    last: list[Progress] = []
+    try:
+        report = _run(
+            graph,
+            outdir,
+            inputs,
+            last,
+            quiet=quiet,
+            html=not no_html,
+            resume=not overwrite,
+            **asked,
+        )
+    except KeyboardInterrupt:
+        done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
+        click.echo(f"interrupted{done}; the same command goes on from there", err=True)
+        ctx.exit(_INTERRUPTED)
+    _show(report, outdir, quiet=quiet, html=not no_html)
+    ctx.exit(report.exit_code)
+
+
+def _run(
+    graph: str,
+    outdir: Path,
+    inputs: str | None,
+    last: list[Progress],
+    *,
+    quiet: bool,
+    **asked: Any,
+) -> GraphReport:
+    from paritas.cli.graph_sources import find_graph, find_inputs
+    from paritas.cli.loading import look_here
+
+    look_here()  # for --import
+
+    with contextlib.ExitStack() as stack:
+        show: Callable[[Progress], None] | None = None
+        if not quiet:
+            from paritas.cli.pair_progress import pair_progress
+
+            show = stack.enter_context(pair_progress())
+
+        def tell(progress: Progress) -> None:
+            last[:] = [progress]
+            if show is not None:
+                show(progress)
+
+        source = find_graph(graph)
+        given = None if inputs is None else find_inputs(inputs)
+        from paritas.graphs import verifying
+
+        return verifying.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
+
+
+def _show(report: GraphReport, outdir: Path, *, quiet: bool, html: bool) -> None:
+    from rich.console import Console
+
+    from paritas.reporting.graph_summary import render, verdict_line
+
+    console = Console(highlight=False)
+    if quiet:
+        console.print(verdict_line(report), crop=False, soft_wrap=True)
+        return
+    names = (*(["report.html"] if html else []), "results.csv", "results.json")
+    files = [str(outdir / name) for name in names]
+    console.print(render(report, console.width, files=files), crop=False)

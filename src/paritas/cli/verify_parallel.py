@@ -1,0 +1,204 @@
+"""`paritas verify-parallel`: a model on one device against the same model under a parallel plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from paritas.cli.parallel_mesh import Mesh
+
+if TYPE_CHECKING:
+    from paritas.cli.ranks import Ranks
+    from paritas.numerics.findings import Verdict
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+NAMED_PLANS = ("ddp", "fsdp")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, by their names."""
+
+    plan: str
+    inputs: str | None
+    loss: str | None
+    optimizer: str | None
+    mesh: int | dict[str, int] | None
+    split: tuple[str, ...]
+    steps: int
+    ranks: Literal["simulated", "gloo"]
+    dtype: str | None
+    seed: int
+    timeout: float
+    strict: bool
+
+
+@click.command("verify-parallel", short_help="Compare a model with itself under a parallel plan.")
+@click.argument("factory", metavar="package.module:factory")
+@click.option(
+    "--plan",
+    required=True,
+    metavar="ddp|fsdp|MODULE:NAME",
+    help="A dict of parallel styles, or a function of the model and the mesh that gives the "
+    "parallel model (None: it changed the model).",
+)
+@click.option("--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs.")
+@click.option(
+    "--loss",
+    metavar="MODULE:FUNCTION",
+    help="Function of the output and the inputs. Without: the output if it is a scalar, else a "
+    "weighted mean of it.",
+)
+@click.option(
+    "--optimizer",
+    metavar="MODULE:FUNCTION",
+    help="Function of the parameters, such as torch.optim:AdamW. Without: SGD with momentum.",
+)
+@click.option(
+    "--mesh",
+    type=Mesh(),
+    help="Number of ranks, or the axes of a mesh by name. Default: 2; under torchrun, all of it.",
+)
+@click.option(
+    "--split",
+    metavar="AXIS",
+    multiple=True,
+    help="Axis whose ranks have different samples of a batch; repeatable. Default: all for ddp "
+    "and fsdp, none otherwise.",
+)
+@click.option("--steps", type=click.IntRange(1), default=2, show_default=True, help="To train.")
+@click.option(
+    "--ranks",
+    type=click.Choice(("simulated", "gloo")),
+    default="simulated",
+    show_default=True,
+    help="Threads of this process, or processes of their own.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds that the ranks have for a run.",
+)
+@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the verdict with all its findings to this file.",
+)
+@click.pass_context
+def verify_parallel(
+    ctx: click.Context, /, factory: str, json_path: Path | None, **given: Any
+) -> None:
+    """Compare a model on one device with the same model under a parallel plan.
+
+    The factory takes no arguments and returns (model, inputs), or with --inputs the model alone.
+    Losses, outputs, gradients, buffers and the parameters after each step are compared, and what
+    ranks should have alike, between them. Started by torchrun, its ranks are used.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """
+    from paritas.cli.ranks import Ranks
+
+    options = Options(**given)
+    here = Ranks.from_environment(os.environ)
+    if here is not None and _was_given(ctx, "ranks"):
+        ctx.fail(
+            f"--ranks {options.ranks} under torchrun (RANK={here.rank} is set), which brings its "
+            "own ranks; leave the option out, or torchrun"
+        )
+    _check_forms(factory, options)
+    speaks = here is None or here.rank == 0
+    if json_path is not None and speaks:
+        from paritas.reporting.json_file import check_writable
+
+        check_writable(json_path)
+    from paritas.cli.parallel_building import joined
+
+    with joined(here):
+        verdict = _run(factory, options, here)
+        if speaks:
+            _show(verdict, json_path)
+    ctx.exit(verdict.exit_code)
+
+
+def _was_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def _check_forms(factory: str, options: Options) -> None:
+    """A slip of the pen is told at once, before torch is imported."""
+    from paritas.cli.loading import check_form
+    from paritas.errors import UsageError
+
+    named = {
+        "FACTORY": factory,
+        "--inputs": options.inputs,
+        "--loss": options.loss,
+        "--optimizer": options.optimizer,
+    }
+    for parameter, spec in named.items():
+        if spec is not None:
+            check_form(spec, parameter)
+    if options.plan in NAMED_PLANS:
+        return
+    if ":" not in options.plan:
+        known = " and ".join(NAMED_PLANS)
+        raise UsageError(
+            f"--plan {options.plan!r}: known by name are {known}; for one of your own give "
+            "package.module:name"
+        )
+    check_form(options.plan, "--plan")
+
+
+def _run(factory: str, options: Options, here: Ranks | None) -> Verdict:
+    from paritas.cli.progress import progress
+
+    if here is not None and here.rank != 0:
+        return _verify(factory, options, here, lambda _: None)
+    with progress() as tell:
+        return _verify(factory, options, here, tell)
+
+
+def _verify(factory: str, options: Options, here: Ranks | None, tell: Any) -> Verdict:
+    from paritas.cli.parallel_building import build
+    from paritas.partition.plans import verifying
+
+    tell(f"building {factory}")
+    built = build(factory, options, here)
+    return verifying.verify_parallel(
+        built.model,
+        built.plan,
+        built.inputs,
+        built.mesh,
+        loss=built.loss,
+        optimizer=built.optimizer,
+        steps=options.steps,
+        split=options.split or None,
+        ranks=options.ranks if here is None else "here",
+        seed=options.seed,
+        strict=options.strict,
+        timeout=options.timeout,
+        on_progress=tell,
+    )
+
+
+def _show(verdict: Verdict, json_path: Path | None) -> None:
+    from rich.console import Console
+
+    from paritas.reporting.terminal import report
+
+    if json_path is not None:
+        from paritas.reporting.json_file import write_verdict
+
+        write_verdict(json_path, verdict)
+    Console(highlight=False).print(report(verdict), crop=False)

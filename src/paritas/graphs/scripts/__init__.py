@@ -1,0 +1,1 @@
+"""For each failure, a script that shows it with torch alone."""

@@ -1,0 +1,13 @@
+"""`python -m paritas.verify_graph_operations --graph G --outdir D`: `paritas verify-graph`.
+
+The name of nnScaler's script, for those who know it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from paritas.cli import main
+
+if __name__ == "__main__":
+    main(["verify-graph", *sys.argv[1:]], prog_name="python -m paritas")
