@@ -15,6 +15,7 @@ __all__ = [
     "Coverage",
     "Finding",
     "FullValueChecker",
+    "GraphReport",
     "Inputs",
     "MismatchError",
     "Origin",
@@ -30,6 +31,8 @@ __all__ = [
     "judge",
     "record",
     "verify",
+    "verify_graph",
+    "verify_parallel",
 ]
 
 _HOMES = {
@@ -39,6 +42,7 @@ _HOMES = {
     "Coverage": "paritas.numerics.findings",
     "Finding": "paritas.numerics.findings",
     "FullValueChecker": "paritas.numerics.checkers",
+    "GraphReport": "paritas.numerics.graph_reports",
     "Inputs": "paritas.checking.config",
     "MismatchError": "paritas.errors",
     "Origin": "paritas.numerics.findings",
@@ -54,6 +58,8 @@ _HOMES = {
     "judge": "paritas.numerics.pairing",
     "record": "paritas.recording.backend",
     "verify": "paritas.checking.verifying",
+    "verify_graph": "paritas.graphs.verifying",
+    "verify_parallel": "paritas.partition.plans.verifying",
 }
 
 if TYPE_CHECKING:
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
     from paritas.checking.verifying import verify
     from paritas.comparison.comparing import compare
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
+    from paritas.graphs.verifying import verify_graph
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
@@ -69,7 +76,9 @@ if TYPE_CHECKING:
     )
     from paritas.numerics.comparisons import Comparison
     from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
+    from paritas.numerics.graph_reports import GraphReport
     from paritas.numerics.pairing import judge
+    from paritas.partition.plans.verifying import verify_parallel
     from paritas.recording.backend import record
     from paritas.recording.eager import capture
 

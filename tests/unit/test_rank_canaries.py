@@ -10,6 +10,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from paritas._torch import sharding_rules, simulated_ranks
+from paritas._torch.rank_lifting import RankLiftMode
 from paritas.errors import UnsupportedTorchError, UsageError
 
 
@@ -50,6 +51,22 @@ def test_ranks_are_not_simulated_within_a_process_group(monkeypatch):
             pass
     finally:
         distributed.destroy_process_group()
+
+
+def test_collectives_of_a_lifted_program_write_to_what_they_are_given(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group puts its own there
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        given, filled = torch.full((2,), 0.3), torch.zeros(2)
+        with RankLiftMode(torch.float32, torch.float32):
+            distributed.all_gather([filled], given)
+            total = given.double() + filled
+    finally:
+        distributed.destroy_process_group()
+    assert filled.dtype is torch.float32
+    assert torch.equal(filled, given)
+    assert total.dtype is torch.float64
 
 
 def test_moved_arguments_are_seen_and_the_others_are_not():

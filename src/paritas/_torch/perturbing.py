@@ -95,8 +95,10 @@ class PerturbMode(LiftMode):
     def _perturb_results(
         self, kind: Traits, result: Any, accumulated: list[Tensor | None], unit: float
     ) -> Any:
+        if not isinstance(result, torch.Tensor | list | tuple):
+            return result  # nothing, or an opaque object such as a profiler's mark
         single = isinstance(result, torch.Tensor)
-        results = [result] if single else list(result) if result is not None else []
+        results: list[Any] = [result] if single else list(result)
         accumulator = min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
             if not _is_float(tensor):
@@ -109,9 +111,7 @@ class PerturbMode(LiftMode):
                 noisy = torch.where(_needs_no_rounding(tensor, unit), tensor, noisy)
             # In-place operators hand back their argument, which has to keep its identity.
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
-        if single:
-            return results[0]
-        return type(result)(results) if result is not None else None
+        return results[0] if single else type(result)(results)
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...]) -> float:
         """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""

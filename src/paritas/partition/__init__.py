@@ -19,6 +19,7 @@ __all__ = [
     "confirm_on_gloo",
     "discover_partitions",
     "register",
+    "verify_parallel",
     "verify_partition_options",
 ]
 
@@ -34,6 +35,7 @@ _HOMES = {
     "confirm_on_gloo": "paritas.partition.ranks.gloo",
     "discover_partitions": "paritas.partition.discovery.discovering",
     "register": "paritas.partition.library",
+    "verify_parallel": "paritas.partition.plans.verifying",
     "verify_partition_options": "paritas.partition.verifying",
 }
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from paritas.partition.discovery.discovering import discover_partitions
     from paritas.partition.dtensor.claims import check_dtensor
     from paritas.partition.library import annotated, register
+    from paritas.partition.plans.verifying import verify_parallel
     from paritas.partition.ranks.gloo import confirm_on_gloo
     from paritas.partition.verifying import check_partition, verify_partition_options
 else:

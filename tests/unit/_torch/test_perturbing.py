@@ -239,3 +239,13 @@ def test_what_tensor_cores_may_round_is_shaken_that_much(monkeypatch):
         moved = x @ x
     off = float(((moved - x @ x) / (x @ x)).square().mean().sqrt())
     assert 1e-5 < off < 1e-3
+
+
+def test_a_result_that_is_no_tensor_is_left_as_it_is():
+    """An optimizer's step begins with a mark for the profiler, which is an opaque object."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.full((3,), 0.3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0):
+        optimizer.step()
+    assert torch.allclose(weight.detach(), torch.full((3,), 0.97))

@@ -91,6 +91,8 @@ class Trace:
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
         collectives: what was sent around, in order, `all_reduce sum [4, 8]`, as far as it was seen.
+        random: whether random numbers were drawn in a step (dropout): ranks then draw others than
+            one device does, however right the plan is.
     """
 
     rank: int = 0
@@ -103,3 +105,4 @@ class Trace:
     error: str | None = None
     error_at: str = ""
     collectives: list[str] = dataclasses.field(default_factory=list)
+    random: bool = False

@@ -22,11 +22,13 @@ from paritas.errors import ParitasError, UsageError
 from paritas.partition.ranks.starting import RankProcess, start_method, start_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["LostRankError", "RankPool", "Told", "close_pools", "warm_pool"]
+__all__ = ["LET_GO", "LostRankError", "RankPool", "Told", "close_pools", "warm_pool"]
 
 MOST_RANKS = 64
+# What is said of a rank that is given up because of another.
+LET_GO = "did not answer after another rank had failed"
 _START_SECONDS = 120.0
 # Once one rank has failed, its peers are in a collective that never ends: so long they may answer.
 _GRACE_SECONDS = 2.0
@@ -35,7 +37,19 @@ _LINES_SHOWN = 3
 
 
 class LostRankError(ParitasError, RuntimeError):
-    """A rank died or did not answer in time; the pool it was of is closed."""
+    """A rank died or did not answer in time; the pool it was of is closed.
+
+    Attributes:
+        ranks: those that are lost, where that is known.
+        told: rank -> what it had answered by then.
+    """
+
+    def __init__(
+        self, reason: str, ranks: Sequence[int] = (), told: Mapping[int, Told] | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.ranks = tuple(ranks)
+        self.told = dict(told or {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +57,8 @@ class Told:
     """What a rank answered.
 
     Attributes:
-        value: what the task gave.
-        error: what it raised instead, in words.
+        value: what the task gave; of one that raised, what the exception keeps as `so_far`.
+        error: what it raised, in words.
     """
 
     value: Any = None
@@ -110,7 +124,7 @@ class RankPool:
             try:
                 end.send_bytes(message)
             except (BrokenPipeError, ConnectionError):
-                self._fail(f"{self._death(rank)} before it was given its task")
+                self._fail(f"{self._death(rank)} before it was given its task", [rank])
         return self._collect(timeout, f"to do {getattr(task, '__name__', task)}")
 
     def _collect(self, timeout: float, what: str) -> list[Told]:
@@ -122,14 +136,14 @@ class RankPool:
             if left <= 0:
                 if any(answer.error for answer in told.values()):
                     self.close()
-                    reason = "did not answer after another rank had failed"
-                    return [told.get(rank, Told(error=reason)) for rank in range(self.ranks)]
+                    return [told.get(rank, Told(error=LET_GO)) for rank in range(self.ranks)]
                 names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-                self._fail(f"{names} of {self.ranks} had {timeout:g} s {what}: no answer")
+                reason = f"{names} of {self.ranks} had {timeout:g} s {what}: no answer"
+                self._fail(reason, late, told)
             # The pipe of a rank that dies ends, which is heard as well.
             connection.wait([self._ends[rank] for rank in late], max(left, 0))
             for rank in late:
-                answer = self._answer(rank)
+                answer = self._answer(rank, told)
                 if answer is None:
                     continue
                 told[rank] = answer
@@ -137,14 +151,14 @@ class RankPool:
                     end_of_time = min(end_of_time, time.monotonic() + _GRACE_SECONDS)
         return [told[rank] for rank in range(self.ranks)]
 
-    def _answer(self, rank: int) -> Told | None:
+    def _answer(self, rank: int, told: Mapping[int, Told]) -> Told | None:
         """What a rank has said, or None so far; its death is an error."""
         try:
             if self._ends[rank].poll():
                 value, error = pickle.loads(self._ends[rank].recv_bytes())  # noqa: S301  (our own)
                 return Told(value, error)
         except (EOFError, ConnectionError):
-            self._fail(self._death(rank))
+            self._fail(self._death(rank), [rank], told)
         return None
 
     def _death(self, rank: int) -> str:
@@ -156,9 +170,11 @@ class RankPool:
         said = _tail(Path(self._folder.name) / f"rank{rank}.log")
         return f"rank {rank} of {self.ranks} died {how}" + (f"; it said: {said}" if said else "")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(
+        self, reason: str, ranks: Sequence[int] = (), told: Mapping[int, Told] | None = None
+    ) -> None:
         self.close()
-        raise LostRankError(reason)
+        raise LostRankError(reason, ranks, told)
 
     def close(self) -> None:
         """End the processes; nothing of them is left."""

@@ -61,7 +61,7 @@ def _do_one(rank: int, ranks: int, pipe: Connection) -> None:
         value = task(rank, ranks, payload)
         answer = pickle.dumps((value, None))
     except Exception as error:  # noqa: BLE001  (the parent reports it)
-        _say(pipe, None, described(error))
+        _say(pipe, getattr(error, "so_far", None), described(error))
         return
     pipe.send_bytes(answer)
 

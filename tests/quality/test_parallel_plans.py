@@ -1,0 +1,143 @@
+"""A model of Llama's kind under parallel plans: right ones are silent, planted faults are located.
+
+Models, plans and faults: `parallel_models.py`, `parallel_plans.py`, `parallel_faults.py`. Weights
+are drawn with seed 0, tokens with seed 1; two steps. With PARITAS_WHOLE_CORPUS=1 all of it is
+looked at, in all dtypes, and each on real ranks as well.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from paritas.checking.config import Inputs
+from paritas.numerics.findings import Status
+from paritas.partition.plans.verifying import verify_parallel
+from quality.parallel_faults import FAULTS, Fault
+from quality.parallel_models import Llama, Training, batches
+from quality.parallel_plans import RIGHT, Case
+
+if TYPE_CHECKING:
+    from paritas.numerics.findings import Origin, Verdict
+
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+# What a run of all tests has time for: each kind of plan once, on four ranks what is quick there.
+USUAL_PLANS = {
+    ("sequence parallel, 2 ranks", "float32"),
+    ("vocabulary parallel, 2 ranks", "bfloat16"),
+    ("fsdp, 2 ranks", "float32"),
+    ("ddp, 4 ranks", "float32"),
+    ("ddp, 2 ranks", "bfloat16"),
+    ("by hand, 4 ranks", "bfloat16"),
+    ("by hand, tokens split, biased", "float32"),
+    ("tensor parallel, a buffer that follows the data", "float32"),
+}
+USUAL_FAULTS = {
+    "a dropped all-reduce, backward",
+    "a gradient averaged where it is to be summed",
+    "the loss multiplied by the number of ranks, in a module",
+    "ddp without synchronisation",
+    "positions not shifted to the rank's tokens",
+    "a parameter that the optimizer does not know",
+    "an exception on one rank",
+}
+USUAL_ON_REAL_RANKS = {"a dropped all-reduce, forward"}
+# Those that everybody meets come first in the table.
+SEVEN = FAULTS[:7]
+
+
+def check(case: Case, dtype: torch.dtype, ranks: str = "simulated") -> Verdict:
+    torch.manual_seed(0)
+    model = (Training if case.own_loss else Llama)(case.sizes).to(dtype)
+    return verify_parallel(
+        model,
+        case.plan,
+        [Inputs([tokens]) for tokens in batches(case.sizes)],
+        case.mesh,
+        loss=case.loss,
+        optimizer=case.optimizer,
+        split=case.split,
+        ranks=ranks,
+    )
+
+
+def origin_of(verdict: Verdict) -> Origin | None:
+    """Of the first failure that has one."""
+    return next((f.origin for f in verdict.failures if f.origin is not None), None)
+
+
+def patterns_of(verdict: Verdict) -> set[str]:
+    """What is claimed about any of the failures, best first."""
+    told = [f.diagnosis.best for f in verdict.failures if f.diagnosis is not None]
+    return {pattern.kind for pattern in told if pattern is not None}
+
+
+def assert_located(fault: Fault, verdict: Verdict) -> None:
+    shown = str(verdict)
+    assert not verdict.passed, shown
+    origin = origin_of(verdict)
+    if fault.modules:
+        assert origin is not None, shown
+        assert origin.name in fault.modules, f"{origin.name}, not {fault.modules}\n{shown}"
+        assert not fault.ranks or origin.ranks == fault.ranks, f"{origin.ranks}\n{shown}"
+    if fault.pattern:
+        assert fault.pattern in patterns_of(verdict), f"{patterns_of(verdict)}\n{shown}"
+
+
+PLANS = [
+    pytest.param(case, DTYPES[name], id=f"{case}, {name}")
+    for case in RIGHT
+    for name in DTYPES
+    if WHOLE or (case.name, name) in USUAL_PLANS
+]
+PLANTED = [fault for fault in FAULTS if WHOLE or fault in SEVEN or fault.case.name in USUAL_FAULTS]
+IN_BFLOAT16 = [fault for fault in FAULTS if fault.main] if WHOLE else [SEVEN[1]]
+REAL = [
+    case
+    for case in (*RIGHT, *(fault.case for fault in FAULTS))
+    if WHOLE or case.name in USUAL_ON_REAL_RANKS
+]
+
+
+def test_the_usual_names_are_names_of_the_corpus():
+    plans = {case.name for case in RIGHT}
+    faults = {fault.case.name for fault in FAULTS}
+    assert {name for name, _ in USUAL_PLANS} <= plans
+    assert faults >= USUAL_FAULTS
+    assert plans | faults >= USUAL_ON_REAL_RANKS
+    assert len(faults) == len(FAULTS) >= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "dtype"), PLANS)
+def test_a_right_plan_raises_no_alarm(case, dtype):
+    verdict = check(case, dtype)
+    assert verdict.passed, str(verdict)
+    assert verdict.status in {Status.IDENTICAL, Status.EQUIVALENT}, str(verdict)
+    assert verdict.coverage.compared > 0
+    assert not verdict.coverage.unmatched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", PLANTED, ids=str)
+def test_a_planted_fault_is_located_and_explained(fault):
+    assert_located(fault, check(fault.case, torch.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", IN_BFLOAT16, ids=str)
+def test_so_is_one_in_bfloat16(fault):
+    assert_located(fault, check(fault.case, torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_simulated_and_real_ranks_agree(case):
+    simulated, real = (check(case, torch.float32, ranks) for ranks in ("simulated", "gloo"))
+    assert simulated.status is real.status, f"{simulated}\n{real}"
+    assert origin_of(simulated) == origin_of(real)
+    assert patterns_of(simulated) == patterns_of(real)

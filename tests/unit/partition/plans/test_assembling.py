@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import torch
+
+from paritas.partition.plans.assembling import assemble
+from paritas.partition.plans.layouts import find_slots
+from paritas.partition.plans.program import make_program
+from paritas.partition.plans.traces import Piece, Trace
+
+WHOLE = torch.arange(12.0).reshape(6, 2)
+
+
+def program(mesh=2):
+    return make_program(torch.nn.Linear(2, 6), "ddp", [torch.ones(4, 2)], mesh)
+
+
+def shard(local, offset, *, placements=("shard(0)",), mesh=(2,), coordinate=(0,)):
+    return Piece(local, placements, mesh, (), coordinate, tuple(WHOLE.shape), offset)
+
+
+def slots_of(whole, locals_, mesh=2):
+    ranks = [Trace(rank=r, initial={"w.weight": Piece(v)}) for r, v in enumerate(locals_)]
+    return find_slots(program(mesh), {"w.weight": Piece(whole)}, ranks).get("w.weight", {})
+
+
+def test_shards_lie_where_their_offsets_say_also_if_uneven():
+    pieces = {0: shard(WHOLE[:4], (0, 0)), 1: shard(WHOLE[4:], (4, 0), coordinate=(1,))}
+    assert torch.equal(assemble(pieces, WHOLE.shape).value, WHOLE)
+
+
+def test_terms_are_added_up_over_the_axis_on_which_they_are_partial():
+    pieces = {
+        rank: shard(
+            WHOLE[3 * half : 3 * half + 3] * share,
+            (3 * half, 0),
+            placements=("partial(sum)", "shard(0)"),
+            mesh=(2, 2),
+            coordinate=(place, half),
+        )
+        for rank, (place, half, share) in enumerate(
+            [(0, 0, 0.25), (0, 1, 0.25), (1, 0, 0.75), (1, 1, 0.75)]
+        )
+    }
+    together = assemble(pieces, WHOLE.shape)
+    assert torch.equal(together.value, WHOLE)
+    assert together.disagreement is None
+
+
+def test_an_average_and_an_extreme_are_reduced_as_such():
+    for operator, terms in (("avg", (0.5, 1.5)), ("max", (1.0, 0.5)), ("min", (1.0, 2.0))):
+        pieces = {
+            rank: Piece(WHOLE * term, (f"partial({operator})",), (2,), (), (rank,), (6, 2), (0, 0))
+            for rank, term in enumerate(terms)
+        }
+        assert torch.equal(assemble(pieces, WHOLE.shape).value, WHOLE), operator
+
+
+def test_replicas_that_differ_by_one_bit_are_told_with_their_ranks():
+    other = WHOLE.clone()
+    other[5, 1] = torch.nextafter(other[5, 1], torch.tensor(99.0))
+    pieces = {rank: Piece(value) for rank, value in enumerate([WHOLE, WHOLE, other])}
+    together = assemble(pieces, WHOLE.shape)
+    assert together.disagreement.ranks == (0, 2)
+    assert together.disagreement.words.startswith(
+        "claimed replicated, but ranks 0 and 2 differ in 1 of 12 elements, by "
+    )
+    assert torch.equal(together.value, WHOLE)
+
+
+def test_replicas_with_the_same_nans_agree():
+    value = WHOLE.clone()
+    value[0] = float("nan")
+    together = assemble({0: Piece(value), 1: Piece(value.clone())}, WHOLE.shape)
+    assert together.disagreement is None
+
+
+def test_elements_that_no_rank_holds_are_a_fault():
+    together = assemble({0: shard(WHOLE[:4], (0, 0))}, WHOLE.shape)
+    assert together.value is None
+    assert together.fault == "4 of 12 elements are on no rank"
+
+
+def test_a_plain_tensor_of_another_shape_is_not_guessed_at():
+    together = assemble({0: Piece(torch.ones(5))}, (6, 2))
+    assert together.fault == (
+        "rank 0 holds a tensor of shape [5]: nothing says which part of [6, 2] it is"
+    )
+
+
+def test_a_part_cut_out_by_hand_is_found_by_its_initial_values():
+    found = slots_of(WHOLE, [WHOLE[:, 1:], WHOLE[:, :1]])
+    assert [(found[r].dim, found[r].chunk, found[r].natural) for r in (0, 1)] == [
+        (1, 1, 0),
+        (1, 0, 1),
+    ]
+
+
+def test_uneven_and_interleaved_parts_are_found_too():
+    uneven = slots_of(WHOLE, [WHOLE[:4], WHOLE[4:]])
+    pieces = {0: Piece(-WHOLE[:4]), 1: Piece(-WHOLE[4:])}
+    assert torch.equal(assemble(pieces, WHOLE.shape, uneven).value, -WHOLE)
+    halves = [WHOLE[[0, 2, 4]], WHOLE[[1, 3, 5]]]
+    mixed = slots_of(WHOLE, halves)
+    pieces = {rank: Piece(-half) for rank, half in enumerate(halves)}
+    assert torch.equal(assemble(pieces, WHOLE.shape, mixed).value, -WHOLE)
+
+
+def test_a_block_of_two_split_dims_is_found():
+    whole = torch.arange(16.0).reshape(4, 4)
+    blocks = [whole[:2, :2], whole[:2, 2:], whole[2:, :2], whole[2:, 2:]]
+    found = slots_of(whole, blocks, mesh=(2, 2))
+    pieces = {rank: Piece(2 * block) for rank, block in enumerate(blocks)}
+    assert torch.equal(assemble(pieces, whole.shape, found).value, 2 * whole)
+
+
+def test_a_bias_of_zeros_is_split_as_the_weight_beside_it():
+    rows = [[0, 2, 4], [1, 3, 5]]
+    reference = {"w.weight": Piece(WHOLE), "w.bias": Piece(torch.zeros(6))}
+    ranks = [
+        Trace(rank=r, initial={"w.weight": Piece(WHOLE[own]), "w.bias": Piece(torch.zeros(3))})
+        for r, own in enumerate(rows)
+    ]
+    found = find_slots(program(), reference, ranks)["w.bias"]
+    assert [found[r].where[0].tolist() for r in (0, 1)] == rows
