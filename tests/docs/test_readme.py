@@ -1,4 +1,4 @@
-"""The README: its code runs as written, and its commands exist."""
+"""The README and the guides: their code runs as written, and their commands exist."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from paritas.cli.partition import partition
 from paritas.cli.report import report
 from paritas.cli.run import run
 from paritas.cli.verify import verify
+from paritas.cli.verify_graph import verify_graph
+from paritas.cli.verify_parallel import verify_parallel
 from paritas.dumps.reading import Dump
 from paritas.numerics.findings import Status
 from paritas.partition.library import unregister
@@ -24,6 +26,9 @@ from paritas.partition.library import unregister
 README = Path(__file__).parents[2] / "README.md"
 PARTITION = Path(__file__).parents[2] / "docs" / "partition.md"
 RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
+GRAPHS = Path(__file__).parents[2] / "docs" / "graphs.md"
+PARALLEL = Path(__file__).parents[2] / "docs" / "parallel.md"
+COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 def python_code(path):
@@ -46,8 +51,10 @@ def test_the_code_runs_as_written(capsys, tmp_path, monkeypatch):
     assert printed[data + 1].startswith(passes)  # of the guard
     assert {record.step for record in Dump.open("dumps/eager").records()} == {0, 1}
     assert any(record.site.kernel for record in Dump.open("dumps/fused").records())
-    assert printed[-2].startswith(("equivalent None ", "identical None "))
-    assert printed[-1] == "a b+, c b+ -> a c"
+    rules = printed.index("a b+, c b+ -> a c")
+    assert printed[rules - 1].startswith(("equivalent None ", "identical None "))
+    assert printed[rules + 1].startswith("True {<Outcome.VERIFIED: ")
+    assert printed[rules + 2].startswith(passes)  # under a plan
     torch.compiler.reset()
 
 
@@ -70,6 +77,22 @@ def test_the_code_about_partition_runs_as_written(capsys):
     unregister("torch.nn.functional.hardtanh")
 
 
+def test_the_code_about_graphs_runs_as_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python_code(GRAPHS), str(GRAPHS), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "verified aten.gelu.default" in printed
+    assert "split by b different" in printed
+    assert Path("checked/report.html").exists()
+
+
+def test_the_code_about_plans_runs_as_written(capsys):
+    exec(compile(python_code(PARALLEL), str(PARALLEL), "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith(("identical: ", "equivalent: "))
+    assert "step 1: output 2 " in printed
+
+
 def test_every_argument_of_a_recording_is_explained():
     text = RECORDING.read_text(encoding="utf-8")
     asked = {*inspect.signature(paritas.capture).parameters}
@@ -87,11 +110,13 @@ def test_every_argument_of_a_recording_is_explained():
         (compare, "paritas compare "),
         (report, "paritas report "),
         (partition, "paritas partition package.module:operator "),
+        (verify_graph, "paritas verify-graph "),
+        (verify_parallel, "paritas verify-parallel "),
     ],
-    ids=["verify", "run", "inspect", "convert", "compare", "report", "partition"],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_every_option_it_names_exists_and_none_is_left_out(command, start):
-    text = README.read_text(encoding="utf-8")
+    text = COMMANDS.read_text(encoding="utf-8")
     usage = re.split("```|\ntorchrun |\nparitas ", text.partition(f"\n{start}")[2])[0]
     known = {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
     known = {name for name in known if name.startswith("--")} - {"--help"}
