@@ -123,7 +123,11 @@ def test_kinds_of_tensors_are_told_apart(write: Writer, tmp_path: Path) -> None:
             "nnscaler.runtime.function.anchor",
             "a mark in the graph, which computes nothing",
         ),
-        ("nnscaler.ir.operator.IRBpOperation", "torch.autograd.grad", "a backward pass, checked with its forward call"),
+        (
+            "nnscaler.ir.operator.IRBpOperation",
+            "torch.autograd.grad",
+            "a backward pass, checked with its forward call",
+        ),
         ("nnscaler.graph.function.pyfunc.IRPyFunc", "mine.makes_a_tensor", ""),
     ],
 )

@@ -24,7 +24,7 @@ from paritas.errors import UsageError
 from paritas.graphs.operators.values import CallValues
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import known
-from paritas.partition.library.registry import name_of
+from paritas.partition.library.registry import name_of, shipped
 
 if TYPE_CHECKING:
     from paritas.graphs.calls import GraphCall
@@ -283,8 +283,8 @@ def _is_harmless(home: str, last: str) -> bool:
 
 @functools.cache
 def _own_names() -> frozenset[str]:
-    """The library's names, without what users registered later: that must not open a door."""
-    return frozenset(name for name in known() if name.startswith("torch."))
+    """The library's names, without what users registered: that must not open a door."""
+    return frozenset(name for name in shipped() if name.startswith("torch."))
 
 
 def _is_of_aten(name: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "name_of",
     "register",
     "rule",
+    "shipped",
     "unregister",
 ]
 
@@ -114,6 +115,11 @@ def everywhere(*short: str) -> str:
 def functional(*short: str) -> str:
     """Names of operators in `torch.nn.functional`."""
     return " ".join(f"torch.nn.functional.{word}" for word in " ".join(short).split())
+
+
+def shipped() -> list[str]:
+    """The names of the operators that the library itself has rules for, sorted."""
+    return sorted(_RULES)
 
 
 def known() -> list[str]:
