@@ -1,0 +1,1 @@
+"""What kind of wrong: where in a tensor, and which pattern explains the numbers."""

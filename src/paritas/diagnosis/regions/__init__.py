@@ -1,0 +1,1 @@
+"""Shapes that the wrong elements of a tensor can have."""

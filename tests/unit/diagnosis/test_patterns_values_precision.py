@@ -1,0 +1,121 @@
+"""What is not finite and what is less precise: what is said of it, and when nothing is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from paritas.diagnosis.cases import Case, Context
+from paritas.diagnosis.patterns import nonfinite, precision
+from paritas.diagnosis.patterns.formats import FORMATS
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+RIGHT = normal(8, 64)
+DTYPES = {
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_format_rounds_as_torch_does(name: str) -> None:
+    form = next(form for form in FORMATS if form.name == name)
+    values = torch.cat([RIGHT.flatten(), RIGHT.flatten() * 1e-3, torch.tensor([0.0, 1.0])])
+    expected = values.to(DTYPES[name]).double()
+    assert torch.equal(form.rounded(values.double()), expected)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_rounded_result_is_called_by_its_format(name: str) -> None:
+    (pattern,) = precision.propose(Case(RIGHT.to(DTYPES[name]).float(), RIGHT))
+    assert pattern.evidence["format"] == name
+    assert pattern.sentence.startswith("rounded to ")
+    assert pattern.confidence > 0.95
+
+
+def test_rounding_to_the_own_dtype_is_no_loss() -> None:
+    right = RIGHT.double()
+    assert precision.propose(Case(RIGHT.bfloat16(), RIGHT.bfloat16(), right)) == []
+
+
+def test_a_product_on_rounded_inputs_is_recomputed() -> None:
+    a, b = normal(16, 48, seed=1), normal(48, 24, seed=2)
+    low = a.bfloat16().float() @ b.bfloat16().float()
+    context = Context(operator="aten.mm.default", inputs=(a, b))
+    (pattern,) = precision.propose(Case(low, a @ b, a.double() @ b.double(), None, context))
+    assert pattern.sentence == "computed on inputs rounded to bfloat16"
+    low = a @ b.bfloat16().float()
+    (pattern,) = precision.propose(Case(low, a @ b, a.double() @ b.double(), None, context))
+    assert pattern.sentence == "computed on input 1 rounded to bfloat16"
+
+
+def test_a_quantised_tensor_has_its_levels() -> None:
+    scale = RIGHT.abs().amax() / 127
+    (pattern,) = precision.propose(Case((RIGHT / scale).round() * scale, RIGHT))
+    assert pattern.sentence == "quantised to int8 with one scale for the tensor"
+
+
+def test_noise_without_structure_is_a_loss_of_precision_and_a_missing_term_is_not() -> None:
+    right = normal(64, 96)
+    noisy = right * (1 + 2**-9 * normal(64, 96, seed=1))
+    (pattern,) = precision.propose(Case(noisy, right))
+    assert pattern.evidence["format"] == "bfloat16"
+    assert pattern.confidence < 0.8
+    a, b = normal(64, 1024, seed=2), normal(1024, 96, seed=3)
+    assert precision.propose(Case(a[:, :-1] @ b[:-1], a @ b)) == []
+
+
+def test_too_large_for_float16_is_an_overflow() -> None:
+    right = RIGHT * 40000
+    (pattern,) = nonfinite.propose(Case(right.half().float(), right))
+    assert pattern.kind == "overflow"
+    assert pattern.evidence["format"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("operator", "special", "sentence"),
+    [
+        ("aten.sqrt.default", -1.0, "NaN from the square root of negative numbers in input 0"),
+        (
+            "aten.sigmoid.default",
+            200.0,
+            "NaN from inf / inf: exp of input 0 is too large for float16 (over 11.09)",
+        ),
+        ("", math.inf, "NaN where input 0 is infinite: inf - inf or 0 * inf"),
+        ("aten.div.Tensor", 0.0, "NaN where input 0 is 0: 0 / 0, 0 * inf or the logarithm of 0"),
+    ],
+)
+def test_the_inputs_show_where_a_nan_comes_from(
+    operator: str, special: float, sentence: str
+) -> None:
+    x = RIGHT.abs() + 0.1
+    x[2, 5:9] = special
+    candidate = torch.where(x == special, math.nan, RIGHT)
+    context = Context(operator=operator, inputs=(x,))
+    (pattern,) = nonfinite.propose(Case(candidate, RIGHT, context=context))
+    assert (pattern.kind, pattern.sentence) == ("nonfinite", sentence)
+
+
+def test_a_row_that_is_masked_as_a_whole_gives_nan() -> None:
+    x = RIGHT.clone()
+    x[3] = -math.inf
+    right = x.softmax(-1).nan_to_num(0.0)
+    context = Context(operator="aten._softmax.default", inputs=(x,), arguments={"dim": -1})
+    (pattern,) = nonfinite.propose(Case(x.softmax(-1), right, context=context))
+    assert pattern.evidence["cause"] == "-inf - -inf"
+
+
+def test_a_nan_that_is_swallowed_is_said() -> None:
+    right = RIGHT.clone()
+    right[1, :3] = math.nan
+    (pattern,) = nonfinite.propose(Case(right.nan_to_num(0.0), right))
+    assert pattern.sentence == "0 in the place of NaN"
