@@ -16,6 +16,7 @@ from paritas.cli.inspect import inspect as inspect_command
 from paritas.cli.partition import partition
 from paritas.cli.report import report
 from paritas.cli.run import run
+from paritas.cli.shrink import shrink
 from paritas.cli.verify import verify
 from paritas.cli.verify_graph import verify_graph
 from paritas.cli.verify_parallel import verify_parallel
@@ -105,6 +106,7 @@ def test_every_argument_of_a_recording_is_explained():
     [
         (verify, "paritas verify package.module:factory "),
         (run, "paritas run "),
+        (shrink, "paritas shrink package.module:factory|"),
         (inspect_command, "paritas inspect "),
         (convert, "paritas convert "),
         (compare, "paritas compare "),

@@ -80,6 +80,13 @@ def find_backend(backend: Any, options: dict[str, Any] | None = None) -> Backend
     return Backend(name, inner, settings, is_inductor=False)
 
 
+def is_registered(name: str, function: Callable[..., Any]) -> bool:
+    """Whether `torch.compile` knows a backend of that name, and it is this one."""
+    if name not in torch._dynamo.list_backends(exclude_tags=()):
+        return False
+    return torch._dynamo.lookup_backend(name) is function
+
+
 def _named(name: str, options: dict[str, Any] | None) -> Backend:
     known = torch._dynamo.list_backends(exclude_tags=())
     if name not in known:

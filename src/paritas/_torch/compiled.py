@@ -41,6 +41,14 @@ def backends_of(function: Any) -> list[Callable[..., Any]]:
     return unique
 
 
+def dynamic_of(function: Any) -> bool | None:
+    """What the first `torch.compile` in a callable was told of dynamic shapes."""
+    for context in _contexts(function):
+        found = getattr(context, "_dynamic", None)
+        return found if isinstance(found, bool) else None
+    return None
+
+
 def backend_name(backend: Callable[..., Any]) -> str:
     """What the user called it, or the name of the function they passed."""
     inner = getattr(backend, "compiler_fn", backend)  # _TorchCompileWrapper holds the function

@@ -10,7 +10,8 @@ import torch
 
 from paritas._torch.compiled import draws_like_eager
 from paritas.checking.evidence import ItemEvidence
-from paritas.checking.observing import input_tensors
+from paritas.checking.explaining import Explainer, likely
+from paritas.checking.observing import AFTER, input_tensors
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from paritas.checking.config import VerifyConfig
     from paritas.checking.observing import Observation
     from paritas.checking.runs import Runs
+    from paritas.diagnosis.cases import Context
 
 RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
@@ -81,6 +83,7 @@ class Comparer:
             checkers=config.checkers,
         )
         self.random_differs = False
+        self.explainer = Explainer(notes=self.out.notes)
 
     def compare(self, reference: Observation, candidate: Observation) -> Collected:
         """Collect everything the two disagree in."""
@@ -280,9 +283,30 @@ class Comparer:
             return
         self.out.compared += 1
         findings, notes = check_pair(path, left, right, self.checks, evidence)
+        if not all(finding.status.passes() for finding in findings):
+            context = self._context(path, left)
+            findings = self.explainer.explain(findings, left, right, evidence, context)
         self.runs.settled.add((self.call, path))
         self.out.findings += relabelled(findings, self.label)
         self.out.notes += notes
+
+    def _context(self, path: str, value: Any) -> Context:
+        """What a value may have been mixed up with."""
+        from paritas.diagnosis.cases import Context
+
+        before = self.runs.initial(path) if path.endswith(AFTER) else None
+        earlier = {"what it was before the call": before}
+        if self.call:
+            first = self.runs.complete(self.runs.native[0], path)
+            earlier["what it was in the call before"] = first
+        shape = getattr(value, "shape", None)
+        near = {**self.runs.reference.state.tensors, **dict(input_tensors(self.runs.inputs))}
+        known = {
+            name: old
+            for name, old in earlier.items()
+            if isinstance(old, torch.Tensor) and old.shape == shape
+        }
+        return Context(named=likely(near, value), earlier=known)
 
     def _compare_random_item(self, path: str, left: Any, right: Any) -> None:
         """Shapes and dtypes still count; values only if they do not depend on the draws."""

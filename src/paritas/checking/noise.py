@@ -89,6 +89,10 @@ class NoiseRuns(abc.ABC):
     def complete(self, seen: Observation, path: str) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
 
+    def given(self) -> dict[str, Any]:
+        """What the program was given, by name, as far as that is known."""
+        return {}
+
     def arbiter(self) -> list[Observation] | None:
         """The reference in float64, call by call, or None if that cannot be."""
         if "arbiter" not in self._asked:

@@ -12,6 +12,7 @@ from paritas._torch.compiled import room_for_entries
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
 from paritas.checking.observing import Conditions, Observation, input_tensors, running
+from paritas.checking.remembering import FailedPair, remember
 from paritas.checking.runs import Runs
 from paritas.checking.subjects import Subject, subject
 from paritas.errors import MismatchError, UsageError
@@ -66,6 +67,8 @@ def verify(
     finally:
         rng.restore()
     verdict = Verdict.merge(verdicts)
+    if verdict.enabled and not verdict.passed:
+        remember(verdict, [FailedPair(framework_model, compiled_model, sets)])
     if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
         raise MismatchError(str(verdict), verdict)
     return verdict

@@ -29,6 +29,7 @@ _HOMES = {
     "verify-graph": "paritas.cli.verify_graph:verify_graph",
     "verify-parallel": "paritas.cli.verify_parallel:verify_parallel",
     "report": "paritas.cli.report:report",
+    "shrink": "paritas.cli.shrink:shrink",
 }
 
 

@@ -18,7 +18,7 @@ from paritas.comparison.executors import executor_of, opened
 from paritas.comparison.matching.aligning import align_steps
 from paritas.comparison.matching.pairing import match
 from paritas.comparison.matching.rules import Rules
-from paritas.comparison.measuring import Sources, details, measure_all
+from paritas.comparison.measuring import Look, Sources, details, measure_all
 from paritas.comparison.progress import Progress
 from paritas.comparison.sharding.assembling import operands
 from paritas.comparison.tabling import Table
@@ -51,6 +51,10 @@ _FILLS = {
 }  # fmt: skip
 # So many rows get a closer look; that of a first divergence is always among them.
 MOST_DETAILS = 48
+# Of those that fail, so many are asked what kind of wrong they are, if they have no more elements;
+# the first is asked in any case.
+MOST_DIAGNOSED = 24
+MOST_DIAGNOSED_ELEMENTS = 1 << 20
 # And no more bytes of them than this, but for the first of them.
 MOST_DETAIL_BYTES = 64 << 20
 
@@ -231,12 +235,28 @@ def _with_details(
     """The rows, with a closer look at those that a reader will want to look at."""
     chosen = worth_a_look(rows)
     tell(Progress(0, len(chosen), 0, 0, "looking closer"))
-    pairs = [table.pairs[place] for place in chosen]
-    found = details(pool, workers, sources, pairs)
+    looks = [_look(rows[place], table, rank) for rank, place in enumerate(chosen)]
+    found = details(pool, workers, sources, looks)
     for done, (place, detail) in enumerate(zip(chosen, found, strict=True)):
         rows[place] = msgspec.structs.replace(rows[place], detail=detail)
         tell(Progress(done + 1, len(chosen), 0, 0, "looking closer"))
     return rows
+
+
+def _look(row: Row, table: Table, rank: int) -> Look:
+    """What to ask about a row; the first of those that fail are asked what kind of wrong it is."""
+    fails = row.status in {Status.DIFFERENT, Status.DEGRADED} and rank < MOST_DIAGNOSED
+    numel = row.figures.metrics.numel if row.figures and row.figures.metrics else 0
+    fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
+    given = [table.pairs[place].golden for place in row.sources] if fails else []
+    known = tuple(one for one in given if one is not None)
+    # Of an operator that was given something else besides, too little is known.
+    return Look(
+        table.pairs[row.index],
+        fails=fails,
+        operator=row.op,
+        given=known if len(known) == len(given) else (),
+    )
 
 
 def worth_a_look(rows: Sequence[Row]) -> list[int]:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from paritas.comparison.executors import Failed, opened, run_batches
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
+    from torch import Tensor
+
     from paritas.comparison.operands import Operand, Pair
+    from paritas.dumps.records import Record
     from paritas.numerics.comparisons import Detail
+    from paritas.numerics.diagnoses import Diagnosis
     from paritas.numerics.requirements import Requirement
 
-__all__ = ["Sources", "details", "measure_all"]
+__all__ = ["Look", "Sources", "details", "measure_all"]
 
 # A batch is worth being sent to a worker, and small enough that all of them have something to do.
 _BATCH_PAIRS = 128
@@ -46,6 +51,23 @@ class _Batch:
     pairs: tuple[Pair, ...]
     requirements: tuple[Requirement | None, ...]
     quick: bool = False
+    look: Look | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """A pair to look at closely.
+
+    Attributes:
+        fails: whether to ask what kind of wrong it is.
+        operator: what made it.
+        given: what that was given, on the golden side.
+    """
+
+    pair: Pair
+    fails: bool = False
+    operator: str = ""
+    given: tuple[Operand, ...] = ()
 
 
 def measure_all(
@@ -73,10 +95,10 @@ def measure_all(
 
 
 def details(
-    executor: Executor, workers: int, sources: Sources, pairs: Sequence[Pair]
+    executor: Executor, workers: int, sources: Sources, looks: Sequence[Look]
 ) -> Iterator[Detail | None]:
     """A closer look at each of a few pairs."""
-    batches = (_Batch(sources, (pair,), (None,)) for pair in pairs)
+    batches = (_Batch(sources, (look.pair,), (None,), look=look) for look in looks)
     for _, result in run_batches(executor, _detail_batch, batches, ahead=workers):
         yield None if isinstance(result, Failed) else result
 
@@ -126,9 +148,30 @@ def _detail_batch(batch: _Batch) -> Detail | None:
         return None
     try:
         reference, candidate = pair.golden.read(golden.view), pair.my.read(my.view)
-        return mismatch_detail(reference, candidate.reshape(reference.shape))
+        candidate = candidate.reshape(reference.shape)
+        found = mismatch_detail(reference, candidate)
+        if batch.look is None or not batch.look.fails:
+            return found
+        told = _diagnosis(batch.look, reference, candidate, golden.view)
+        return msgspec.structs.replace(found, diagnosis=told)
     except (ParitasError, OSError, RuntimeError):  # the row says already what is wrong
         return None
+
+
+def _diagnosis(
+    look: Look, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
+) -> Diagnosis | None:
+    """What kind of wrong it is; None where nothing can be said of it."""
+    from paritas.diagnosis.cases import Context
+    from paritas.diagnosis.diagnosing import diagnose
+
+    try:
+        inputs = tuple(operand.read(read) for operand in look.given)
+        context = Context(operator=look.operator, inputs=inputs)
+        found = diagnose(candidate, reference, context=context)
+    except Exception:  # noqa: BLE001  (an extra: the row stands without it)
+        return None
+    return found if found.where is not None or found.patterns else None
 
 
 def _lost(pair: Pair, sources: Sources, failed: Failed[_Batch]) -> Measured:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["diagnose"]
 
 # Beyond so many elements patterns are looked for in a part that tells as much.
-MOST_ELEMENTS = 1 << 22
+MOST_ELEMENTS = 1 << 20
 
 
 def diagnose(

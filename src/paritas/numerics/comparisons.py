@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from paritas.errors import MismatchError, UsageError
+from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.figures import PairFigures
 from paritas.numerics.findings import (
     Aspect,
@@ -109,12 +110,14 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             that are equal; ascending. Empty where the dtypes have no common steps.
         worst: the elements that are farthest off, worst first.
         region: the smallest box of indices that holds all mismatches, as begin and end per axis.
+        diagnosis: what kind of wrong it is, of a pair that fails.
     """
 
     heat: HeatMap | None = None
     ulps: tuple[tuple[int, int], ...] = ()
     worst: tuple[WorstElement, ...] = ()
     region: tuple[tuple[int, int], ...] = ()
+    diagnosis: Diagnosis | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -318,6 +321,7 @@ def finding_of(row: Row) -> Finding:
         native=row.score,
         source=row.line or None,
         origin=_origin(row) if row.made == "here" else None,
+        diagnosis=row.detail.diagnosis if row.detail else None,
     )
 
 

@@ -6,6 +6,7 @@ Everything here is data. Words, tables and colours are made from it in `paritas.
 from __future__ import annotations
 
 import enum
+import importlib
 import math
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +17,8 @@ from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Status(enum.StrEnum):
@@ -110,6 +112,7 @@ class OriginKind(enum.StrEnum):
     PARTITION = "partition"
     GRAPH = "graph"
     MODULE = "module"
+    TRAINING = "training"
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +120,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         kind: a node, a set of nodes compiled together, a compiler pass, the split of a graph into
-            forward and backward, no less than a whole graph, or a module of a parallel model.
+            forward and backward, no less than a whole graph, a module of a parallel model, or a
+            part of its training that is no module: the loss, the reduction of gradients.
         name: the node's, the pass's or the graph's name.
         operator: what the node calls.
         module: path of the module it was called in.
@@ -172,7 +176,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True):
     """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
 
     findings: tuple[Finding, ...] = ()
@@ -223,6 +227,36 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if self.enabled and not self.passed:
             raise MismatchError(str(self), self)
+
+    def shrink(
+        self,
+        *,
+        seconds: float = 120.0,
+        outdir: str | os.PathLike[str] | None = None,
+        setup: Sequence[str] = (),
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Make what failed as small as it gets, and write the script that shows it.
+
+        Args:
+            seconds: for all of it; when they are over, the best so far is written.
+            outdir: where the script goes; a new folder by default.
+            setup: statements that a fresh process has to run first so that the failure is there,
+                such as the import of a module that registers a backend.
+            on_progress: called with a few words before each step.
+
+        Returns:
+            A `paritas.minimizing.shrinking.Shrunk`: the script, the program, the steps.
+
+        Raises:
+            UsageError: nothing failed; or the programs are not at hand, as of a verdict that was
+                read from a file; or none of their graphs fails by itself.
+        """
+        # By name: what shrinks lies far above what a verdict is.
+        sources = importlib.import_module("paritas.minimizing.sources")
+        return sources.shrink_verdict(
+            self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
+        )
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal verdict, NaN and infinity included."""

@@ -121,9 +121,11 @@ def _origin_words(origin: Origin) -> list[str]:
             what = "the split of the graph into forward and backward"
         case OriginKind.GRAPH:
             return [f"nearest operator: {called}"] if called else []
-        case OriginKind.MODULE:
+        case OriginKind.MODULE | OriginKind.TRAINING:
             which = ", ".join(map(str, origin.ranks))
             ranks = f", on rank{'s' * (len(origin.ranks) > 1)} {which}" if which else ""
             kind = f" ({origin.operator})" if origin.operator else ""
-            return [f"first in module {origin.name}{kind}{ranks}"]
+            plain = origin.kind is OriginKind.MODULE and origin.name
+            where = f"module {origin.name}" if plain else f"the {origin.name or 'model itself'}"
+            return [f"first in {where}{kind}{ranks}"]
     return [f"{what}: {called}" if called else what]

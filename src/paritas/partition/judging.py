@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import torch
 
 from paritas._torch.lifting import LiftMode
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.explaining import Explainer, call_context, likely
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import Observation
 from paritas.numerics import criterion
+from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.criterion import UNIT_F64
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import pair_metrics
@@ -25,6 +28,7 @@ from paritas.partition.running.runner import GRADIENT
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paritas.numerics.evidence import Evidence
     from paritas.partition.running.runner import Runner, Seen
 
 __all__ = ["Careful", "SplitRuns", "items_of", "near_in_float64", "near_natively"]
@@ -39,6 +43,8 @@ NATIVE_ROUNDINGS = 4.0
 GROSS_SHARE = 1e-3
 GROSS_SHAKES = 1e6
 TURN = " #"
+# Of one way to split an operator; where it is wrong, its gradients are too.
+MOST_EXPLAINED = 4
 
 
 def items_of(seen: Seen) -> dict[str, Any]:
@@ -198,6 +204,7 @@ class Careful:
         self.runner = runner
         self.lifted = tuple(items_of(seen) for seen in lifted)
         self._shaken: dict[str, Any] | None = None
+        self._explainer = Explainer(left=MOST_EXPLAINED)
 
     @functools.cached_property
     def runs(self) -> tuple[SplitRuns, SplitRuns]:
@@ -210,9 +217,9 @@ class Careful:
     @property
     def notes(self) -> list[str]:
         """What is worth a note about the runs."""
-        if "runs" not in vars(self):
-            return []
-        notes = [*self.runs[0].notes, *self.runs[1].notes]
+        notes = list(self._explainer.notes)
+        if "runs" in vars(self):
+            notes += [*self.runs[0].notes, *self.runs[1].notes]
         return [note for note in notes if "no wider arbiter" not in note]
 
     def judge(self, key: str) -> list[Finding]:
@@ -222,13 +229,33 @@ class Careful:
         if not near_in_float64(whole, split):
             findings = self._lifted(key, whole, split)
             if not self.runner.narrow or not all(f.status.passes() for f in findings):
+                findings = self._explained(findings, whole, split)
                 return [_told(finding, reason, self.runner) for finding in findings]
         left, right = self.runs
         natives = (side.native[0].outputs.get(key) for side in self.runs)
         first, second, _ = _filled(*natives)
         evidence = SplitEvidence(left, right, key)
         findings, _ = check_pair(path, first, second, Checks(), evidence)
+        findings = self._explained(findings, first, second, evidence)
         return [_told(finding, reason, self.runner) for finding in findings]
+
+    def _explained(
+        self, findings: list[Finding], whole: Any, split: Any, evidence: Evidence = NO_EVIDENCE
+    ) -> list[Finding]:
+        """With what kind of wrong they are: a sum never taken, a part in another's place ..."""
+        if all(finding.status.passes() for finding in findings):
+            return findings
+        call = self.runner.call
+        known = call_context(call.name, call.args, call.kwargs)
+        names = {name_of(place): value for place, value in enumerate(call.args)}
+        names |= {name_of(place): value for place, value in call.kwargs.items()}
+        is_result = not findings[0].path.startswith(GRADIENT)
+        context = dataclasses.replace(
+            known if is_result else type(known)(),
+            world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
+            named=likely(names, whole),
+        )
+        return self._explainer.explain(findings, whole, split, evidence, context)
 
     def _lifted(self, key: str, whole: Any, split: Any) -> list[Finding]:
         """The findings about one item of the lifted runs."""

@@ -111,6 +111,11 @@ def _figure(field: str) -> Callable[[Comparison, Row], Value]:
     return get
 
 
+def _diagnosis(_: Comparison, row: Row) -> Value:
+    found = row.detail.diagnosis if row.detail else None
+    return found.sentence if found is not None else None
+
+
 def _fail_reason(comparison: Comparison, row: Row) -> Value:
     """Never empty for a row that fails, whatever was left unsaid."""
     if row.status.passes(strict=comparison.strict):
@@ -194,6 +199,7 @@ _OURS = (
     Column("my_made_of", "text", _my("made_of")),
     Column("golden_made_of", "text", _golden("made_of")),
     Column("advice", "text", _row("advice")),
+    Column("diagnosis", "text", _diagnosis),
 )
 
 COLUMNS: tuple[Column, ...] = (*_MSIT, *_OURS)

@@ -13,6 +13,7 @@ from paritas.checking.guarding.captured import GuardedCapture
 from paritas.checking.guarding.journal import Journal
 from paritas.checking.guarding.lowered import GuardedGraph, Suspect
 from paritas.checking.guarding.settings import GuardSettings, is_enabled
+from paritas.checking.remembering import MadeBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,9 +109,11 @@ class Guard:
             compiled: Callable[..., Any] = self.backend.compile(module, inputs, **given)
             return compiled
 
-        return GuardedCapture.of(
+        guarded = GuardedCapture.of(
             graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
         )
+        guarded.made_by = MadeBy(self.backend, given)
+        return guarded
 
     def _guard_lowered(
         self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
@@ -126,6 +129,7 @@ class Guard:
             result = GuardedGraph(
                 lowered, compiled, names, self.settings, self.journal, entry, self._locator()
             )
+            result.made_by = MadeBy(self.backend, given)
             if checks is not None:
                 # Told at the next call: what is raised during a compile is not for the user.
                 result.late_findings = self._take(checks)

@@ -11,11 +11,15 @@ from paritas.checking.comparing import Collected
 from paritas.checking.guarding.comparing import CallComparer, Experience
 from paritas.checking.guarding.settings import GuardSettings, Schedule
 from paritas.checking.observing import memory
+from paritas.checking.remembering import FailedGraph, MadeBy, remember
 from paritas.errors import MismatchError, ParityWarning
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status, Verdict
+from paritas.recording.isolation import Copier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from torch.fx import GraphModule
 
     from paritas.checking.guarding.journal import GraphEntry, Journal
     from paritas.checking.noise import NoiseRuns
@@ -31,6 +35,7 @@ class GuardedCode:
         self.entry = entry
         self.schedule = Schedule(settings.every, settings.seed)
         self.experience = Experience()
+        self.made_by: MadeBy | None = None
 
     def is_due(self, args: Any) -> bool:
         """Count a call and say whether to check it."""
@@ -78,10 +83,17 @@ class GuardedCode:
         results: Any,
         error: Exception | None,
         substitute: Callable[[], Any],
+        called: tuple[GraphModule, Sequence[Any]] | None = None,
     ) -> Any:
-        """Write the call down, and give the program what the settings say it gets."""
+        """Write the call down, and give the program what the settings say it gets.
+
+        Args:
+            called: the graph and its arguments as they were, to be kept of a call that fails.
+        """
         self.journal.note_call(self.entry, verdict)
         differs = [f for f in verdict.failures if f.status is not Status.UNVERIFIED]
+        if differs and called is not None:
+            remember(verdict, self.journal.keep(self.entry.label, lambda: self._failed(*called)))
         action = self.settings.on_mismatch
         if differs and action == "raise":
             raise MismatchError(str(verdict), verdict) from error
@@ -93,6 +105,20 @@ class GuardedCode:
         if error is not None:
             raise error
         return results
+
+    def _failed(self, module: GraphModule, kept: Sequence[Any]) -> FailedGraph | None:
+        """A call with copies of its arguments: the program goes on and changes them."""
+        if self.made_by is None:
+            return None
+        copier = Copier()
+        try:
+            inputs = [copier.copy_tree(value) for value in kept]
+        except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
+            note = f"{self.entry.label}: its arguments could not be kept: {_told(error)}"
+            self.journal.add((), [note])
+            return None
+        gradients = self.entry.label.endswith("gradients")
+        return FailedGraph(self.entry.label, module, inputs, self.made_by, gradients)
 
 
 def located(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:

@@ -75,6 +75,7 @@ class GuardedCapture(GuardedCode):
         if self._backward is None:
             entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
             self._backward = GuardedCode(self.settings, self.journal, entry)
+            self._backward.made_by = self.made_by
         return self._backward
 
     def __call__(self, *args: Any) -> Any:
@@ -106,7 +107,11 @@ class GuardedCapture(GuardedCode):
             candidate.rng_after.restore()
         watch.leaving(results)
         return self.conclude(
-            verdict, results, candidate.error, lambda: self._run_reference(args, kept, rng)
+            verdict,
+            results,
+            candidate.error,
+            lambda: self._run_reference(args, kept, rng),
+            (self.reference.module, kept),
         )
 
     def _judge(self, runs: CapturedRuns, candidate: Observation) -> Verdict:
@@ -167,7 +172,10 @@ class GuardedCapture(GuardedCode):
             verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
-        result: dict[str, Tensor | None] = code.conclude(verdict, found, None, lambda: instead)
+        called = (self.reference.module, kept)
+        result: dict[str, Tensor | None] = code.conclude(
+            verdict, found, None, lambda: instead, called
+        )
         return result
 
     def _with_origin(

@@ -128,6 +128,10 @@ class CapturedRuns(NoiseRuns):
         copier = Copier(widen=wide)
         return [copy_argument(copier, value) for value in self.kept]
 
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, as they came."""
+        return self.reference.named(self.kept)
+
     def lifted(self) -> list[Observation] | None:
         """Compiled code is judged as it is: in float64 it would be another program."""
         return None

@@ -8,6 +8,7 @@ import torch
 
 from paritas.checking.comparing import Collected
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.explaining import Explainer, likely
 from paritas.checking.noise import is_inexact
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import error_ratios, relative_difference
@@ -40,6 +41,8 @@ class Experience:
 
     def __init__(self) -> None:
         """Start with none."""
+        # One for all calls of a graph: a wrong program is wrong in the same way each time.
+        self.explainer = Explainer()
         self._differences: dict[str, Sizes] = {}
         self._ratios: dict[str, Sizes] = {}
 
@@ -118,8 +121,28 @@ class CallComparer:
         findings, notes = check_pair(path, reference, candidate, CHECKS, evidence)
         if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
             self.experience.learn(name, difference, ratios)
+        else:
+            findings = self._explained(findings, reference, candidate, evidence)
         self.out.findings += findings
         self.out.notes += notes
+
+    def _explained(
+        self, findings: list[Finding], reference: Any, candidate: Any, evidence: ItemEvidence
+    ) -> list[Finding]:
+        """With what kind of wrong they are; an input that was to be changed may be stale."""
+        from paritas.diagnosis.cases import Context
+
+        explainer = self.experience.explainer
+        given = self.runs.given()
+        before = given.get(evidence.path.removesuffix(AFTER))
+        earlier: dict[str, Tensor] = {}
+        if evidence.path.endswith(AFTER) and isinstance(before, torch.Tensor):
+            earlier["what it was before the call"] = before
+        context = Context(named=likely(given, reference), earlier=earlier)
+        found = explainer.explain(findings, reference, candidate, evidence, context)
+        self.out.notes += explainer.notes
+        explainer.notes.clear()
+        return found
 
     def compare_strides(
         self, reference: Observation, candidate: Observation, promised: dict[str, tuple[int, ...]]

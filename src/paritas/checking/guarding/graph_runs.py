@@ -173,6 +173,10 @@ class GraphRuns(NoiseRuns):
         seen.rng_after = RandomState.of_torch() if reference.draws else rng
         super().__init__([seen], reference.dtypes, seed)
 
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, as they came."""
+        return dict(zip(self.reference.inputs, self.kept, strict=False))
+
     def arbiter(self) -> list[Observation] | None:
         """The reference in float64, or None if that cannot be."""
         if "arbiter" not in self._asked and self.is_narrow:

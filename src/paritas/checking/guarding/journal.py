@@ -6,10 +6,16 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
+from paritas.checking.remembering import remember
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from paritas.checking.remembering import FailedGraph
+
+# Graphs whose failing calls are kept with copies of their arguments.
+MOST_KEPT = 4
 
 
 @dataclasses.dataclass
@@ -47,6 +53,7 @@ class Journal:
         self._notes: dict[str, None] = {}
         self._lock = threading.RLock()
         self._captured = 0
+        self._failed: list[FailedGraph] = []
         self.passes = 0
         self.splits = 0
 
@@ -84,6 +91,16 @@ class Journal:
                 elif finding.status is known.status:
                     self._repeats[key] += 1
 
+    def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
+        """Keep the first call of a graph that failed; of the first few graphs."""
+        with self._lock:
+            known = [failed for failed in self._failed if failed.label == label]
+            if not known and len(self._failed) < MOST_KEPT:
+                made = make()
+                known = [] if made is None else [made]
+                self._failed += known
+            return known
+
     def verdict(self) -> Verdict:
         """Everything seen so far, rolled up. Nothing checked is `unverified`."""
         with self._lock:
@@ -96,12 +113,14 @@ class Journal:
                 for entry in self.graphs
                 if entry.checked and entry.calls > entry.checked
             )
-            return Verdict(
+            verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
                 notes=(*self._notes, *self._repetitions()),
                 strict=self.strict,
             )
+            remember(verdict, self._failed)
+            return verdict
 
     def _repetitions(self) -> list[str]:
         return [

@@ -130,6 +130,7 @@ class GuardedGraph(GuardedCode):
             results,
             candidate.error,
             lambda: substitute(runs, candidate, given, self.lowered.visible),
+            (self.lowered.module, kept),
         )
 
     def _looks_at_inputs(self) -> bool:

@@ -169,6 +169,7 @@ def _finding(
         shape=about.shape,
         metrics=about.metrics if worst is not None else None,
         native=about.native if worst is not None else None,
+        diagnosis=about.diagnosis if worst is not None else None,
         source=origin.source or None,
         origin=origin,
     )

@@ -27,6 +27,7 @@ from paritas._torch.random_twins import draws_by_inductor
 from paritas._torch.selecting import ONLY_MARKED, with_compiled
 from paritas._torch.tapping import tapped
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.explaining import Explainer, call_context
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.locating.variants import Variant, run_variant, shows_it
 from paritas.checking.noise import is_inexact
@@ -126,7 +127,10 @@ def _check_node(
     path = f"{suspect.label}: node {node.name}"
     evidence = ItemEvidence(runs, VALUE)
     found, _ = check_pair(path, reference.detach(), own.detach(), _CHECKS, evidence)
-    return found
+    if all(finding.status.passes() for finding in found):
+        return found
+    context = call_context(runs.parent.target, runs.args, runs.kwargs)
+    return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
 
 
 def _check_write(

@@ -92,6 +92,7 @@ def _finding(
         metrics=worst.metrics,
         native=worst.native,
         lifted=worst.lifted,
+        diagnosis=worst.diagnosis,
         source=where.source or None,
         origin=origin(kind, name, where, tuple(node.name for node in nodes[:MOST_NAMED])),
     )

@@ -21,6 +21,7 @@ from paritas._torch.graphs import as_traced
 from paritas._torch.lifting import WIDE, LiftMode, is_rounding
 from paritas._torch.replaying import replay
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.explaining import Explainer
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, default_dtype
 from paritas.checking.passes.inputs import Inputs, Numbers, make_up
@@ -295,6 +296,8 @@ def _compare_runs(
             )
             continue
         findings, _ = check_pair(path, *pair, checks, evidence)
+        if not result.differ:  # the first is what a reader is told
+            findings = Explainer(left=1).explain(findings, *pair, evidence)
         for finding in findings:
             if finding.status is Status.DIFFERENT and not wide and _is_unmeasured(runs, finding):
                 result.unknown.append(f"{path} differs, and its noise cannot be measured")

@@ -46,7 +46,7 @@ function makeFilters(data, changed) {
   return { chosen, set, rows: () => matching(data, chosen) };
 }
 
-const SEARCHED = ["name", "op", "module", "line", "code", "kernel", "nodes", "reason", "judged_by", "my_id", "my_path", "golden_path"];
+const SEARCHED = ["name", "op", "module", "line", "code", "kernel", "nodes", "reason", "diagnosis", "judged_by", "my_id", "my_path", "golden_path"];
 
 // Flags of all rows. Each different text is looked at once, however many rows have it.
 function matching(data, chosen) {

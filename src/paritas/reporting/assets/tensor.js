@@ -16,7 +16,7 @@ function showTensor(data, row) {
   const words = (name) => text[name](row);
   document.getElementById("tensor-title").replaceChildren("Selected row ", badge(status));
   const facts = [
-    ["what was found", words("reason")], ["what to do", words("advice")], ["aspect", words("aspect") === "value" ? "" : words("aspect")],
+    ["what was found", words("reason")], ["what kind of wrong", words("diagnosis")], ["what to do", words("advice")], ["aspect", words("aspect") === "value" ? "" : words("aspect")],
     ["judged by", words("judged_by")], ["not shown", words("limits")], ["worst / allowed", allowed(data, row)], ["worst slice", words("slice")],
     ["difference", { here: "made here", before: "came in with its inputs" }[words("made")] ?? ""],
     ["matched by", words("matched_by")], ["operator", words("op")], ["module", words("module")],

@@ -78,6 +78,11 @@ def ranges(values: tuple[int, ...]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in joined)
 
 
+def _diagnosis(row: Row) -> str:
+    found = row.detail.diagnosis if row.detail else None
+    return found.sentence if found is not None else ""
+
+
 _TEXTS: dict[str, Callable[[Row], str]] = {
     "name": lambda row: row.name,
     "rank": lambda row: JOINED if row.rank is None else str(row.rank),
@@ -94,6 +99,7 @@ _TEXTS: dict[str, Callable[[Row], str]] = {
     "matched_by": lambda row: row.matched_by,
     "aspect": lambda row: row.aspect.value,
     "reason": lambda row: row.reason,
+    "diagnosis": _diagnosis,
     "advice": lambda row: row.advice,
     "judged_by": lambda row: row.judged_by,
     "limits": lambda row: row.limits,

@@ -125,6 +125,9 @@ def _sentence(row: Row, divergence: Divergence) -> str:
 def _facts(row: Row, divergence: Divergence) -> Iterator[Fact]:
     if row.reason:
         yield Fact("what is wrong", row.reason)
+    diagnosis = row.detail.diagnosis if row.detail else None
+    if diagnosis is not None and diagnosis.sentence:
+        yield Fact("what kind of wrong", diagnosis.sentence)
     if divergence.reason and divergence.kind != "unclear":
         yield Fact("why this one", divergence.reason)
     if row.own is not None or row.inherited is not None:

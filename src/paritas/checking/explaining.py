@@ -1,0 +1,201 @@
+"""What kind of wrong a failing value is, asked within bounds, and never at the verdict's cost.
+
+The lifted run is asked first where it fails: there, rounding is far below any fault, so that a
+pattern either holds to many digits or does not. Natively the noise is what the judge measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.numerics import criterion
+from paritas.numerics.automatic import LIFTED_SLACK, RUNS
+from paritas.numerics.checkers import NO_EVIDENCE
+from paritas.numerics.diagnoses import Diagnosis
+from paritas.numerics.findings import Aspect, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+    from paritas.diagnosis.cases import Context
+    from paritas.numerics.evidence import Evidence
+    from paritas.numerics.findings import Finding
+
+__all__ = ["Explainer", "call_context", "likely"]
+
+# A reader looks at the first few; a model that is wrong from its first layer has hundreds.
+MOST_EXPLAINED = 24
+MOST_SECONDS = 30.0
+_WRONG = {Status.DIFFERENT, Status.DEGRADED}
+
+
+@dataclasses.dataclass
+class Explainer:
+    """Diagnoses failing values, so many of them and for so long.
+
+    Attributes:
+        left: how many more are looked at.
+        seconds: how much longer.
+        notes: what is worth a note: that it was enough, or that a diagnosis failed.
+    """
+
+    left: int = MOST_EXPLAINED
+    seconds: float = MOST_SECONDS
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def explain(
+        self,
+        findings: Iterable[Finding],
+        reference: Any,
+        candidate: Any,
+        evidence: Evidence = NO_EVIDENCE,
+        context: Context | None = None,
+    ) -> list[Finding]:
+        """The findings about one pair, those of a wrong value with what kind of wrong it is."""
+        return [
+            self._explained(finding, reference, candidate, evidence, context)
+            if finding.aspect is Aspect.VALUE and finding.status in _WRONG
+            else finding
+            for finding in findings
+        ]
+
+    def _explained(
+        self,
+        finding: Finding,
+        reference: Any,
+        candidate: Any,
+        evidence: Evidence,
+        context: Context | None,
+    ) -> Finding:
+        if not _fits(reference, candidate):
+            return finding
+        if self.left <= 0 or self.seconds <= 0:
+            self._note("further failing values were not diagnosed: these are the first ones")
+            return finding
+        self.left -= 1
+        began = time.monotonic()
+        try:
+            found = _diagnosis(finding, reference, candidate, evidence, context)
+        except Exception as error:  # noqa: BLE001  (a diagnosis is an extra: the verdict stands)
+            self._note(f"{finding.path} was not diagnosed: {type(error).__name__}: {error}"[:200])
+            return finding
+        finally:
+            self.seconds -= time.monotonic() - began
+        if found.where is None and not found.patterns:
+            return finding
+        return msgspec.structs.replace(finding, diagnosis=found)
+
+    def _note(self, words: str) -> None:
+        if words not in self.notes:
+            self.notes.append(words)
+
+
+def _fits(reference: Any, candidate: Any) -> bool:
+    tensors = isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor)
+    return tensors and reference.shape == candidate.shape and reference.numel() > 0
+
+
+def _diagnosis(
+    finding: Finding,
+    reference: Tensor,
+    candidate: Tensor,
+    evidence: Evidence,
+    context: Context | None,
+) -> Diagnosis:
+    from paritas.diagnosis.diagnosing import diagnose
+
+    arbiter = evidence.arbiter()
+    above = Diagnosis()
+    plainly = finding.lifted is None and finding.native is None  # so far off that none is needed
+    if plainly or (finding.lifted is not None and not finding.lifted.passed):
+        lifted = evidence.lifted()
+        if lifted is not None and arbiter is not None:
+            small = evidence.lift_unit
+            noise = _noise((arbiter, lifted), None, evidence.spread(small, RUNS[0]), small)
+            noise = None if noise is None else LIFTED_SLACK * noise
+            above = diagnose(lifted, arbiter, noise=noise, context=context)
+            if above.patterns:
+                return above
+    native: Tensor | None = None
+    unit = _unit(reference, candidate)
+    if unit is not None and evidence.unit is not None:
+        spread = evidence.spread(evidence.unit, RUNS[0])
+        truth = reference if arbiter is None else arbiter
+        own = None if arbiter is None else reference
+        native = _noise((truth, candidate), own, spread, unit)
+    found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=context)
+    return found if found.patterns or above.where is None else above
+
+
+def _unit(*tensors: Tensor) -> float | None:
+    """Of the coarser of the two; None where values are exact."""
+    if not all(value.is_floating_point() or value.is_complex() for value in tensors):
+        return None
+    return max(criterion.unit_roundoff(value.dtype) for value in tensors)
+
+
+def _noise(
+    pair: tuple[Tensor, Tensor], reference: Tensor | None, spread: Tensor | None, unit: float
+) -> Tensor | None:
+    """The noise of each element, as the criterion has it; None where none was measured.
+
+    A candidate that is larger than the truth rounds as what it is: twice the value plus one is not
+    known to more digits than that.
+    """
+    if spread is None:
+        return None
+    truth, given = map(_wide, pair)
+    size = torch.maximum(truth.abs(), given.abs().nan_to_num(0.0, 0.0, 0.0))
+    local = torch.where(torch.isinf(spread), 0.0, spread).to("cpu", torch.float64)
+    local = local.clamp(min=criterion.rms(spread) / 2)
+    if reference is not None:
+        own = (_wide(reference) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
+        local = torch.maximum(local, own / 2)
+        local = local.clamp(min=criterion.rms_difference(reference, pair[0]) / 2)
+    return local + unit * size / 2
+
+
+def _wide(value: Tensor) -> Tensor:
+    value = value.detach().cpu()
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def likely(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
+    """Of what a program was given, what a result may have been mixed up with."""
+    shape = getattr(value, "shape", None)
+    return {
+        name: tensor.detach()
+        for name, tensor in given.items()
+        if isinstance(tensor, torch.Tensor) and (tensor.dim() == 1 or tensor.shape == shape)
+    }
+
+
+def call_context(target: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Context:
+    """What is known of a value that one operator made."""
+    from paritas.diagnosis.cases import Context
+
+    schema = getattr(target, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    inputs: list[Tensor] = []
+    arguments: dict[str, object] = {}
+    for place, value in enumerate(args):
+        _sort(names[place] if place < len(names) else str(place), value, inputs, arguments)
+    for name, value in kwargs.items():
+        _sort(name, value, inputs, arguments)
+    return Context(operator=str(target), inputs=tuple(inputs), arguments=arguments)
+
+
+def _sort(name: str, value: Any, inputs: list[Tensor], arguments: dict[str, object]) -> None:
+    if isinstance(value, torch.Tensor):
+        inputs.append(value.detach())
+    elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        inputs += [item.detach() for item in value if isinstance(item, torch.Tensor)]
+    elif value is not None:
+        arguments[name] = value

@@ -1,0 +1,1 @@
+"""Ways to make a failing program smaller, each of which keeps its failure."""

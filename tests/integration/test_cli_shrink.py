@@ -1,0 +1,284 @@
+"""`paritas shrink`, from the command line to the exit code and the script."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from integration.dump_making import Making, values
+from paritas.cli import main
+from paritas.minimizing import comparisons, shrinking
+from paritas.minimizing.scripts import write_script
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(torch.sin(self.first(x)) + x)
+
+
+def build():
+    return Net(), [torch.randn(4, 8)]
+"""
+WRONG = """
+import torch
+
+
+def wrong(graph, inputs):
+    for node in graph.graph.find_nodes(op="call_function", target=torch.sin):
+        node.target = torch.cos
+    graph.recompile()
+    return graph.forward
+
+
+def right(graph, inputs):
+    return graph.forward
+"""
+SCRIPT = """
+import sys
+import torch
+import shrink_net
+import shrink_backend
+
+model, inputs = shrink_net.build()
+compiled = torch.compile(model, backend=getattr(shrink_backend, sys.argv[1]))
+compiled(*inputs)
+print("the script has ended")
+"""
+MODULES = ("shrink_net", "shrink_backend")
+
+
+@pytest.fixture(autouse=True)
+def net(tmp_path, monkeypatch):
+    (tmp_path / "shrink_net.py").write_text(NET)
+    (tmp_path / "shrink_backend.py").write_text(WRONG)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.compiler.reset()
+    yield tmp_path
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def untried(monkeypatch):
+    """Scripts are written, and taken at their word: to run each takes seconds."""
+
+    def written(*args, **kwargs):
+        found = write_script(*args, **{**kwargs, "run": False})
+        return shrinking.Written(found.path, found.data_path, ran=True, failed=True, output="so")
+
+    monkeypatch.setattr(shrinking, "write_script", written)
+    monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))
+    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+
+
+def shrink(*arguments):
+    return CliRunner().invoke(main, ["shrink", *map(str, arguments)])
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_is_1(net):
+    result = shrink(
+        "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
+    )
+    assert result.exit_code == 1, result.output
+    assert "fewer operator calls (4 operator calls so far) ..." in result.stderr
+    assert result.stdout.splitlines()[0] == (
+        "different: value of output: 4 operator calls -> 1 operator call"
+    )
+    assert result.stdout.splitlines()[-1] == (
+        "script: out/repro.py; run by itself it fails: the fault is there"
+    )
+    told = json.loads((net / "j").read_bytes())
+    assert (told["shows"], told["ended"], told["script"]) == (True, True, "out/repro.py")
+    text = (net / "out" / "repro.py").read_text()
+    assert "paritas" not in text
+
+
+def test_a_model_that_is_right_is_3_and_nothing_is_written(net):
+    result = shrink("shrink_net:build", "--backend", "shrink_backend:right")
+    assert result.exit_code == 3
+    assert "nothing to shrink: none of the 1 graphs fails by itself" in result.stderr
+    assert not (net / "shrunk").exists()
+
+
+def test_an_interruption_keeps_the_best_so_far(untried, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shrinking, "reduce_shapes", interrupted)
+    result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong")
+    assert result.exit_code == 1, result.output
+    assert "stopped before it could get no smaller" in result.stdout
+    assert "-> 1 operator call" in result.stdout
+
+
+# --- a script -------------------------------------------------------------------------------------
+
+
+def test_the_first_graph_that_fails_in_a_script_is_shrunk(untried):
+    result = shrink("train.py", "--output", "out", "--", "wrong")
+    assert result.exit_code == 1, result.output
+    assert "the script has ended" in result.stdout
+    assert "4 operator calls -> 1 operator call" in result.stdout
+
+
+def test_a_script_in_which_nothing_fails_is_3():
+    result = shrink("train.py", "--", "right")
+    assert result.exit_code == 3
+    assert "nothing to shrink: identical: " in result.stderr
+
+
+# --- a folder of compare --------------------------------------------------------------------------
+
+
+def write_dump(path, fault=None):
+    """Three products, each of the one before."""
+    making = Making(path)
+    x, weight, bias = values(4, 8), values(8, 8, seed=1), values(8, seed=2)
+    for layer in range(3):
+        y = torch.addmm(bias, x, weight)
+        if layer == 1 and fault is not None:
+            y = fault(y)
+        op = "aten.addmm.default"
+        making.call(f"layers.{layer}/{op}", [bias, x, weight], y, op=op, module=f"layers.{layer}")
+        x = y.cos()
+    making.close()
+
+
+def one_row_scaled(y):
+    y = y.clone()
+    y[2] *= 1.5
+    return y
+
+
+@pytest.fixture
+def compared(net):
+    write_dump(net / "golden")
+    write_dump(net / "mine", one_row_scaled)
+    done = CliRunner().invoke(
+        main, ["compare", "--my-path", "mine", "--golden-path", "golden", "--output", "compared"]
+    )
+    assert done.exit_code == 1
+    return net / "compared"
+
+
+def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared, net):
+    result = shrink(compared, "--output", "out")
+    assert result.exit_code == 1, result.output
+    first, diagnosis, *_ = result.stdout.splitlines()
+    assert first.endswith("different: 168 numbers -> 19 numbers")
+    assert diagnosis == "  scaled by 1.5; in row 2 of 4 (25 % of the elements)"
+    assert "run by itself it fails: the fault is there" in result.stdout
+    assert "torch.ops.aten.addmm.default(v0, v1, v2)" in (net / "out" / "repro.py").read_text()
+
+
+def test_the_diagnosis_is_in_the_table_and_the_report_of_compare(compared):
+    assert "scaled by 1.5; in row 2 of 4" in (compared / "comparison.csv").read_text()
+    assert "scaled by 1.5; in row 2 of 4" in (compared / "report.html").read_text()
+
+
+def test_dumps_that_agree_have_nothing_to_shrink(net):
+    write_dump(net / "golden")
+    command = ["compare", "--my-path", "golden", "--golden-path", "golden", "--output", "same"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    result = shrink("same")
+    assert result.exit_code == 3
+    assert "nothing to shrink: the two dumps do not diverge" in result.stderr
+
+
+def test_a_dump_that_is_gone_is_2(compared, net):
+    (net / "mine").rename(net / "elsewhere")
+    result = shrink(compared)
+    assert result.exit_code == 2
+    assert "mine" in result.stderr
+
+
+# --- a folder of verify-graph ---------------------------------------------------------------------
+
+GRAPH = """
+import torch
+from paritas.partition import register
+
+
+def centred(x):
+    return x - x.mean(dim=0)
+
+
+torch.fx.wrap("centred")
+register(centred, "a b -> a b", overwrite=True)
+
+
+def build():
+    def program(x):
+        return centred(x)
+
+    program.__globals__["centred"] = centred
+    return torch.fx.symbolic_trace(program), (torch.randn(64, 32),)
+"""
+
+
+@pytest.fixture
+def graph_results(net):
+    from paritas.partition.library import unregister
+
+    (net / "shrink_graph.py").write_text(GRAPH)
+    command = ["verify-graph", "--graph", "shrink_graph:build", "--outdir", "results", "--no-html"]
+    done = CliRunner().invoke(main, [*command, "--import", "shrink_graph"])
+    assert done.exit_code == 1, done.output
+    yield net / "results"
+    sys.modules.pop("shrink_graph", None)
+    unregister("shrink_graph.centred")
+
+
+def test_a_wrong_split_is_shown_on_the_smallest_shapes(untried, graph_results, net):
+    result = shrink(graph_results, "--graph", "shrink_graph:build", "--output", "out")
+    assert result.exit_code == 1, result.output
+    assert "centred(f32[64, 32]) -> no dimension longer than 2" in result.stdout
+    assert "torch.randn([2, 2]" in (net / "out" / "repro" / "00_centred.py").read_text()
+
+
+def test_a_graph_that_is_no_file_has_to_be_named(untried, graph_results):
+    result = shrink(graph_results)
+    assert result.exit_code == 2
+    assert "say with --graph what verify-graph was given" in result.stderr
+
+
+# --- slips ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nowhere.py",), "'nowhere.py' does not exist"),
+        (("shrink_net",), "is not of the form package.module:name"),
+        ((".",), "holds neither comparison.json of paritas compare nor results.json"),
+        ((".", "--mode", "default"), "--mode says nothing about the folder '.'"),
+        (("train.py", "--backend", "eager"), "--backend says nothing about a script: 'train.py'"),
+        (("train.py", "--graph", "x.pt2"), "--graph is for a folder of verify-graph"),
+        (("shrink_net:build", "--time", "0"), "--time"),
+        (("shrink_net:build", "--", "x"), "arguments are for a script"),
+        (("shrink_net:build", "--backend", "inductr"), "did you mean 'inductor'?"),
+        (("shrink_net:build", "--setup", "no_such"), "--setup 'no_such' cannot be imported"),
+        (("shrink_net:build", "--backend", "shrink_backend:gone"), "cannot be imported"),
+    ],
+)
+def test_a_slip_is_2_and_named(arguments, told):
+    result = shrink(*arguments)
+    assert result.exit_code == 2, result.output
+    assert told in " ".join(result.stderr.split())

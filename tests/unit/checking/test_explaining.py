@@ -1,0 +1,180 @@
+"""Findings about wrong values say what kind of wrong it is, within bounds."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import paritas
+from paritas.checking.explaining import Explainer, call_context
+from paritas.diagnosis import diagnosing
+from paritas.numerics.findings import Aspect, Finding, Status, Verdict
+from paritas.partition import check_recipe
+from paritas.partition.recipes import OperatorCall, Recipe, Reduce, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+class Net(torch.nn.Module):
+    """A linear layer and something after it."""
+
+    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(16, 8)
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply both."""
+        return self.after(self.linear(x))
+
+
+def _verdict(after: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> Verdict:
+    torch.manual_seed(0)
+    reference = Net(lambda y: y).to(dtype)
+    candidate = copy.deepcopy(reference)
+    candidate.after = after
+    config = paritas.VerifyConfig(raise_on_mismatch=False, verify_gradients=False)
+    return paritas.verify([torch.randn(4, 16, dtype=dtype)], reference, candidate, config)
+
+
+def _zero_column(y: Tensor) -> Tensor:
+    return torch.cat([y[:, :7], torch.zeros_like(y[:, 7:])], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [(lambda y: 1.5 * y, "scale"), (_zero_column, "zeros"), (lambda y: y.roll(1, 0), "shift")],
+    ids=["scale", "zeros", "shift"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_wrong_output_says_what_kind_of_wrong_it_is(
+    after: Callable[[Tensor], Tensor], kind: str, dtype: torch.dtype
+) -> None:
+    found = _verdict(after, dtype).failures[0].diagnosis
+    assert found is not None
+    assert found.best is not None
+    assert found.best.kind == kind
+
+
+def test_a_verdict_in_words_and_in_json_holds_the_diagnosis() -> None:
+    verdict = _verdict(lambda y: 1.5 * y)
+    diagnosis = verdict.failures[0].diagnosis
+    assert diagnosis is not None
+    assert f"    {diagnosis.sentence}" in str(verdict).splitlines()
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_what_passes_is_not_diagnosed() -> None:
+    verdict = _verdict(lambda y: y * 1.0)
+    assert verdict.passed
+    assert all(finding.diagnosis is None for finding in verdict.findings)
+
+
+def test_a_missing_bias_is_named_by_its_parameter() -> None:
+    torch.manual_seed(0)
+    reference = Net(lambda y: y)
+    bias = reference.linear.bias.detach()
+    candidate = copy.deepcopy(reference)
+    candidate.after = lambda y: y - bias.to(y.dtype)
+    config = paritas.VerifyConfig(raise_on_mismatch=False, verify_gradients=False)
+    verdict = paritas.verify([torch.randn(4, 16)], reference, candidate, config)
+    found = verdict.failures[0].diagnosis
+    assert found is not None
+    assert "linear.bias" in found.sentence
+
+
+def _failing(number: int) -> Finding:
+    return Finding(path=f"output[{number}]", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+
+
+def test_no_more_are_diagnosed_than_allowed_and_a_note_says_so() -> None:
+    explainer = Explainer(left=2)
+    values = torch.arange(1.0, 9.0)
+    found = [
+        finding
+        for number in range(4)
+        for finding in explainer.explain([_failing(number)], values, 2 * values)
+    ]
+    assert [finding.diagnosis is not None for finding in found] == [True, True, False, False]
+    assert explainer.notes == [
+        "further failing values were not diagnosed: these are the first ones"
+    ]
+
+
+def test_a_diagnosis_that_fails_costs_a_note_and_not_the_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no luck")
+
+    monkeypatch.setattr(diagnosing, "diagnose", broken)
+    verdict = _verdict(lambda y: 1.5 * y)
+    assert verdict.status is Status.DIFFERENT
+    assert "output was not diagnosed: ZeroDivisionError: no luck" in verdict.notes
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (torch.ones(2), torch.ones(3)),
+        (1.0, 2.0),
+        (torch.ones(0), torch.ones(0)),
+    ],
+    ids=["shapes", "numbers", "nothing"],
+)
+def test_what_cannot_be_laid_side_by_side_is_left_alone(
+    reference: object, candidate: object
+) -> None:
+    finding = _failing(0)
+    assert Explainer().explain([finding], reference, candidate) == [finding]
+
+
+def test_the_context_of_a_call_names_its_arguments_as_the_operator_does() -> None:
+    x = torch.ones(2, 3)
+    known = call_context(torch.ops.aten.sum.dim_IntList, (x, [1], True), {})
+    assert known.operator == "aten.sum.dim_IntList"
+    assert known.inputs[0].shape == x.shape
+    assert known.arguments == {"dim": [1], "keepdim": True}
+
+
+def _wrong_relu(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+    for node in graph.graph.find_nodes(op="call_function", target=torch.relu):
+        node.target = _relu_and_one
+    graph.recompile()
+    return graph.forward
+
+
+def _relu_and_one(x: Tensor) -> Tensor:
+    return torch.relu(x) + 1
+
+
+def test_a_guard_says_it_of_the_graph_and_of_the_operator_that_it_starts_at() -> None:
+    torch.compiler.reset()
+    guard = paritas.guard(_wrong_relu, on_mismatch="record")
+    torch.manual_seed(0)
+    torch.compile(lambda x: torch.relu(x * 2), backend=guard)(torch.randn(8, 16))
+    found = {finding.path: finding.diagnosis for finding in guard.verdict().failures}
+    assert {path: told.sentence if told else "" for path, told in found.items()} == {
+        "graph 0: node relu": "1 is added; everywhere (100 % of the elements)",
+        "graph 0: output[0]": "1 is added; everywhere (100 % of the elements)",
+    }
+
+
+def test_a_wrong_split_of_an_operator_says_it_too() -> None:
+    def doubled_bias(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return x @ w + bias
+
+    torch.manual_seed(0)
+    call = OperatorCall(doubled_bias, (torch.randn(4, 8), torch.randn(8, 6), torch.randn(6)))
+    recipe = Recipe(inputs=((0, Split(1)), (1, Split(0))), outputs=(Reduce("sum"),))
+    verdict = check_recipe(call, recipe, 2)
+    found = next(f.diagnosis for f in verdict.failures if f.path.startswith("output"))
+    assert found is not None
+    assert found.best is not None
+    assert "args[2]" in found.best.sentence

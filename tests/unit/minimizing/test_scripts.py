@@ -1,0 +1,145 @@
+import contextlib
+import io
+import runpy
+
+import pytest
+import torch
+from torch import fx
+
+from paritas.errors import UsageError
+from paritas.minimizing import scripts
+from paritas.minimizing.programs import Candidate, Program, Signature
+from paritas.minimizing.script_inputs import input_lines
+from paritas.minimizing.scripts import write_script
+from paritas.numerics.diagnoses import Diagnosis, Pattern
+from paritas.numerics.findings import Aspect, Status
+from quality.faulty_backends import backend
+
+WRONG = Signature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+
+
+def program_of(function, *inputs, **more):
+    return Program(fx.symbolic_trace(function), inputs, **more)
+
+
+def sin(x):
+    return torch.sin(x)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Scripts run in this process: torch takes seconds to import."""
+
+    def run(path, seconds):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = runpy.run_path(str(path))["main"]()
+        return True, code == 1, printed.getvalue()
+
+    monkeypatch.setattr(scripts, "run_script", run)
+
+
+def evaluated(values):
+    lines = input_lines([f"x{i}" for i in range(len(values))], tuple(values))
+    names = {"torch": torch, "stored": lines.stored}
+    return [eval(text, names) for text in lines.expressions], lines
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor([[0.1, -2.5], [float("inf"), float("nan")]]),
+        torch.tensor([1, 2, 300]),
+        torch.tensor([True, False]),
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.randn(3, 4, generator=torch.Generator().manual_seed(9)).to(torch.float16),
+        torch.randn(200, generator=torch.Generator().manual_seed(9)),
+        torch.ones(64, 64),
+        torch.empty(0, 3),
+        torch.tensor([1 + 2j, -0.5j]),
+        torch.ones(3, requires_grad=True),
+        7,
+    ],
+    ids=str,
+)
+def test_inputs_come_back_bit_for_bit(value):
+    (made,), _ = evaluated([value])
+    if not isinstance(value, torch.Tensor):
+        assert made == value
+        return
+    assert made.dtype == value.dtype
+    assert made.stride() == value.stride()
+    assert made.requires_grad == value.requires_grad
+    assert torch.equal(torch.isnan(made), torch.isnan(value))
+    assert torch.equal(made.nan_to_num(), value.nan_to_num())
+
+
+def test_numbers_that_a_line_makes_are_not_stored():
+    drawn = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+    counted = ((torch.arange(300) + 1) % 7 - 3).float().reshape(3, 100)
+    _, lines = evaluated([drawn, counted])
+    assert lines.stored == {}
+    assert "manual_seed(0)" in lines.expressions[0]
+
+
+def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
+    pattern = Pattern(kind="scale", confidence=0.9, sentence="it is cos instead of sin")
+    program = program_of(sin, torch.randn(100), seed=3)
+    candidate = Candidate(backend("sin_as_cos"))
+    written = write_script(
+        program, candidate, WRONG, Diagnosis(patterns=(pattern,)), tmp_path / "repro.py"
+    )
+    assert written.failed, written.output
+    assert written.data_path is not None
+    text = written.path.read_text()
+    assert "it is cos instead of sin" in text
+    assert f"torch {torch.__version__}" in text
+    assert "seed 3" in text
+    assert "paritas" not in text
+
+
+def test_a_script_that_does_not_fail_says_so(tmp_path, here):
+    program = program_of(sin, torch.ones(3))
+    written = write_script(program, Candidate(backend("right")), WRONG, None, tmp_path / "repro.py")
+    assert written.ran
+    assert not written.failed
+    assert "did not show the failure: the fault is gone" in written.path.read_text()
+
+
+def test_another_failure_than_the_one_it_shows_is_not_taken_for_it(tmp_path, here):
+    program = program_of(sin, torch.ones(3))
+    candidate = Candidate(backend("sin_raises"))
+    written = write_script(program, candidate, WRONG, None, tmp_path / "repro.py")
+    assert written.ran
+    assert not written.failed
+    assert "NotImplementedError" in written.output
+
+
+def test_a_script_shows_a_wrong_gradient_and_a_missing_write(tmp_path, here):
+    def write(x, y):
+        y.add_(1)
+        return torch.sin(x)
+
+    program = program_of(write, torch.ones(3, requires_grad=True), torch.zeros(2), gradients=True)
+    path = tmp_path / "repro.py"
+    wrong = Candidate(backend("gradient_of_sin_wrong"))
+    shown = write_script(program, wrong, WRONG, None, path).output
+    assert "gradient of x: WRONG" in shown
+    assert "y after the call: right" in shown
+    shown = write_script(program, Candidate(backend("writes_left_out")), WRONG, None, path).output
+    assert "y after the call: WRONG" in shown
+
+
+def test_sub_graphs_are_refused_by_name(tmp_path):
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = fx.symbolic_trace(lambda x: x + 1)
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.get_attr("inner"), x))
+    program = Program(fx.GraphModule(Holder(), graph), (torch.ones(1),))
+    with pytest.raises(UsageError, match="holds sub-graphs"):
+        write_script(program, Candidate(), WRONG, None, tmp_path / "repro.py")

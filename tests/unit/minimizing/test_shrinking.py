@@ -1,0 +1,200 @@
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from paritas.errors import UsageError
+from paritas.minimizing import shrinking
+from paritas.minimizing.capturing import capture_programs
+from paritas.minimizing.oracle import Oracle
+from paritas.minimizing.programs import Candidate, Signature
+from paritas.minimizing.scripts import write_script
+from paritas.minimizing.shrinking import shrink
+from paritas.numerics.findings import Aspect, Status
+from quality.faulty_backends import backend
+
+
+@pytest.fixture(autouse=True)
+def unrun_scripts(monkeypatch):
+    """Here it is about what is written; test_scripts.py and the integration tests run scripts."""
+    written = functools.partial(write_script)
+    monkeypatch.setattr(
+        shrinking,
+        "write_script",
+        lambda *args, **kwargs: written(*args, **{**kwargs, "run": False}),
+    )
+
+
+class Model(nn.Module):
+    """Every operator that the faulty backends spoil, between others."""
+
+    def __init__(self, layers=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.sin(layer(x)) + x
+        return torch.exp(torch.tanh(x) * 2), torch.tanh(x).sum(-1)
+
+
+def shrunk(model, inputs, name, tmp_path, **more):
+    candidate = Candidate(backend(name), dynamic=more.pop("dynamic", None))
+    programs = capture_programs(model, inputs, candidate)
+    return shrink(programs, candidate, outdir=tmp_path, **more)
+
+
+def targets(result):
+    return [node.target for node in result.program.calls]
+
+
+def test_a_wrong_operator_is_left_alone_and_without_its_backward_pass(tmp_path):
+    result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
+    assert targets(result) == [torch.sin]
+    assert not result.program.gradients
+    assert result.nodes_before == 14
+    assert result.ended
+    assert result.signature.role == "output"
+    assert result.queries <= 10
+
+
+def test_a_failure_that_is_known_needs_no_compile_of_the_whole(tmp_path):
+    known = Signature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+    result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, signature=known)
+    assert targets(result) == [torch.sin]
+    assert result.nodes_before == 14
+    assert result.queries <= 4
+
+
+def test_a_wrong_gradient_stays_a_wrong_gradient(tmp_path):
+    result = shrunk(Model(), [torch.randn(4, 8)], "gradient_of_sin_wrong", tmp_path)
+    assert targets(result) == [torch.sin]
+    assert result.signature.role == "gradient"
+    assert result.program.gradients
+
+
+def test_a_fault_of_two_operators_together_keeps_both(tmp_path):
+    def model(x):
+        return torch.exp(torch.tanh(torch.exp(x * 2)) + 0) + torch.exp(torch.tanh(x - 1)) * 3
+
+    result = shrunk(model, [torch.randn(4, 8)], "exp_wrong_after_tanh", tmp_path)
+    assert targets(result) == [torch.tanh, torch.exp]
+
+
+def test_a_write_that_is_left_out_stays_a_wrong_mutation(tmp_path):
+    def model(x, count):
+        y = (x * 2).sum(-1)
+        count.add_(1)
+        return y.exp()
+
+    inputs = [torch.randn(4, 8), torch.zeros(3)]
+    result = shrunk(model, inputs, "writes_left_out", tmp_path)
+    assert targets(result) == ["add_"]
+    assert result.signature.role == "mutation"
+
+
+def test_a_mismatch_never_turns_into_a_crash(tmp_path):
+    with torch.no_grad():
+        result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos_of_more_than_it", tmp_path)
+    assert torch.sin in targets(result)
+    assert len(targets(result)) == 2
+    assert result.signature.exception == ""
+
+
+def test_a_crash_stays_a_crash(tmp_path):
+    with torch.no_grad():
+        result = shrunk(Model(), [torch.randn(4, 8)], "sin_raises", tmp_path)
+    assert targets(result) == [torch.sin]
+    assert result.signature.role == "exception"
+
+
+def test_of_two_faults_the_first_is_followed_and_never_the_other(tmp_path):
+    def model(x):
+        return torch.sin(x * 3) + 1, torch.exp(x - 1) * 2
+
+    result = shrunk(model, [torch.randn(4, 8)], "sin_wrong_and_exp_nan", tmp_path)
+    assert targets(result) == [torch.sin]
+    assert not result.signature.nonfinite
+
+
+def test_shapes_shrink_together_and_values_get_round(tmp_path):
+    def model(x, y):
+        return torch.sin(x @ y.T).relu()
+
+    torch.manual_seed(0)
+    result = shrunk(model, [torch.randn(32, 48), torch.randn(16, 48)], "sin_as_cos", tmp_path)
+    (value,) = result.program.inputs
+    assert value.shape == (2, 2)
+    assert torch.equal(value, value.round())
+
+
+def test_dynamic_shapes_stay_dynamic(tmp_path):
+    def model(x):
+        return torch.sin(x.reshape(x.shape[0] * 2, -1) * 2).sum(0)
+
+    result = shrunk(model, [torch.randn(6, 8)], "sin_as_cos", tmp_path, dynamic=True)
+    assert targets(result) == [torch.sin]
+    assert result.program.dynamic
+    assert "dynamic=True" in result.script.path.read_text()
+
+
+def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
+    asked = []
+
+    def left(self):
+        asked.append(1)
+        return 1.0 if self.queries < 3 else 0.0
+
+    monkeypatch.setattr(Oracle, "left", property(left))
+    with torch.no_grad():
+        result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
+    assert not result.ended
+    assert targets(result) == [torch.sin]
+    assert result.script.path.exists()
+
+
+def test_best_so_far_is_kept_on_interrupt(tmp_path):
+    def interrupt(words):
+        if "shapes" in words:
+            raise KeyboardInterrupt
+
+    with torch.no_grad():
+        result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, on_progress=interrupt)
+    assert not result.ended
+    assert targets(result) == [torch.sin]
+
+
+@torch.compiler.disable
+def pause(x):
+    return x
+
+
+def test_of_several_graphs_the_first_failing_one_is_shrunk(tmp_path):
+    def model(x):
+        y = x.exp() + 1
+        return torch.sin(pause(y))
+
+    result = shrunk(model, [torch.randn(4, 8)], "sin_as_cos", tmp_path)
+    assert result.nodes_before == 1
+
+
+def test_a_checkpointed_body_is_laid_open(tmp_path):
+    def model(x):
+        return checkpoint(lambda y: torch.sin(y * 2) + 1, x, use_reentrant=False) * 3
+
+    x = torch.randn(4, 8, requires_grad=True)
+    result = shrunk(model, [x], "sin_as_cos", tmp_path)
+    assert targets(result) == [torch.sin]
+
+
+def test_nothing_that_fails_is_nothing_to_shrink(tmp_path):
+    with pytest.raises(UsageError, match="none of the 1 graphs fails by itself"):
+        shrunk(Model(1), [torch.randn(4, 8)], "right", tmp_path)
+
+
+def test_a_backend_that_is_not_there_is_told():
+    with pytest.raises(UsageError, match="cannot be imported"):
+        Candidate("quality.faulty_backends:nothing").resolve()

@@ -1,0 +1,142 @@
+"""What failed becomes programs that can be shrunk, wherever it failed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import paritas
+from paritas.checking.remembering import recall
+from paritas.errors import MismatchError, UsageError
+from paritas.minimizing import shrinking
+from paritas.minimizing.programs import Candidate
+from paritas.minimizing.scripts import write_script
+from paritas.numerics.findings import Verdict
+from quality import faulty_backends
+
+RECORD = paritas.VerifyConfig(raise_on_mismatch=False)
+SIN_AS_COS = Candidate(faulty_backends.backend("sin_as_cos")).resolve()
+WRONG_GRADIENT = Candidate(faulty_backends.backend("gradient_of_sin_wrong")).resolve()
+
+
+@pytest.fixture(autouse=True)
+def unrun_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are run in test_cli_shrink.py; a process for each test here would take long."""
+    written = functools.partial(write_script)
+    monkeypatch.setattr(
+        shrinking,
+        "write_script",
+        lambda *args, **kwargs: written(*args, **{**kwargs, "run": False}),
+    )
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Each test compiles the same class: beyond a limit Dynamo would run it eagerly."""
+    torch.compiler.reset()
+
+
+class Model(nn.Module):
+    """A sine between other operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply them."""
+        return self.last(torch.sin(self.first(x)) + x)
+
+
+def _failing(**more: object) -> Verdict:
+    model = Model()
+    compiled = torch.compile(model, backend=SIN_AS_COS, **more)
+    return paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
+
+
+def test_a_failing_verdict_of_verify_shrinks_to_the_wrong_operator(tmp_path) -> None:
+    result = _failing().shrink(outdir=tmp_path)
+    assert [node.target for node in result.program.calls] == [torch.sin]
+    assert result.script.path.parent == tmp_path
+
+
+def test_so_does_the_one_that_its_error_carries(tmp_path) -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=SIN_AS_COS)
+    with pytest.raises(MismatchError) as caught:
+        paritas.verify([torch.ones(2, 8)], model, compiled)
+    result = caught.value.verdict.shrink(outdir=tmp_path)
+    assert len(result.program.calls) == 1
+
+
+def test_dynamic_shapes_stay_dynamic(tmp_path) -> None:
+    result = _failing(dynamic=True).shrink(outdir=tmp_path)
+    assert result.program.dynamic
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["results", "gradients"])
+def test_a_failing_guard_shrinks_to_the_wrong_operator(tmp_path, *, gradients: bool) -> None:
+    backend = WRONG_GRADIENT if gradients else SIN_AS_COS
+    guard = paritas.guard(backend, on_mismatch="record", locate=False)
+    compiled = torch.compile(Model(), backend=guard)
+    compiled(torch.ones(2, 8)).sum().backward()
+    result = guard.verdict().shrink(outdir=tmp_path)
+    assert [node.target for node in result.program.calls] == [torch.sin]
+    assert result.signature.role == ("gradient" if gradients else "output")
+
+
+def test_what_a_guard_keeps_is_what_came_before_the_call(tmp_path) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        x.mul_(0)
+        return y
+
+    guard = paritas.guard(SIN_AS_COS, on_mismatch="record", locate=False)
+    torch.compile(step, backend=guard)(torch.full((3,), 2.0))
+    (failed,) = recall(guard.verdict())
+    assert torch.equal(failed.inputs[0], torch.full((3,), 2.0))
+
+
+def test_a_verdict_that_passed_has_nothing_to_shrink() -> None:
+    verdict = paritas.verify([torch.ones(2, 8)], torch.sin, torch.sin, RECORD)
+    with pytest.raises(UsageError, match=r"^nothing failed \(the verdict is identical\)"):
+        verdict.shrink()
+
+
+def test_a_verdict_from_a_file_says_how_to_shrink_instead() -> None:
+    read = Verdict.from_json(_failing().to_json())
+    with pytest.raises(UsageError, match=r"read from a file.*paritas shrink"):
+        read.shrink()
+
+
+def test_a_candidate_that_no_compiler_made_is_refused() -> None:
+    verdict = paritas.verify([torch.ones(2)], torch.sin, torch.cos, RECORD)
+    with pytest.raises(UsageError, match=r"was not made by torch\.compile"):
+        verdict.shrink()
+
+
+def test_a_backend_that_no_script_could_import_is_refused() -> None:
+    model = Model()
+    compiled = torch.compile(model, backend=lambda graph, _: lambda *a: SIN_AS_COS(graph, a)(*a))
+    verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
+    with pytest.raises(UsageError, match="put it into a module of its own"):
+        verdict.shrink()
+
+
+def test_a_verdict_that_is_gone_keeps_nothing_alive() -> None:
+    model = nn.Linear(2, 2)
+    kept = weakref.ref(model)
+    verdict = paritas.verify([torch.ones(1, 2)], model, lambda x: x, RECORD)
+    del model
+    gc.collect()
+    assert kept() is not None
+    assert recall(verdict)
+    del verdict
+    gc.collect()
+    assert kept() is None
