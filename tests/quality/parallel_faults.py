@@ -60,11 +60,11 @@ class Fault:
         return self.case.name
 
 
-def _fault(
+def planted(
     name: str,
     plan: Any,
     mesh: dict[str, int],
-    modules: str,
+    modules: str | tuple[str, ...],
     pattern: str = "",
     *,
     ranks: tuple[int, ...] = (),
@@ -73,10 +73,11 @@ def _fault(
 ) -> Fault:
     split = "dp" if "dp" in mesh else None
     made = Case(name, plan, mesh, split, **case)
-    return Fault(made, tuple(modules.split()), pattern, ranks, main)
+    places = tuple(modules.split()) if isinstance(modules, str) else modules
+    return Fault(made, places, pattern, ranks, main)
 
 
-def _hand(then: Any) -> Spoiled:
+def by_hand(then: Any) -> Spoiled:
     return Spoiled(megatron, then)
 
 
@@ -87,21 +88,21 @@ MLP_WAY = f"layers.1.mlp {GATE} {UP} {MLP_NORM}"
 ATTENTION_WAY = "layers.1.attention layers.1.attention_norm " + " ".join(
     f"layers.1.attention.{name}" for name in ("q", "k", "v")
 )
-# Where every gradient is off by one factor, the last module says as little as the first.
-ALL_GRADIENTS = "loss head"
+# Where every gradient is wrong and right at every module, no module is to blame.
+ALL_GRADIENTS = ("gradient reduction",)
 
 FAULTS = [
     # The seven that everybody meets.
-    _fault(
+    planted(
         "a row-parallel bias on every rank",
-        _hand(at(DOWN, spoil.bias_on_every_rank)),
+        by_hand(at(DOWN, spoil.bias_on_every_rank)),
         TP,
         DOWN,
         BIAS,
         sizes=BIASED,
         main=True,
     ),
-    _fault(
+    planted(
         "a norm weight's gradient not reduced",
         Spoiled(megatron_tokens, at(MLP_NORM, spoil.gradient_not_reduced)),
         TP,
@@ -109,24 +110,24 @@ FAULTS = [
         UNREDUCED,
         main=True,
     ),
-    _fault(
+    planted(
         "the loss divided by the number of ranks",
         "ddp",
         DP,
-        "",
+        "loss",
         SCALE,
         loss=spoil.loss_over_world,
         main=True,
     ),
-    _fault(
+    planted(
         "the next rank's shard, by hand",
-        _hand(at(GATE, spoil.next_ranks_shard)),
+        by_hand(at(GATE, spoil.next_ranks_shard)),
         TP,
         GATE,
         SHARD,
         main=True,
     ),
-    _fault(
+    planted(
         "a buffer that is never updated",
         Spoiled(TENSOR, at("tracker", spoil.not_updated)),
         TP,
@@ -135,40 +136,40 @@ FAULTS = [
         sizes=TRACKED,
         main=True,
     ),
-    _fault(
+    planted(
         "a dropped all-reduce, forward",
-        _hand(at(OUT, spoil.nothing_reduced)),
+        by_hand(at(OUT, spoil.nothing_reduced)),
         TP,
         OUT,
         UNREDUCED,
         main=True,
     ),
-    _fault(
+    planted(
         "a doubled all-reduce, forward",
-        _hand(at(DOWN, spoil.reduced_twice)),
+        by_hand(at(DOWN, spoil.reduced_twice)),
         TP,
         DOWN,
         SCALE,
         main=True,
     ),
     # Reductions.
-    _fault(
+    planted(
         "a bias on each of four ranks",
-        _hand(at(OUT, spoil.bias_on_every_rank)),
+        by_hand(at(OUT, spoil.bias_on_every_rank)),
         TP4,
         OUT,
         BIAS,
         sizes=dataclasses.replace(WIDE, biased=True),
     ),
-    _fault(
+    planted(
         "a dropped all-reduce, four ranks",
-        _hand(at(DOWN, spoil.nothing_reduced)),
+        by_hand(at(DOWN, spoil.nothing_reduced)),
         TP4,
         DOWN,
         UNREDUCED,
         sizes=WIDE,
     ),
-    _fault(
+    planted(
         "a dropped all-reduce, distributed tensors",
         PARTIAL_DOWN,
         TP,
@@ -176,35 +177,35 @@ FAULTS = [
         UNREDUCED,
         main=True,
     ),
-    _fault(
+    planted(
         "a dropped all-reduce, backward",
-        _hand(at("layers.1.mlp", spoil.nothing_reduced_back)),
+        by_hand(at("layers.1.mlp", spoil.nothing_reduced_back)),
         TP,
         MLP_WAY,
         UNREDUCED,
     ),
-    _fault(
+    planted(
         "a doubled all-reduce, backward",
-        _hand(at("layers.1.attention", spoil.reduced_twice_back)),
+        by_hand(at("layers.1.attention", spoil.reduced_twice_back)),
         TP,
         ATTENTION_WAY,
         SCALE,
     ),
-    _fault(
+    planted(
         "an average where a sum is due, forward",
-        _hand(at(DOWN, spoil.averaged)),
+        by_hand(at(DOWN, spoil.averaged)),
         TP,
         DOWN,
         SCALE,
     ),
-    _fault(
+    planted(
         "a gradient averaged where it is to be summed",
         Spoiled(megatron_tokens, at("layers.0.mlp_norm", spoil.gradient_averaged)),
         TP,
         "layers.0.mlp_norm",
         SCALE,
     ),
-    _fault(
+    planted(
         "a parameter's gradient not reduced, context parallel",
         Spoiled(context, at(DOWN, spoil.gradient_not_reduced)),
         CP,
@@ -212,15 +213,15 @@ FAULTS = [
         UNREDUCED,
     ),
     # Loss and data parallel.
-    _fault(
+    planted(
         "the loss divided by the number of ranks twice",
         "ddp",
         DP,
-        "",
+        "loss",
         SCALE,
         loss=spoil.loss_over_world_twice,
     ),
-    _fault(
+    planted(
         "the loss multiplied by the number of ranks, in a module",
         Spoiled("ddp", at("module.criterion", spoil.loss_times_world)),
         DP,
@@ -229,8 +230,8 @@ FAULTS = [
         own_loss=True,
         loss=None,
     ),
-    _fault("ddp that sums gradients", Spoiled("ddp", spoil.ddp_sums), DP, ALL_GRADIENTS, SCALE),
-    _fault(
+    planted("ddp that sums gradients", Spoiled("ddp", spoil.ddp_sums), DP, ALL_GRADIENTS, SCALE),
+    planted(
         "ddp that averages gradients twice",
         Spoiled("ddp", spoil.ddp_averages_twice),
         DP4,
@@ -238,16 +239,16 @@ FAULTS = [
         SCALE,
         sizes=WIDE,
     ),
-    _fault(
+    planted(
         "ddp without synchronisation",
         Spoiled("ddp", spoil.ddp_without_sync),
         DP,
-        "head",
+        ALL_GRADIENTS,
         UNREDUCED,
         main=True,
     ),
-    _fault("fsdp that sums gradients", Spoiled("fsdp", spoil.fsdp_sums), DP, ALL_GRADIENTS, SCALE),
-    _fault(
+    planted("fsdp that sums gradients", Spoiled("fsdp", spoil.fsdp_sums), DP, ALL_GRADIENTS, SCALE),
+    planted(
         "every rank reads the first one's data",
         Spoiled("ddp", spoil.first_ranks_data),
         DP,
@@ -256,7 +257,7 @@ FAULTS = [
         own_loss=True,
         loss=None,
     ),
-    _fault(
+    planted(
         "another order of samples on one rank",
         Spoiled(TENSOR, at("embed", also_on(1, spoil.other_order))),
         TP,
@@ -264,21 +265,21 @@ FAULTS = [
         ranks=(1,),
     ),
     # Parts and positions.
-    _fault(
+    planted(
         "the next rank's shard, distributed tensors",
         Spoiled(TENSOR, at(UP, spoil.next_ranks_local)),
         TP,
         UP,
         SHARD,
     ),
-    _fault(
+    planted(
         "the next rank's shard, fsdp",
         Spoiled("fsdp", at(GATE, spoil.next_ranks_local)),
         DP,
         GATE,
         SHARD,
     ),
-    _fault(
+    planted(
         "another seed on one rank, tensor parallel",
         Spoiled(TENSOR, at(MLP_NORM, also_on(1, spoil.drawn_again))),
         TP,
@@ -286,14 +287,14 @@ FAULTS = [
         ranks=(1,),
         main=True,
     ),
-    _fault(
+    planted(
         "another seed on one rank, by hand",
         Spoiled(context, at("embed", also_on(1, spoil.drawn_again))),
         CP,
         "embed",
         ranks=(1,),
     ),
-    _fault(
+    planted(
         "positions not shifted to the rank's tokens",
         Spoiled(context, at("layers.1.attention.rotation", spoil.from_the_start)),
         CP,
@@ -301,34 +302,35 @@ FAULTS = [
         ranks=(1,),
         main=True,
     ),
-    _fault(
+    planted(
         "a causal mask not shifted",
         Spoiled(context, at("layers.0.attention.core", spoil.from_the_start)),
         CP,
         "layers.0.attention.core",
         ranks=(1,),
     ),
-    _fault(
+    planted(
         "heads of keys repeated in the wrong order",
-        _hand(at("layers.0.attention.core", spoil.in_turn)),
+        by_hand(at("layers.0.attention.core", spoil.in_turn)),
         TP,
         "layers.0.attention.core",
         sizes=WIDE,
     ),
-    _fault(
+    planted(
         "tokens of other ranks not left out",
-        _hand(at("embed", spoil.other_tokens_kept)),
+        by_hand(at("embed", spoil.other_tokens_kept)),
         TP,
         "embed",
     ),
-    _fault(
+    planted(
         "parts joined backwards",
-        _hand(at("head", spoil.joined_backwards)),
+        by_hand(at("head", spoil.joined_backwards)),
         TP,
         "head",
+        SHARD,
     ),
     # State.
-    _fault(
+    planted(
         "a buffer updated on the first rank only",
         Spoiled(TENSOR, at("tracker", also_on(1, spoil.not_updated))),
         TP,
@@ -336,8 +338,8 @@ FAULTS = [
         ranks=(1,),
         sizes=TRACKED,
     ),
-    _fault("a frozen parameter", Spoiled(SEQUENCE, at(UP, spoil.frozen)), TP, UP),
-    _fault(
+    planted("a frozen parameter", Spoiled(SEQUENCE, at(UP, spoil.frozen)), TP, UP),
+    planted(
         "a parameter that the optimizer does not know",
         TENSOR,
         TP,
@@ -345,7 +347,7 @@ FAULTS = [
         optimizer=spoil.all_but_the_first,
         main=True,
     ),
-    _fault(
+    planted(
         "an optimizer that does nothing on one rank",
         "ddp",
         DP,
@@ -354,16 +356,16 @@ FAULTS = [
         optimizer=spoil.still_on_rank_1,
     ),
     # Two axes; a rank that fails.
-    _fault(
+    planted(
         "a dropped all-reduce, fsdp over tensor parallel",
         functools.partial(fsdp_over_tensor, inner=PARTIAL_DOWN),
         {"dp": 2, "tp": 2},
         DOWN,
         UNREDUCED,
     ),
-    _fault(
+    planted(
         "an exception on one rank",
-        _hand(at("layers.1.mlp", also_on(1, spoil.raising))),
+        by_hand(at("layers.1.mlp", also_on(1, spoil.raising))),
         TP,
         "layers.1.mlp",
         ranks=(1,),

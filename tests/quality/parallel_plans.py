@@ -110,6 +110,15 @@ class Team:
         distributed.all_reduce(summed, group=self.group)
         return summed
 
+    def mean(self, x: Tensor) -> Tensor:
+        return self.total(x) / self.size
+
+    def first(self, x: Tensor) -> Tensor:
+        """What the first of them has."""
+        taken = x.contiguous().clone()
+        distributed.broadcast(taken, group_src=0, group=self.group)
+        return taken
+
     def gathered(self, x: Tensor, dim: int) -> Tensor:
         parts = [torch.empty_like(x).contiguous() for _ in range(self.size)]
         distributed.all_gather(parts, x.contiguous(), group=self.group)
@@ -217,6 +226,24 @@ def megatron(model: Llama, mesh: DeviceMesh, *, tokens: bool = False) -> None:
 megatron_tokens = functools.partial(megatron, tokens=True)
 
 
+def megatron_late(model: Llama, mesh: DeviceMesh) -> None:
+    """The last layer of a block gives terms, and the block adds them up."""
+    megatron(model, mesh)
+    team = Team(mesh, "tp")
+    for layer in model.layers:
+        layer.mlp.down.leave = Passage(team.same, team.same)
+        layer.mlp.leave = team.leave()
+        layer.mlp.register_forward_hook(lambda mlp, _, output: mlp.leave(output))
+
+
+def megatron_over_data(model: Llama, mesh: DeviceMesh) -> None:
+    """Two axes by hand: gradients are averaged over the data axis as they come."""
+    megatron(model, mesh)
+    team = Team(mesh, "dp")
+    for parameter in model.parameters():
+        parameter.register_hook(team.mean)
+
+
 class GatheredCore(Core):
     """Attention of this rank's queries to the keys of all ranks."""
 
@@ -290,6 +317,8 @@ RIGHT = [
     *_over("by hand", megatron, "tp"),
     *_over("by hand, tokens split", megatron_tokens, "tp"),
     *_over("context parallel", context, "cp"),
+    Case("by hand, blocks add up", megatron_late, {"tp": 2}),
+    Case("by hand over data, 2 x 2 ranks", megatron_over_data, {"dp": 2, "tp": 2}, "dp"),
     Case("by hand, biased", megatron, {"tp": 2}, sizes=BIASED),
     Case("by hand, tokens split, biased", megatron_tokens, {"tp": 2}, sizes=BIASED),
     Case("tensor parallel, biased", TENSOR, {"tp": 2}, sizes=BIASED),

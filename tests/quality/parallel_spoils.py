@@ -87,6 +87,16 @@ def nothing_reduced_back(block: nn.Module, team: Team) -> None:
         column.enter = Passage(team.same, team.same)
 
 
+def nothing_reduced_back_to_tokens(column: Column, team: Team) -> None:
+    """Each rank gives its tokens what it knows itself."""
+    column.enter = Passage(column.enter.there, functools.partial(team.mine, dim=1))
+
+
+def doubled_back(module: nn.Module, team: Team) -> None:
+    """What a module sends back to what it was given."""
+    module.register_full_backward_hook(lambda _, sent, __: tuple(2 * one for one in sent))
+
+
 def reduced_twice(row: Row, team: Team) -> None:
     row.leave = Passage(functools.partial(_twice, team), team.same)
 
@@ -97,7 +107,7 @@ def reduced_twice_back(block: nn.Module, team: Team) -> None:
 
 
 def averaged(row: Row, team: Team) -> None:
-    row.leave = Passage(functools.partial(_mean, team), team.same)
+    row.leave = Passage(team.mean, team.same)
 
 
 def _columns(block: nn.Module) -> list[Column]:
@@ -108,8 +118,31 @@ def _twice(team: Team, x: Tensor) -> Tensor:
     return team.total(team.total(x))
 
 
-def _mean(team: Team, x: Tensor) -> Tensor:
-    return team.total(x) / team.size
+def broadcast_for_reduced(row: Any, team: Team) -> None:
+    row.leave = Passage(team.first, team.same)
+
+
+def last_rank_left_out(row: Row, team: Team) -> None:
+    """A group that was made with one rank too few."""
+    group = distributed.new_group(list(range(team.size - 1)))
+
+    def some(x: Tensor) -> Tensor:
+        summed = x.contiguous().clone()
+        if team.rank < team.size - 1:
+            distributed.all_reduce(summed, group=group)
+        return summed
+
+    row.leave = Passage(some, team.same)
+
+
+def reduced_along_data(path: str, model: nn.Module, mesh: DeviceMesh) -> None:
+    model.get_submodule(path).leave = Team(mesh, "dp").leave()
+
+
+def averaged_along_channels(path: str, model: nn.Module, mesh: DeviceMesh) -> None:
+    module: Any = model.get_submodule(path)
+    gradient_not_reduced(module, Team(mesh, "tp"))
+    module.weight.register_hook(Team(mesh, "tp").mean)
 
 
 def gradient_not_reduced(module: Any, team: Team) -> None:
@@ -119,7 +152,7 @@ def gradient_not_reduced(module: Any, team: Team) -> None:
 
 def gradient_averaged(module: Any, team: Team) -> None:
     gradient_not_reduced(module, team)
-    module.weight.register_hook(functools.partial(_mean, team))
+    module.weight.register_hook(team.mean)
 
 
 # --- parts, data, state ---------------------------------------------------------------------------
@@ -216,6 +249,19 @@ def loss_over_world_twice(logits: Tensor, tokens: Tensor) -> Tensor:
     return next_token(logits, tokens) / _world() ** 2
 
 
+def _with_gradient(loss: Tensor, factor: float) -> Tensor:
+    """The same number, but for its gradient."""
+    return loss.detach() + factor * (loss - loss.detach())
+
+
+def gradient_times_world(logits: Tensor, tokens: Tensor) -> Tensor:
+    return _with_gradient(next_token(logits, tokens), _world())
+
+
+def gradient_over_world(logits: Tensor, tokens: Tensor) -> Tensor:
+    return _with_gradient(next_token(logits, tokens), 1 / _world())
+
+
 def loss_times_world(criterion: nn.Module, team: Team) -> None:
     criterion.register_forward_hook(lambda _, __, loss: loss * team.size)
 
@@ -231,6 +277,15 @@ def ddp_sums(model: DistributedDataParallel, mesh: DeviceMesh) -> None:
 
 def ddp_averages_twice(model: DistributedDataParallel, mesh: DeviceMesh) -> None:
     model.register_comm_hook(1.0 / mesh.size() ** 2, _sum_hook)
+
+
+def _first_hook(group, bucket):
+    work = distributed.broadcast(bucket.buffer(), 0, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def ddp_broadcasts(model: DistributedDataParallel, mesh: DeviceMesh) -> None:
+    model.register_comm_hook(None, _first_hook)
 
 
 def ddp_without_sync(model: DistributedDataParallel, mesh: DeviceMesh) -> None:

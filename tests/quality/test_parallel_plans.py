@@ -16,13 +16,15 @@ import torch
 from paritas.checking.config import Inputs
 from paritas.numerics.findings import Status
 from paritas.partition.plans.verifying import verify_parallel
-from quality.parallel_faults import FAULTS, Fault
+from quality import parallel_faults, parallel_group_faults
 from quality.parallel_models import Llama, Training, batches
 from quality.parallel_plans import RIGHT, Case
 
 if TYPE_CHECKING:
     from paritas.numerics.findings import Origin, Verdict
+    from quality.parallel_faults import Fault
 
+FAULTS = [*parallel_faults.FAULTS, *parallel_group_faults.FAULTS]
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 # What a run of all tests has time for: each kind of plan once, on four ranks what is quick there.
@@ -37,9 +39,9 @@ USUAL_PLANS = {
     ("tensor parallel, a buffer that follows the data", "float32"),
 }
 USUAL_FAULTS = {
-    "a dropped all-reduce, backward",
-    "a gradient averaged where it is to be summed",
-    "the loss multiplied by the number of ranks, in a module",
+    "a dropped all-reduce, backward, in layers.1.mlp.up alone",
+    "a reduction along the data axis",
+    "ddp that sums gradients",
     "ddp without synchronisation",
     "positions not shifted to the rank's tokens",
     "a parameter that the optimizer does not know",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from paritas.numerics.diagnoses import Diagnosis, Pattern
-from paritas.partition.plans.assembling import assemble
-from paritas.partition.plans.explaining import Case
-from paritas.partition.plans.items import BUFFER, LOSS, PARAMETER
+from paritas.partition.plans.assembling import assemble, is_partial
+from paritas.partition.plans.items import BUFFER, GRADIENT, LOSS, PARAMETER
 from paritas.partition.plans.layouts import natural_chunk
 from paritas.partition.plans.relating import mean_of
 
@@ -16,8 +16,48 @@ if TYPE_CHECKING:
 
     from paritas.partition.plans.judging import Judge, Judged
     from paritas.partition.plans.locating import Location
+    from paritas.partition.plans.program import Program
 
-__all__ = ["case_of_item", "case_of_module", "swapped_shards"]
+__all__ = ["Case", "case_of_item", "case_of_module", "swapped_shards"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something that is wrong.
+
+    Attributes:
+        what: `loss`, `output`, `gradient`, `parameter`, `buffer`, `initial` or `module`.
+        expected: what the ranks should hold together.
+        value: what they do hold together; None if that cannot be said.
+        held: rank -> its own.
+        everywhere: rank -> its own, of all ranks, and `wholes` rank -> what it should hold, where
+            ranks have different samples.
+        terms: name -> parameter of one dim that may have been added too often.
+        beside: in words -> what may have been added after the fault: a bias of the module, or what
+            goes past it; the likeliest last.
+        earlier: in words -> what the reference had before.
+        parts: rank -> term of the sum that should have been taken.
+    """
+
+    program: Program
+    what: str
+    expected: Tensor
+    value: Tensor | None
+    held: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    everywhere: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    wholes: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    terms: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    beside: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    earlier: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    parts: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many ranks there are, in words -> number, the likeliest first."""
+        mesh = self.program.mesh
+        along = {f"ranks along {axis}": size for axis, size in mesh.items() if size > 1}
+        world = self.program.ranks
+        return {"ranks": world} if len(mesh) == 1 else {**along, "ranks": world}
 
 
 def case_of_item(judge: Judge, judged: Judged) -> Case | None:
@@ -61,6 +101,8 @@ def case_of_module(judge: Judge, location: Location, number: int) -> Case | None
         value, held = mean_of(related.pieces), {}
     elif related.pieces[first].placements is not None:
         value = assemble({rank: related.pieces[rank] for rank in group}, expected.shape).value
+        if is_partial(related.pieces[first]):
+            held = {}  # terms that are known to be terms: it is their sum that is wrong
     elif held[first].shape != expected.shape:
         expected, held = _part_of(judge, first, held[first], expected), {first: held[first]}
     wide = judge.lifted is not None
@@ -73,10 +115,12 @@ def case_of_module(judge: Judge, location: Location, number: int) -> Case | None
     biases = {} if location.backward else {n: t for n, t in own.items() if n in terms}
     return Case(
         program,
-        "module",
+        GRADIENT if location.module == LOSS else "module",
         expected,
         value,
         held=held,
+        everywhere=related.held,
+        wholes=related.expected,
         terms=terms,
         beside={**location.passing, **biases},
         parts=parts,

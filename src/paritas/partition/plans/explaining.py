@@ -14,57 +14,27 @@ import msgspec
 import torch
 
 from paritas.numerics.diagnoses import Diagnosis, Pattern
+from paritas.partition.plans.reductions import (
+    one_ranks_part,
+    some_ranks_only,
+    unreduced,
+    wrong_axis,
+)
+from paritas.partition.plans.relating import factor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from paritas.partition.plans.program import Program
+    from paritas.partition.plans.cases import Case
     from paritas.partition.plans.relating import Near
 
-__all__ = ["Case", "explain", "factor_name", "factor_of"]
+__all__ = ["explain", "factor_name"]
 
 # A factor of a handful of numbers fits anything: it has to be a size of the mesh then.
 _FEW = 4
 _MOST_PARTS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Something that is wrong.
-
-    Attributes:
-        what: `loss`, `output`, `gradient`, `parameter`, `buffer`, `initial` or `module`.
-        expected: what the ranks should hold together.
-        value: what they do hold together; None if that cannot be said.
-        held: rank -> its own.
-        wholes: rank -> what it should hold, where ranks have different samples.
-        terms: name -> parameter of one dim that may have been added too often.
-        beside: in words -> what may have been added after the fault: a bias of the module, or what
-            goes past it; the likeliest last.
-        earlier: in words -> what the reference had before.
-        parts: rank -> term of the sum that should have been taken.
-    """
-
-    program: Program
-    what: str
-    expected: Tensor
-    value: Tensor | None
-    held: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-    wholes: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-    terms: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    beside: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    earlier: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    parts: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """How many ranks there are, in words -> number, the likeliest first."""
-        mesh = self.program.mesh
-        along = {f"ranks along {axis}": size for axis, size in mesh.items() if size > 1}
-        world = self.program.ranks
-        return {"ranks": world} if len(mesh) == 1 else {**along, "ranks": world}
 
 
 def explain(case: Case, near: Near) -> Diagnosis | None:
@@ -75,8 +45,10 @@ def explain(case: Case, near: Near) -> Diagnosis | None:
     checks: tuple[Callable[[Case, Near], Iterator[Pattern]], ...] = (
         _stale,
         _zeros,
-        _unreduced,
-        _one_rank,
+        unreduced,
+        some_ranks_only,
+        wrong_axis,
+        one_ranks_part,
         _permuted,
         _scaled,
         _repeated_term,
@@ -101,7 +73,7 @@ def _apart_from(case: Case, name: str, term: Tensor, near: Near) -> Iterator[Pat
         value=None if case.value is None else case.value - term,
         held={rank: value - term for rank, value in case.held.items()},
     )
-    for pattern in (*_unreduced(rest, near), *_scaled(rest, near)):
+    for pattern in (*unreduced(rest, near), *some_ranks_only(rest, near), *_scaled(rest, near)):
         sentence = f"apart from {name}, {pattern.sentence}"
         yield msgspec.structs.replace(
             pattern, sentence=sentence, evidence={**pattern.evidence, "apart from": name}
@@ -138,60 +110,15 @@ def _stale(case: Case, near: Near) -> Iterator[Pattern]:
         return
 
 
-def _unreduced(case: Case, near: Near) -> Iterator[Pattern]:
-    """The ranks' values are terms whose sum, or mean, is what each of them should hold."""
-    held = list(case.held.values())
-    if len(held) < 2 or case.what in {"parameter", "buffer", "initial", "loss"}:  # noqa: PLR2004
-        return
-    if any(value.shape != case.expected.shape for value in held):
-        return
-    stacked = torch.stack([value.double() for value in held])
-    expected = case.expected.double()
-    if all(near(value, held[0]) for value in held[1:]) and near(held[0], expected):
-        return
-    noise = near.reach * float(stacked.abs().max())
-    along = _axes(case)
-    same = all(near(value, held[0]) for value in held[1:])
-    if near(stacked.sum(dim=0), expected, noise) and not same:
-        yield Pattern(
-            kind="missing reduction",
-            confidence=0.95,
-            sentence="the ranks' values add up to the reference: they were never reduced, an "
-            f"all-reduce (sum){along} is missing",
-            evidence={"collective": "all_reduce", "operator": "sum", "ranks": len(held)},
-        )
-    elif near(stacked.mean(dim=0), expected, noise) and not same:
-        own = ": each rank has that of its own samples" if case.program.data_ranks > 1 else ""
-        yield Pattern(
-            kind="missing reduction",
-            confidence=0.95,
-            sentence=f"the ranks' values average to the reference{own}; an all-reduce "
-            f"(mean){along} is missing",
-            evidence={"collective": "all_reduce", "operator": "mean", "ranks": len(held)},
-        )
-
-
-def _one_rank(case: Case, near: Near) -> Iterator[Pattern]:
-    """One term in the place of the sum."""
-    for rank, part in case.parts.items():
-        if case.value is not None and near(case.value, part) and not near(part, case.expected):
-            yield Pattern(
-                kind="one rank's part",
-                confidence=0.9,
-                sentence=f"it is the term of rank {rank} alone: the terms of the others were "
-                "never added, an all-reduce (sum) is missing or was a broadcast",
-                evidence={"rank": rank},
-            )
-            return
-
-
 def _permuted(case: Case, near: Near) -> Iterator[Pattern]:
     """Equal parts along a dim, in another order."""
     value = case.value
     if value is None or value.shape != case.expected.shape:
         return
-    if any(held.shape == value.shape for held in case.held.values()):
-        return  # every rank has all of it: there are no parts
+    # Where every rank has all of it, the parts were put together before.
+    joined = any(held.shape == value.shape for held in case.held.values())
+    if joined and not _alike(case, value, near):
+        return
     for parts, dim in itertools.product(dict.fromkeys(case.sizes.values()), range(value.dim())):
         if value.shape[dim] % parts or not 1 < parts <= _MOST_PARTS:
             continue
@@ -209,7 +136,11 @@ def _permuted(case: Case, near: Near) -> Iterator[Pattern]:
             kind="wrong rank's shard",
             confidence=0.9,
             sentence=f"part {first} of {parts} along dim {dim} is what part {order[first]} should "
-            f"be: rank {first} holds the shard of rank {order[first]}",
+            + (
+                f"be: parts of ranks joined in the order {_listed(order)}"
+                if joined
+                else f"be: rank {first} holds the shard of rank {order[first]}"
+            ),
             evidence={"dim": dim, "order": _listed(order)},
         )
         return
@@ -219,20 +150,6 @@ def _alike(case: Case, value: Tensor, near: Near) -> bool:
     """Whether all ranks that are wrong are wrong in the same way."""
     whole = [held for held in case.held.values() if held.shape == case.expected.shape]
     return all(near(held, value) or near(held, case.expected) for held in whole)
-
-
-def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
-    """K where the value is k times what is expected in every element; None if it is not."""
-    if value.shape != expected.shape or not value.numel():
-        return None
-    value, expected = value.double(), expected.double()
-    square = float(expected.square().sum())
-    if not square or not bool(torch.isfinite(value).all()):
-        return None
-    factor = float((value * expected).sum()) / square
-    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
-        return None
-    return factor if near(value, expected * factor) else None
 
 
 def factor_name(case: Case, factor: float, near: Near) -> tuple[str, float] | None:
@@ -339,12 +256,6 @@ def _times(difference: Tensor, term: Tensor, near: Near, noise: float) -> float 
         if whole and near(difference, spread * whole, noise):
             return times
     return None
-
-
-def _axes(case: Case) -> str:
-    if len(case.held) == case.program.ranks:
-        return f" over the {case.program.ranks} ranks"
-    return f" over ranks {_listed(list(case.held))}"
 
 
 def _listed(numbers: list[int]) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from paritas.checking.evidence import ItemEvidence
+from paritas.checking.explaining import Explainer
 from paritas.checking.noise import is_inexact
 from paritas.numerics import criterion
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64
@@ -39,6 +40,8 @@ ROUNDINGS = 64.0
 # A model that casts to float32 itself has a noisier run in float64: there a difference is gross at
 # so many times what a perturbed run shows.
 NARROW_SHAKES = 1e3
+# Most of what a plan does wrong is explained by its ranks, not by these.
+MOST_EXPLAINED, MOST_SECONDS = 8, 10.0
 _EVAL = "take random numbers out of the check: model.eval(), or a dropout probability of 0"
 
 
@@ -118,6 +121,7 @@ class Judge:
             {path: item.ranks.value for path, item in items.items()} for items in self._lifted_items
         ]
         self.runs = PlanRuns(program, reference, values if lifted is not None else None, run)
+        self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
 
     @property
     def unit(self) -> float:
@@ -245,15 +249,30 @@ class Judge:
             return [self._finding(item, step, status, "")]
         gross = self._gross(item, lifted, number)
         findings = [] if gross is None else [gross]
+        evidence = ItemEvidence(self.runs, item.path, number, lifts=lifted is not None)
         if gross is None:
-            evidence = ItemEvidence(self.runs, item.path, number, lifts=lifted is not None)
             path = f"step {step}: {item.path}"
             findings, _ = check_pair(path, reference, candidate, Checks(), evidence)
+        findings = self._explained(findings, item, (reference, candidate), evidence)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
             told = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}: "
             findings = [msgspec.structs.replace(f, reason=f"{told}{f.reason}") for f in findings]
         return findings
+
+    def _explained(
+        self,
+        findings: list[Finding],
+        item: Item,
+        pair: tuple[Tensor, Tensor],
+        evidence: ItemEvidence,
+    ) -> list[Finding]:
+        """With what kind of wrong they are; what is particular to a plan is found out later."""
+        from paritas.diagnosis.cases import Context
+
+        held = [one for one in item.ranks.by_rank.values() if one.shape == pair[0].shape]
+        context = Context(world=dict(self.program.mesh), parts=tuple(held))
+        return self._explainer.explain(findings, *pair, evidence, context)
 
     def _plainly(self, reference: Tensor, candidate: Tensor, lifted: Item | None) -> Status | None:
         """How it ended, where no noise has to be measured for that."""
@@ -318,5 +337,10 @@ def _random(finding: Finding) -> Finding:
         return finding
     reason = f"depends on random numbers, which ranks draw differently ({finding.reason})"
     return msgspec.structs.replace(
-        finding, status=Status.UNVERIFIED, reason=reason, advice=_EVAL, metrics=None
+        finding,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice=_EVAL,
+        metrics=None,
+        diagnosis=None,
     )

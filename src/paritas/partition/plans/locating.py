@@ -1,4 +1,4 @@
-"""The first module, in forward or backward order, that gives the ranks something else.
+"""The first module, in forward order, that gives the ranks something else.
 
 A part of the reference's value is as good as the whole, and so is a sum that is still to be taken
 over ranks: that is *pending*, and under suspicion as soon as a later module is wrong.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from paritas.partition.plans.relating import Near, Related, Relation, relate
+from paritas.partition.plans.relating import Near, Related, Relation, alike, factor_of, relate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from paritas.partition.plans.program import Program
     from paritas.partition.plans.traces import ModuleCall, Piece, StepTrace, Trace
 
-__all__ = ["LOSS", "Location", "Seen", "locate_backward", "locate_forward", "owner_of"]
+__all__ = [
+    "LOSS",
+    "Location",
+    "Seen",
+    "locate_forward",
+    "misreduced",
+    "owner_of",
+    "pass_by",
+    "related_of",
+    "words_of",
+]
 
 LOSS = "loss"
 # Of the largest typical value of all modules: what lies below is not looked at closely.
@@ -118,22 +128,24 @@ def locate_forward(seen: Seen) -> Location | None:
     passed: dict[str, Tensor] = {}
     for call, others in calls:
         pieces = {rank: other.outputs for rank, other in others.items()}
-        for related in _related(seen, call.outputs, pieces, near, (1.0,)):
-            words = f"the output of {call.name or 'the model'} {_words(related)}"
+        for related in related_of(seen, call.outputs, pieces, near, (1.0,)):
+            words = f"the output of {call.name or 'the model'} {words_of(related)}"
             parts = pending[-1].related.held if pending else {}
             here = Location(call.name, call.kind, related, words, parts=parts, passing=dict(passed))
             if related.relation is Relation.WRONG:
-                return _suspect(pending, here)
+                return _suspect(seen, pending, here, near)
             if related.relation in {Relation.PARTIAL, Relation.PERMUTED}:
                 pending.append(here)
             elif related.relation is Relation.WHOLE:
                 pending.clear()
-                _pass(passed, f"the output of {call.name}", related)
+                pass_by(passed, f"the output of {call.name}", related)
     return pending[0] if pending else None
 
 
-def _pass(passed: dict[str, Tensor], words: str, related: Related) -> None:
+def pass_by(passed: dict[str, Tensor], words: str, related: Related | None) -> None:
     """Remember the last few values that are right and the same on all ranks."""
+    if related is None:
+        return
     wholes = list(related.expected.values())
     if all(whole is wholes[0] for whole in wholes):
         passed[words] = wholes[0]
@@ -141,42 +153,28 @@ def _pass(passed: dict[str, Tensor], words: str, related: Related) -> None:
             del passed[old]
 
 
-def _suspect(pending: list[Location], here: Location) -> Location:
+def _suspect(seen: Seen, pending: list[Location], here: Location, near: Near) -> Location:
     """What is under suspicion when a module is wrong.
 
-    A module that adds a wrong term before the sum is taken is wrong itself; but one that only
-    passes on what a child of its never reduced is not the first.
+    One that only passes on what a child of its never reduced is not the first.
     """
-    return pending[0] if pending else here
+    if not pending or misreduced(seen, here.related, [pending[-1].related], near):
+        return here
+    return pending[0]
 
 
-def locate_backward(seen: Seen) -> Location | None:
-    """The module on whose way back the gradient first goes wrong."""
-    calls = seen.calls()
-    near = seen.near(p.local for call, _ in calls for p in call.gradients.values())
-    factors = (float(seen.program.data_ranks), 1.0) if seen.program.data_ranks > 1 else (1.0,)
-    pending: list[Location] = []
-    right: set[int] = set()
-    passed: dict[str, Tensor] = {}
-    for position in seen.reference.backward:
-        call, others = calls[position]
-        pieces = {rank: other.gradients for rank, other in others.items()}
-        for related in _related(seen, call.gradients, pieces, near, factors):
-            name, kind = _reader(calls, position, right)
-            words = (
-                f"the gradient that arrives at the output of {call.name or 'the model'} "
-                f"{_words(related)}"
-            )
-            here = Location(name, kind, related, words, backward=True, passing=dict(passed))
-            if related.relation is Relation.WRONG:
-                return _suspect(pending, here)
-            if related.relation in {Relation.PARTIAL, Relation.PERMUTED}:
-                pending.append(here)
-            elif related.relation is Relation.WHOLE:
-                pending.clear()
-                _pass(passed, f"the gradient at the output of {call.name}", related)
-        right.add(position)
-    return pending[0] if pending else None
+def misreduced(seen: Seen, related: Related, before: list[Related], near: Near) -> bool:
+    """Whether ranks have made one value of their terms there, though not the right one.
+
+    It is a multiple of what it should be, or the term of one of them.
+    """
+    if not alike(seen.program, related.pieces, near):
+        return False
+    rank, piece = next(iter(related.pieces.items()))
+    terms = [term for one in before for term in one.held.values()]
+    return factor_of(piece.local, related.expected[rank], near) is not None or any(
+        near(piece.local, term) for term in terms
+    )
 
 
 def owner_of(name: str, seen: Seen | None) -> tuple[str, str]:
@@ -186,24 +184,7 @@ def owner_of(name: str, seen: Seen | None) -> tuple[str, str]:
     return path, next((call.kind for call in calls if call.name == path), "")
 
 
-def _reader(
-    calls: list[tuple[ModuleCall, dict[int, ModuleCall]]], position: int, right: set[int]
-) -> tuple[str, str]:
-    """The module from which the gradient of a module's output comes: the one that reads it.
-
-    A module around it is one if the gradient was `right` at its own output: then it goes wrong
-    between the two. Otherwise both are the same tensor.
-    """
-    name = calls[position][0].name
-    for later in range(position + 1, len(calls)):
-        call = calls[later][0]
-        around = not call.name or name.startswith(f"{call.name}.")
-        if not around or later in right:
-            return call.name, call.kind
-    return LOSS, ""
-
-
-def _related(
+def related_of(
     seen: Seen,
     reference: dict[str, Piece],
     ranks: dict[int, dict[str, Piece]],
@@ -220,7 +201,8 @@ def _related(
             yield found
 
 
-def _words(related: Related) -> str:
+def words_of(related: Related) -> str:
+    """What is seen there, for people."""
     match related.relation:
         case Relation.PARTIAL:
             return "is one rank's term of a sum that is never taken"

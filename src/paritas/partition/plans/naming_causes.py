@@ -11,27 +11,30 @@ import torch
 from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.findings import Finding, Origin, OriginKind, Status
 from paritas.partition.plans.cases import case_of_item, case_of_module, swapped_shards
-from paritas.partition.plans.explaining import explain, factor_of
+from paritas.partition.plans.explaining import explain
 from paritas.partition.plans.items import BUFFER, GRADIENT, INITIAL, LOSS, OUTPUT, PARAMETER
 from paritas.partition.plans.locating import (
     Location,
     Seen,
-    locate_backward,
     locate_forward,
     owner_of,
 )
-from paritas.partition.plans.relating import Near
+from paritas.partition.plans.locating_back import locate_backward, own_share
+from paritas.partition.plans.relating import Near, factor_of
 
 if TYPE_CHECKING:
     from paritas.partition.plans.judging import Judge, Judged
     from paritas.partition.plans.traces import Trace
 
-__all__ = ["Cause", "excuse_late_reductions", "find_cause"]
+__all__ = ["GRADIENT_REDUCTION", "Cause", "excuse_late_reductions", "find_cause"]
 
 _BATCH_NORM = (
     "batch normalisation takes its statistics over the samples of one rank: convert it with "
     "torch.nn.SyncBatchNorm.convert_sync_batchnorm if all of them are meant"
 )
+GRADIENT_REDUCTION = "gradient reduction"
+_AT_MODULES = "at every module they are right: they are reduced in a wrong way, or not at all"
+_SAME_FACTOR = 1e-3
 _LATE = "the ranks' terms when backward ends: reduced before the step, which is right"
 
 
@@ -60,7 +63,7 @@ class Cause:
             finding,
             reason=reason,
             origin=self.origin,
-            diagnosis=self.diagnosis,
+            diagnosis=self.diagnosis or finding.diagnosis,
             advice=finding.advice or self.advice,
         )
 
@@ -125,7 +128,7 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
             told = None if case is None or not _moved(judge, after) else explain(case, near)
             if told is not None and told.best and told.best.kind == "missing reduction":
                 finding = msgspec.structs.replace(
-                    one.findings[0], status=Status.EQUIVALENT, reason=_LATE
+                    one.findings[0], status=Status.EQUIVALENT, reason=_LATE, diagnosis=None
                 )
                 found.append(dataclasses.replace(one, findings=(finding,), ranks=()))
                 continue
@@ -167,7 +170,7 @@ def _forward(
         return cause if stale is None else dataclasses.replace(cause, diagnosis=stale)
     if one.item.kind == LOSS:
         # Every module is right: it is made of the right outputs in a wrong way.
-        origin = Origin(kind=OriginKind.MODULE, name=LOSS, ranks=one.ranks)
+        origin = Origin(kind=OriginKind.TRAINING, name=LOSS, ranks=one.ranks)
         return Cause(one, origin, others.get(_key(one)), others=others)
     return Cause(one, None, others.get(_key(one)), others=others)
 
@@ -191,9 +194,8 @@ def _located(judge: Judge, one: Judged, location: Location, others: Explained, n
         diagnosis, ranks = swapped
     if diagnosis is None and location.module == LOSS:
         diagnosis = others.get(_key(one))
-    origin = Origin(
-        kind=OriginKind.MODULE, name=location.module, operator=location.kind, ranks=ranks
-    )
+    kind = OriginKind.TRAINING if location.module == LOSS else OriginKind.MODULE
+    origin = Origin(kind=kind, name=location.module, operator=location.kind, ranks=ranks)
     return Cause(one, origin, diagnosis, location.words, others)
 
 
@@ -202,39 +204,74 @@ def _backward(
 ) -> Cause:
     """The forward pass is right, gradients are not."""
     wrong = [one for one in here if one.item.kind == GRADIENT]
-    if _all_scaled_alike(judge, wrong, near):
-        one = wrong[0]
-        origin = Origin(kind=OriginKind.MODULE, name=LOSS)
-        words = f"all {len(wrong)} gradients alike: the loss is scaled, or every reduction of them"
-        return Cause(one, origin, others.get(_key(one)), words, others)
     location = None if seen is None else locate_backward(seen)
     if location is not None:
         inside = [one for one in wrong if owner_of(one.item.name, seen)[0] == location.module]
         one = inside[0] if inside else _first_backward(wrong, seen)
         return _located(judge, one, location, others, near)
-    return _at_owner(_first_backward(wrong, seen), seen, others)
+    one = _first_backward(wrong, seen)
+    if not _all_are(judge, wrong):
+        return _at_owner(one, seen, others)
+    factor = _common_factor(wrong, near)
+    if factor is not None:
+        return _all_scaled(judge, wrong, seen, factor, others)
+    if seen is None:
+        return _at_owner(one, seen, others)
+    words = f"all {len(wrong)} gradients, while {_AT_MODULES}"
+    origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
+    return Cause(one, origin, others.get(_key(one)), words, others)
 
 
-def _all_scaled_alike(judge: Judge, wrong: list[Judged], near: Near) -> bool:
-    """Whether all gradients, and not just some, are the same multiple of what they should be."""
+def _all_scaled(
+    judge: Judge, wrong: list[Judged], seen: Seen | None, factor: float, others: Explained
+) -> Cause:
+    """Every gradient is the same multiple of what it should be, and right at every module."""
+    one = wrong[0]
+    told = others.get(_key(one))
+    if told is not None and told.best is not None:
+        best = msgspec.structs.replace(
+            told.best, sentence=f"every gradient is {told.best.sentence}"
+        )
+        told = Diagnosis(patterns=(best, *told.patterns[1:]))
+    alike = f"all {len(wrong)} gradients alike"
+    if seen is None:
+        words = f"{alike}: the loss is scaled, or every reduction of them"
+        return Cause(one, None, told, words, others)
+    parts = judge.program.data_ranks
+    if parts > 1 and own_share(seen) == 1 and abs(factor * parts - 1) < _SAME_FACTOR:
+        # Divided once before the way back, and once more by an average at its end.
+        words = f"{alike}, and {parts} times too small before they reach any module"
+        return Cause(one, Origin(kind=OriginKind.TRAINING, name=LOSS), told, words, others)
+    words = f"{alike}, while {_AT_MODULES}"
+    origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
+    return Cause(one, origin, told, words, others)
+
+
+def _all_are(judge: Judge, wrong: list[Judged]) -> bool:
+    """Whether all gradients are wrong, of more than one module."""
     step = judge.reference.steps[wrong[0].step - 1]
     present = [
         name
         for name, piece in step.gradients.items()
         if piece is not None and bool(piece.local.any())
     ]
-    if len(wrong) < max(2, len(present)):
-        return False
-    factors = []
+    owners = {owner_of(one.item.name, None)[0] for one in wrong}
+    return len(wrong) >= len(present) and len(owners) > 1
+
+
+def _common_factor(wrong: list[Judged], near: Near) -> float | None:
+    """The multiple that all of them are of what they should be."""
+    factors: list[float] = []
     for one in wrong:
         item = one.best
         if item.reference is None or item.ranks.value is None or item.ranks.disagreement:
-            return False
-        factors.append(factor_of(item.ranks.value, item.reference, near))
-    known = [factor for factor in factors if factor is not None]
-    if len(known) < len(factors):
-        return False
-    return bool(max(known) - min(known) <= 100 * near.reach * abs(known[0]))
+            return None
+        factor = factor_of(item.ranks.value, item.reference, near)
+        if factor is None:
+            return None
+        factors.append(factor)
+    spread = max(factors) - min(factors)
+    return factors[0] if spread <= 100 * near.reach * abs(factors[0]) else None
 
 
 def _first_backward(wrong: list[Judged], seen: Seen | None) -> Judged:

@@ -32,7 +32,8 @@ def run_reference(
         wide: model, batches and default dtype in float64.
         mode: entered around forward, loss, backward and optimizer of each step, in turn. Without
             one, a wide run lifts the program's own casts to narrow dtypes as well.
-        watch_modules: note what every module gives, and the gradients that arrive there.
+        watch_modules: in the last step, note what every module gives and the gradients that arrive
+            there and leave it.
         device: where; None leaves the model and the batches where they are.
 
     Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paritas.partition.plans.program import Program
     from paritas.partition.plans.traces import Piece
 
-__all__ = ["Near", "Related", "Relation", "mean_of", "relate"]
+__all__ = ["Near", "Related", "Relation", "alike", "factor_of", "mean_of", "relate"]
 
 _MOST_PRODUCTS = 1 << 26
 
@@ -123,6 +123,31 @@ def relate(
         expected |= dict.fromkeys(group, best[2])
     wrong = tuple(sorted(ranks)) if len(ranks) < len(pieces) else ()
     return Related(relation, wrong, expected, pieces)
+
+
+def alike(program: Program, pieces: dict[int, Piece], near: Near) -> bool:
+    """Whether ranks with the same samples hold the same; there must be several of them."""
+    groups: dict[int, list[Piece]] = {}
+    for rank, piece in pieces.items():
+        groups.setdefault(program.data_rank(rank), []).append(piece)
+    return all(
+        len(group) > 1 and all(near(piece.local, group[0].local) for piece in group[1:])
+        for group in groups.values()
+    )
+
+
+def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
+    """K where the value is k times what is expected in every element; None if it is not."""
+    if value.shape != expected.shape or not value.numel():
+        return None
+    value, expected = value.double(), expected.double()
+    square = float(expected.square().sum())
+    if not square or not bool(torch.isfinite(value).all()):
+        return None
+    factor = float((value * expected).sum()) / square
+    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
+        return None
+    return factor if near(value, expected * factor) else None
 
 
 def mean_of(pieces: dict[int, Piece]) -> Tensor:

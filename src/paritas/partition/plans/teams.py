@@ -61,7 +61,8 @@ def run_ranks(
         team: `simulated` ranks are threads of this process, `gloo` ranks processes that are
             started for it; `here` this process is already a rank, and every rank calls this.
         wide: model, batches and default dtype in float64.
-        watch_modules: note what every module gives, and the gradients that arrive there.
+        watch_modules: in the last step, note what every module gives and the gradients that arrive
+            there and leave it.
         timeout: seconds after which ranks that have not ended are given up. What they and those
             that raised had done is in their traces, with the error.
 

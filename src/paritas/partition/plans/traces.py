@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ModuleCall", "Piece", "StepTrace", "Trace"]
+__all__ = ["INPUT", "OUTPUT", "ModuleCall", "Piece", "Place", "StepTrace", "Trace"]
+
+INPUT, OUTPUT = "input", "output"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,34 @@ class ModuleCall:
         kind: its class, for people.
         outputs: path -> what it gave.
         gradients: path of an output -> the gradient that arrived at it; missing if none did.
+        input_gradients: path of an input -> the gradient that this call sends back to it; what
+            other readers of the same value send back is not in it.
     """
 
     name: str
     kind: str
     outputs: dict[str, Piece]
     gradients: dict[str, Piece] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[str, Piece] = dataclasses.field(default_factory=dict)
+
+    def back(self, side: str) -> dict[str, Piece]:
+        """The gradients at one side."""
+        return self.input_gradients if side == INPUT else self.gradients
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Place:
+    """A value that a module was given, or gave.
+
+    Attributes:
+        call: position of the call in `StepTrace.modules`.
+        side: `input` or `output`.
+        path: of the tensor in what was given.
+    """
+
+    call: int
+    side: str
+    path: str
 
 
 @dataclasses.dataclass
@@ -67,7 +91,8 @@ class StepTrace:
         parameters: parameter -> value after the optimizer's step.
         buffers: buffer -> value after the step.
         modules: calls in the order in which they ended, innermost first.
-        backward: positions in `modules`, in the order in which gradients arrived there.
+        backward: places in the order in which gradients arrived there.
+        sources: place -> those that its gradient comes from; known of the reference only.
     """
 
     loss: Piece | None = None
@@ -76,7 +101,8 @@ class StepTrace:
     parameters: dict[str, Piece] = dataclasses.field(default_factory=dict)
     buffers: dict[str, Piece] = dataclasses.field(default_factory=dict)
     modules: list[ModuleCall] = dataclasses.field(default_factory=list)
-    backward: list[int] = dataclasses.field(default_factory=list)
+    backward: list[Place] = dataclasses.field(default_factory=list)
+    sources: dict[Place, tuple[Place, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

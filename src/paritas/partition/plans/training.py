@@ -40,7 +40,8 @@ class Manner:
 
     Attributes:
         wide: in float64.
-        watch_modules: note what every module gives, and the gradients that arrive there.
+        watch_modules: in the last step, note what every module gives and the gradients that arrive
+            there and leave it.
         device: where; None leaves the model and the batches where they are.
         mode: entered around the program's own code, more than once; None lifts a wide run's own
             casts to narrow dtypes as well.
@@ -140,7 +141,7 @@ def train(program: Program, built: Built, manner: Manner, trace: Trace) -> None:
     """
     model, running = built.model, manner.running(built.dtype)
     names = Names.within(model, built.original)
-    watch = ModuleWatch(names, trace, keep=manner.watch_modules)
+    watch = ModuleWatch(names, trace, keep=program.steps if manner.watch_modules else None)
     try:
         trace.initial = {**_parameters(names), **_buffers(names)}
         optimizer = _optimizer(program, model)

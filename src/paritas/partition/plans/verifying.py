@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -124,9 +125,9 @@ class _Runs:
         device = device_here() if self.team == "here" else None
         return run_reference(program or self.program, device=device, **how)
 
-    def ranks(self, **how: Any) -> list[Trace]:
+    def ranks(self, program: Program | None = None, **how: Any) -> list[Trace]:
         """On the ranks."""
-        return run_ranks(self.program, self.team, timeout=self.timeout, **how)
+        return run_ranks(program or self.program, self.team, timeout=self.timeout, **how)
 
     def agreed(self, value: T) -> T:
         """What the first rank says, where all of them are here.
@@ -174,7 +175,8 @@ def judge_traces(
         cause = None
         located = bool(wrong) and not errors
         if located if runs is None else runs.agreed(located):
-            watched = _watched(runs, lifted)
+            first = min((one.step for one in wrong), default=1)
+            watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             told += _affected(judged, wrong)
         findings = _ordered(judged, cause)
@@ -191,15 +193,16 @@ def judge_traces(
 
 
 def _watched(
-    runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None
+    runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None, step: int
 ) -> tuple[Trace | None, list[Trace]]:
-    """Both sides once more, with what every module gave."""
+    """Both sides once more, to the first step that is wrong, with what every module gave there."""
     if runs is None:
         return None, []
     runs.tell("looking for the module where it starts")
     wide = lifted is not None
-    reference = runs.reference(wide=wide, watch_modules=True)
-    return reference, runs.ranks(wide=wide, watch_modules=True)
+    shorter = dataclasses.replace(runs.program, steps=max(1, step))
+    reference = runs.reference(shorter, wide=wide, watch_modules=True)
+    return reference, runs.ranks(shorter, wide=wide, watch_modules=True)
 
 
 def _lifted(

@@ -12,7 +12,8 @@ from torch import nn
 
 from paritas._torch.placements import local_part
 from paritas.numerics.trees import leaves
-from paritas.partition.plans.traces import ModuleCall, Piece
+from paritas.partition.plans.flows import Flows
+from paritas.partition.plans.traces import INPUT, OUTPUT, ModuleCall, Piece, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,16 +127,22 @@ class ModuleWatch:
     say it afterwards.
     """
 
-    def __init__(self, names: Names, trace: Trace, *, keep: bool) -> None:
-        """Set the hooks; `keep` what modules give and the gradients that arrive there."""
+    def __init__(self, names: Names, trace: Trace, *, keep: int | None = None) -> None:
+        """Set the hooks; in step `keep`, note what modules give and gradients on both sides.
+
+        One step alone, since all that passes between modules is a multiple of the model.
+        """
         self._trace = trace
         self._keep = keep
-        self._stack: list[str] = []
+        self._stack: list[_Entered] = []
         self._backward = False
         self._handles: list[Any] = []
+        self._flows = Flows()
         for name, (module, kind) in watched_modules(names).items():
             self._handles += [
-                module.register_forward_pre_hook(self._entering(name), prepend=True),
+                module.register_forward_pre_hook(
+                    self._entering(name), prepend=True, with_kwargs=True
+                ),
                 module.register_forward_hook(self._leaving(name, kind)),
             ]
 
@@ -145,6 +152,9 @@ class ModuleWatch:
         self._stack.clear()
         self._trace.error_at = ""
         self._backward = True
+        if self._keeps and self._trace.ranks == 1:
+            self._trace.steps[-1].sources = self._flows.sources()
+        self._flows.clear()
         try:
             yield
         finally:
@@ -157,11 +167,21 @@ class ModuleWatch:
             handle.remove()
         self._handles.clear()
 
+    @property
+    def _keeps(self) -> bool:
+        return self._keep == len(self._trace.steps)
+
     def _entering(self, name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any) -> None:
-            if not self._backward:
-                self._stack.append(name)
-                self._trace.error_at = name
+        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self._backward:
+                return None
+            entered = _Entered(name)
+            self._stack.append(entered)
+            self._trace.error_at = name
+            if not self._keeps:
+                return None
+            given = _Given(self, self._trace.steps[-1], entered)
+            return given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
 
         return hook
 
@@ -169,28 +189,91 @@ class ModuleWatch:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             if self._backward:
                 return
-            if self._stack:
-                self._stack.pop()
-            self._trace.error_at = self._stack[-1] if self._stack else ""
+            entered = self._stack.pop() if self._stack else _Entered(name)
+            self._trace.error_at = self._stack[-1].name if self._stack else ""
             if self._trace.steps:
-                self._note(self._trace.steps[-1], name, kind, output)
+                self._note(self._trace.steps[-1], entered, kind, output)
 
         return hook
 
-    def _note(self, step: StepTrace, name: str, kind: str, output: Any) -> None:
-        position = len(step.modules)
-        call = ModuleCall(name, kind, named_pieces(output) if self._keep else {})
-        if self._keep:
+    def _note(self, step: StepTrace, entered: _Entered, kind: str, output: Any) -> None:
+        if self._keeps:
+            entered.position.append(len(step.modules))
+            call = ModuleCall(
+                entered.name,
+                kind,
+                named_pieces(output),
+                entered.gradients[OUTPUT],
+                entered.gradients[INPUT],
+            )
             step.modules.append(call)
-
-        def arrived(path: str, gradient: Tensor) -> None:
-            self._trace.error_at = name
-            if not self._keep:
-                return
-            if position not in step.backward:
-                step.backward.append(position)
-            call.gradients[path] = piece_of(gradient)
-
         for path, leaf in leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda gradient, path=path: arrived(path, gradient))
+                self.follow(step, entered, OUTPUT, path, leaf)
+
+    def follow(
+        self, step: StepTrace, entered: _Entered, side: str, path: str, tensor: Tensor
+    ) -> None:
+        """Hear of the gradient of a tensor."""
+        keeps = self._keeps
+
+        def arrived(gradient: Tensor) -> None:
+            self._trace.error_at = entered.name
+            if keeps and entered.position:
+                place = Place(entered.position[0], side, path)
+                if path not in entered.gradients[side]:
+                    step.backward.append(place)
+                entered.gradients[side][path] = piece_of(gradient)
+
+        tensor.register_hook(arrived)
+        if keeps and self._trace.ranks == 1:  # the reference's ways are those of the ranks
+            self._flows.mark(tensor, entered.position, side, path)
+
+
+@dataclasses.dataclass
+class _Entered:
+    """A call of a module that is under way.
+
+    Attributes:
+        position: among all calls, once it has ended; empty until then.
+        gradients: side -> path -> the gradient there.
+    """
+
+    name: str
+    position: list[int] = dataclasses.field(default_factory=list)
+    gradients: dict[str, dict[str, Piece]] = dataclasses.field(
+        default_factory=lambda: {INPUT: {}, OUTPUT: {}}
+    )
+
+
+@dataclasses.dataclass
+class _Given:
+    """What a call is given, each tensor as a view of its own.
+
+    The gradient of such a view is what this call alone sends back. A tensor that is given twice
+    stays one tensor; containers that the module may write to are left alone.
+    """
+
+    watch: ModuleWatch
+    step: StepTrace
+    entered: _Entered
+    views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def replaced(self, given: Any, path: str) -> Any:
+        """The same with views in place of the tensors that gradients go to."""
+        if type(given) is tuple:
+            return tuple(self.replaced(one, f"{path}[{n}]") for n, one in enumerate(given))
+        if type(given) is dict and path == "kwargs":
+            return {name: self.replaced(one, f"{path}[{name!r}]") for name, one in given.items()}
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return given
+        if not torch.is_grad_enabled():
+            return given
+        if id(given) not in self.views:
+            try:
+                view = given.view_as(given)
+            except (RuntimeError, NotImplementedError):  # of a layout that has no views
+                return given
+            self.views[id(given)] = view
+            self.watch.follow(self.step, self.entered, INPUT, path, view)
+        return self.views[id(given)]

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.partition.plans.explaining import Case, explain
+from paritas.partition.plans.cases import Case
+from paritas.partition.plans.explaining import explain
 from paritas.partition.plans.program import make_program
 from paritas.partition.plans.relating import Near
 
@@ -105,6 +106,57 @@ def test_parts_in_another_order_name_whose_they_are():
     assert pattern.sentence == (
         "part 1 of 4 along dim 0 is what part 2 should be: rank 1 holds the shard of rank 2"
     )
+
+
+def test_parts_that_every_rank_has_joined_in_another_order_are_told():
+    expected = drawn(3, 8)
+    backwards = torch.cat(expected.chunk(4, 1)[::-1], 1)
+    pattern = best("module", expected, backwards, held=dict.fromkeys(range(4), backwards))
+    assert pattern.kind == "wrong rank's shard"
+    assert pattern.sentence == (
+        "part 0 of 4 along dim 1 is what part 3 should be: parts of ranks joined in the order "
+        "3, 2, 1, 0"
+    )
+
+
+def test_sums_over_some_of_the_ranks_name_the_groups():
+    terms = [drawn(3, 5, seed=seed) for seed in range(4)]
+    total = torch.stack(terms).sum(0)
+    some = total - terms[3]
+    pattern = best("module", total, some, held={0: some, 1: some, 2: some, 3: terms[3]})
+    assert (pattern.kind, pattern.evidence["groups"]) == (
+        "missing reduction",
+        "(0, 1, 2) and (3)",
+    )
+
+
+def test_a_sum_along_the_wrong_axis_names_both():
+    # Rank (d, t) has the term of t for the samples of d.
+    places = [(d, t) for d in (0, 1) for t in (0, 1)]
+    terms = {(d, t): drawn(3, 5, seed=2 * d + t) for d, t in places}
+    wholes = {n: terms[d, 0] + terms[d, 1] for n, (d, _) in enumerate(places)}
+    held = {n: terms[0, t] + terms[1, t] for n, (_, t) in enumerate(places)}
+    pattern = best(
+        "module",
+        wholes[0],
+        held[0],
+        mesh={"dp": 2, "tp": 2},
+        held={0: held[0], 1: held[1]},
+        everywhere=held,
+        wholes=wholes,
+    )
+    assert (pattern.kind, pattern.evidence["axis"], pattern.evidence["due"]) == (
+        "wrong axis",
+        "dp",
+        "tp",
+    )
+
+
+def test_terms_along_one_of_two_axes_name_that_axis():
+    own = [drawn(3, 5), drawn(3, 5, seed=1)]
+    held = {0: own[0], 1: own[0], 2: own[1], 3: own[1]}
+    pattern = best("gradient", sum(own) / 2, own[0], mesh={"dp": 2, "tp": 2}, held=held)
+    assert "an all-reduce (mean) over the ranks along dp is missing" in pattern.sentence
 
 
 def test_equal_parts_are_in_no_order():

@@ -103,6 +103,22 @@ def test_a_parameter_that_cannot_be_placed_is_unverified_and_named(program):
     assert "rank 1 holds a tensor of shape [5]" in told.reason
 
 
+def test_a_parameter_that_no_rank_has_is_unverified_and_no_pass(program):
+    reference, ranks, lifted = runs(program)
+    for trace in (*ranks, *lifted[1]):
+        trace.initial["other.bias"] = trace.initial.pop("2.bias")
+        for step in trace.steps:
+            for table in (step.parameters, step.gradients):
+                table["other.bias"] = table.pop("2.bias")
+    verdict = judge_traces(program, reference, ranks, lifted)
+    assert (verdict.status, verdict.exit_code) == (Status.UNVERIFIED, 3)
+    assert [(f.path, f.reason) for f in verdict.failures[:2]] == [
+        ("initial 2.bias", "no rank holds it"),
+        ("step 1: gradient 2.bias", "no rank holds it"),
+    ]
+    assert verdict.coverage.unmatched == ("other.bias is on the ranks only",)
+
+
 def test_a_parameter_of_the_ranks_alone_is_not_passed_over(program):
     def add(trace):
         trace.initial["extra"] = Piece(torch.ones(2))

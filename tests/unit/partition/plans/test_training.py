@@ -15,6 +15,7 @@ from paritas.checking.config import Inputs
 from paritas.errors import UsageError
 from paritas.partition.plans.program import make_program
 from paritas.partition.plans.reference import run_reference
+from paritas.partition.plans.traces import Place
 from paritas.partition.plans.watching import Names, plain_name, watched_modules
 from unit.partition.plans.small_programs import TinyMLP, batch, tower
 
@@ -104,17 +105,65 @@ def test_modules_are_noted_in_order_with_the_gradients_that_arrive():
         ("down", "Linear"),
         ("", "TinyMLP"),
     ]
-    arrived = [step.modules[position].name for position in step.backward]
-    assert arrived[-2:] == ["act", "up"]
+    arrived = [(step.modules[place.call].name, place.side) for place in step.backward]
+    assert arrived[-3:] == [("act", "output"), ("act", "input"), ("up", "output")]
     output, gradient = step.modules[2].outputs[""].local, step.modules[2].gradients[""].local
     torch.testing.assert_close(gradient, 2 * output / output.numel())
     assert run_reference(program).steps[0].modules == []
 
 
+def test_each_reader_of_a_value_has_the_gradient_that_it_sends_back_itself():
+    class Siblings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x):
+            x = self.norm(x)
+            return self.gate(x) + 2 * self.up(x)
+
+    torch.manual_seed(0)
+    program = make_program(Siblings(), "ddp", [batch()], loss=squared, steps=2)
+    trace = run_reference(program, watch_modules=True)
+    assert trace.steps[0].modules == []  # the last step is watched, and no other
+    step = trace.steps[1]
+    calls = {call.name: call for call in step.modules}
+    parts = [calls[name].input_gradients["args[0]"].local for name in ("gate", "up")]
+    torch.testing.assert_close(sum(parts), calls["norm"].gradients[""].local)
+    names = [call.name for call in step.modules]
+    at_norm = Place(names.index("norm"), "output", "")
+    assert {names[place.call] for place in step.sources[at_norm]} == {"gate", "up"}
+
+
+def test_a_tensor_that_is_given_twice_stays_one_and_lists_are_left_alone():
+    met = []
+
+    class Meets(nn.Module):
+        def forward(self, a, b, *, kept):
+            met.append((a is b, kept))
+            return a + b
+
+    kept: list[torch.Tensor] = []
+
+    class Outer(TinyMLP):
+        def __init__(self) -> None:
+            super().__init__()
+            self.meets = Meets()
+
+        def forward(self, x):
+            y = self.up(x)
+            return self.meets(y, y, kept=kept)
+
+    run_reference(make_program(Outer, "ddp", [batch()], steps=1), watch_modules=True)
+    assert [(same, held is kept) for same, held in met] == [(True, True)]
+
+
 def test_modules_that_are_computed_again_in_the_backward_pass_are_noted_once():
     model = tower()
     model.blocks[0] = checkpoint_wrapper(model.blocks[0])
-    step = run_reference(make_program(model, "ddp", [batch()]), watch_modules=True).steps[0]
+    program = make_program(model, "ddp", [batch()], steps=1)
+    step = run_reference(program, watch_modules=True).steps[0]
     names = [call.name for call in step.modules]
     assert names.count("blocks.0.up") == 1
     assert "blocks.0.up.weight" in step.gradients
