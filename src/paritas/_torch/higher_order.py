@@ -50,6 +50,25 @@ def run_with_state(state: Any, op: Callable[..., Any], *args: Any, **kwargs: Any
     return result
 
 
+def run_with_generator(
+    op: Callable[..., Any], *args: Any, rng_state: torch.Generator | None = None, **kwargs: Any
+) -> Any:
+    """Run an operator from the state of a generator that came as an argument.
+
+    Torch lets the device's generator draw from that very state, which moves it on; here it draws
+    from a copy, so that a second run of the graph draws the same.
+    """
+    if rng_state is None:
+        return op(*args, **kwargs)
+    generator = torch.cuda.default_generators[rng_state.device.index or 0]
+    before = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(rng_state.clone_state())
+    try:
+        return op(*args, **kwargs)
+    finally:
+        generator.graphsafe_set_state(before)
+
+
 def choose(condition: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any) -> Any:
     """`torch.cond`."""
     return (yes if bool(condition) else no)(*operands)
@@ -72,6 +91,7 @@ PLAIN_FORMS: dict[Any, Callable[..., Any]] = {
     _ops.tag_activation_checkpoint: checkpointed,
     _ops.run_and_save_rng_state: run_and_save_state,
     _ops.run_with_rng_state: run_with_state,
+    _ops.graphsafe_run_with_rng_state: run_with_generator,
     _ops.cond: choose,
     _ops.invoke_subgraph: invoke,
     _ops.auto_functionalized: auto_functionalized_dense,

@@ -92,7 +92,7 @@ def joined(here: Ranks | None) -> Iterator[None]:
     if here is None:
         yield
         return
-    has_gpu = torch.cuda.is_available()
+    has_gpu = torch.cuda.device_count() >= len(here.here)  # NCCL has no two ranks on one GPU
     if has_gpu:
         torch.cuda.set_device(here.rank - here.here.start)
     hook = sys.excepthook
