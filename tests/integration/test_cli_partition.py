@@ -72,6 +72,23 @@ def test_a_wrong_annotation_is_different_and_the_exit_code_is_1():
     assert "option 0,1, output: different (value)" in words(result)
 
 
+def test_a_wrong_split_is_shown_by_a_script_on_the_smallest_shapes(tmp_path):
+    arguments = ("--annotation", "m k, k n -> m n", "--shrink", tmp_path)
+    result = partition(*MATMUL, *arguments)
+    assert result.exit_code == 1, result.output
+    script = tmp_path / "repro" / "00_matmul.py"
+    assert f"script: {script}; run by itself it fails: the fault is there" in result.stdout
+    assert "torch.randn([2, 2]" in script.read_text()
+    assert result.stdout.splitlines()[-1].startswith("different: ")
+
+
+def test_where_no_split_is_wrong_no_script_is_written_and_that_is_said(tmp_path):
+    result = partition(*MATMUL, "--shrink", tmp_path / "bug")
+    assert result.exit_code == 0, result.output
+    assert f"no script in {tmp_path / 'bug'}: nothing failed" in result.stdout
+    assert not (tmp_path / "bug").exists()
+
+
 def test_an_option_that_the_rule_refuses_is_unverified_beside_one_that_is_right():
     result = partition("torch:softmax", "--arg", "4x8", "--kwarg", "dim=1", "--option", "0,1")
     assert result.exit_code == 3, result.output

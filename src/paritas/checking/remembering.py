@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.backends import Backend
-    from paritas.numerics.findings import Verdict
+    from paritas.numerics.findings import Aspect, Status, Verdict
 
-__all__ = ["FailedGraph", "FailedPair", "MadeBy", "recall", "remember"]
+__all__ = ["FailedGraph", "FailedPair", "FailedSplit", "MadeBy", "recall", "remember"]
 
 # Each holds a model and its inputs.
 MOST_KEPT = 8
@@ -71,7 +71,32 @@ class FailedGraph:
     gradients: bool = False
 
 
-Failed = FailedPair | FailedGraph
+@dataclasses.dataclass(frozen=True)
+class FailedSplit:
+    """An operator that is not the same when it is split over ranks.
+
+    The verdict itself is not in it: it would keep itself alive.
+
+    Attributes:
+        call: the `OperatorCall` of `paritas.partition`.
+        recipe: how it was split; several for a mesh of ranks.
+        annotation: the rule that the recipe was made from; None if there is none.
+        ranks: over how many ranks.
+        seed: of the check.
+        status: how it ended.
+        kinds: in what it is wrong, each with whether that is of a result or of a gradient.
+    """
+
+    call: Any
+    recipe: Any
+    annotation: str | None
+    ranks: int | tuple[int, ...]
+    seed: int
+    status: Status
+    kinds: frozenset[tuple[Aspect, str]]
+
+
+Failed = FailedPair | FailedGraph | FailedSplit
 
 _KEPT: collections.OrderedDict[int, tuple[weakref.ref[Verdict], tuple[Failed, ...]]] = (
     collections.OrderedDict()

@@ -79,6 +79,13 @@ class Options:
     "--confirm", type=click.Choice(["gloo"]), help="Check once more, on ranks that are processes."
 )
 @click.option(
+    "--shrink",
+    "outdir",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a script of the first wrong split there, on the smallest shapes.",
+)
+@click.option(
     "--json",
     "json_path",
     metavar="FILE",
@@ -90,6 +97,7 @@ def partition(
     ctx: click.Context,
     /,
     operator: str,
+    outdir: Path | None,
     json_path: Path | None,
     **given: object,
 ) -> None:
@@ -120,7 +128,11 @@ def partition(
 
         check_writable(json_path)
     checked = _run(operator, options)
-    _show(checked, json_path)
+    if json_path is not None:
+        from paritas.reporting.json_file import write_verdict
+
+        write_verdict(json_path, checked.verdict)
+    _show(checked, [] if outdir is None else _shrunk(checked, outdir))
     ctx.exit(checked.verdict.exit_code)
 
 
@@ -139,13 +151,22 @@ def _run(operator: str, options: Options) -> Checked:
         return check(call, options)
 
 
-def _show(checked: Checked, json_path: Path | None) -> None:
+def _shrunk(checked: Checked, outdir: Path) -> list[str]:
+    """What came of shrinking, in words: the verdict stands whatever it is."""
+    from paritas.cli.progress import progress
+    from paritas.cli.shrink import report_lines
+    from paritas.errors import UsageError
+
+    try:
+        with progress() as tell:
+            return report_lines(checked.verdict.shrink(outdir=outdir, on_progress=tell))
+    except UsageError as error:
+        return [f"no script in {outdir}: {error}"]
+
+
+def _show(checked: Checked, script: list[str]) -> None:
     from rich.console import Console
 
     from paritas.cli.partition_table import report
 
-    if json_path is not None:
-        from paritas.reporting.json_file import write_verdict
-
-        write_verdict(json_path, checked.verdict)
-    Console(highlight=False).print(report(checked), crop=False)
+    Console(highlight=False).print(report(checked, script), crop=False)

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas.checking.remembering import remember
 from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Finding, Status, Verdict
 from paritas.partition.annotations.annotation import Annotation, Option
+from paritas.partition.failed_splits import failed_split
 from paritas.partition.recipes import Concat, Recipe, Split
 
 if TYPE_CHECKING:
+    from paritas.checking.remembering import FailedSplit
     from paritas.cli.partition import Options
     from paritas.partition.discovery.discovering import Discovered
     from paritas.partition.recipes import OperatorCall
@@ -30,11 +33,13 @@ class Row:
     Attributes:
         option: `idx,dim`, the first dimension that is split; empty where there is nothing to split.
         split_by: the identifier, or the dimensions.
+        wrong: what to shrink, if it is wrong.
     """
 
     option: str
     split_by: str
     verdict: Verdict
+    wrong: tuple[FailedSplit, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +72,7 @@ def check(call: OperatorCall, options: Options) -> Checked:
         chosen = _by_annotation(call, annotation, asked)
     else:
         rule, chosen = _discovered(call, options.ranks, asked)
-    rows = tuple(_row(call, one, options) for one in chosen)
+    rows = tuple(_row(call, one, annotation, options) for one in chosen)
     notes = (
         f"rule ({source}): {'; '.join(rule) or 'none'}",
         f"tensors drawn with seed {call.seed}",
@@ -76,6 +81,7 @@ def check(call: OperatorCall, options: Options) -> Checked:
     verdict = msgspec.structs.replace(
         verdict, strict=options.strict, notes=(*notes, *verdict.notes)
     )
+    remember(verdict, [wrong for row in rows for wrong in row.wrong])
     return Checked(call.name, rule, source, options.ranks, rows, verdict)
 
 
@@ -177,7 +183,9 @@ def _splits(call: OperatorCall, recipe: Recipe, option: Option) -> bool:
 # --- how it ends ----------------------------------------------------------------------------------
 
 
-def _row(call: OperatorCall, chosen: _Chosen, options: Options) -> Row:
+def _row(
+    call: OperatorCall, chosen: _Chosen, annotation: Annotation | None, options: Options
+) -> Row:
     option, recipe = chosen
     label = f"{option.idx},{option.dim}"
     if isinstance(recipe, str):
@@ -196,7 +204,10 @@ def _row(call: OperatorCall, chosen: _Chosen, options: Options) -> Row:
         )
     except UsageError as error:
         return Row(label, split_by, _unverified(f"option {label}", str(error)))
-    return Row(label, split_by, _labelled(verdict, f"option {label}"))
+    wrong = failed_split(
+        verdict, call, recipe, options.ranks, seed=options.seed, annotation=annotation
+    )
+    return Row(label, split_by, _labelled(verdict, f"option {label}"), wrong)
 
 
 def _labelled(verdict: Verdict, label: str) -> Verdict:

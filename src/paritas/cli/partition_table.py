@@ -14,7 +14,7 @@ from paritas.numerics.findings import Status
 from paritas.reporting.terminal import STYLES, details, last_line, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
 
@@ -30,8 +30,12 @@ LEGEND = (
 )
 
 
-def report(checked: Checked) -> Group:
-    """Everything, the verdict in one line last."""
+def report(checked: Checked, script: Sequence[str] = ()) -> Group:
+    """Everything, the verdict in one line last.
+
+    Args:
+        script: what came of shrinking, line by line.
+    """
     verdict = checked.verdict
     head = f"{checked.name} over {checked.ranks} ranks, rule {checked.source}:"
     parts: list[RenderableType] = [Text(head)]
@@ -47,9 +51,16 @@ def report(checked: Checked) -> Group:
         Text(f"coverage: {coverage.compared} compared, {len(coverage.skipped)} skipped"),
         *listed("skipped", coverage.skipped),
         *listed("note", verdict.notes[1:]),  # the first of them is the rule
+        *_unbroken(script),
         last_line(verdict),
     ]
     return Group(*parts)
+
+
+def _unbroken(lines: Sequence[str]) -> list[Text]:
+    """Lines with a path in them, which has to stay in one piece to be copied."""
+    told = [Text(line, no_wrap=True, overflow="ignore") for line in lines]
+    return [Text(), *told, Text()] if told else []
 
 
 def _table(rows: Iterable[Row]) -> Table:

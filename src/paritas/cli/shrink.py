@@ -193,11 +193,12 @@ def _show(report: ShrinkReport, json_path: Path | None) -> None:
         from paritas.reporting.json_file import write_whole
 
         write_whole(json_path, msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(report))))
-    for line in _lines(report):
+    for line in report_lines(report):
         click.echo(line)
 
 
-def _lines(report: ShrinkReport) -> list[str]:
+def report_lines(report: ShrinkReport) -> list[str]:
+    """What was done, for a terminal; the script is the last of it."""
     smaller = f"{report.before} -> {report.after}" if report.before else report.after
     lines = [f"{report.what}: {smaller}" if smaller else report.what]
     if report.diagnosis is not None and report.diagnosis.sentence:

@@ -10,7 +10,7 @@ import click
 from paritas._torch.backends import find_backend
 from paritas.checking.guarding.everywhere import guard_everywhere
 from paritas.checking.guarding.settings import GuardSettings
-from paritas.checking.remembering import recall
+from paritas.checking.remembering import FailedGraph, recall
 from paritas.cli.building import build_reference
 from paritas.cli.graph_sources import find_graph
 from paritas.cli.loading import look_here
@@ -58,7 +58,7 @@ def shrink_script(
     with guard_everywhere(settings) as journal:
         ending = run_program(program)
     verdict = journal.verdict()
-    failed = recall(verdict)
+    failed = [one for one in recall(verdict) if isinstance(one, FailedGraph)]
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""
         click.echo(f"nothing to shrink: {how}{headline(verdict)}", err=True)

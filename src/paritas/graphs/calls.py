@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
+    from paritas.partition.recipes import Recipe
+
 __all__ = ["Graph", "GraphCall", "TensorValue", "tensor_values"]
 
 Kind = Literal["input", "parameter", "buffer", "constant", "intermediate"]
@@ -48,7 +50,7 @@ class GraphCall:
         kwargs: arguments by name.
         outputs: the tensors it gives, in their order.
         annotation: how the graph itself says that it can be split, in the language of
-            `partition.annotations`; None if it does not say.
+            `partition.annotations`, or the one split of it; None if it does not say.
         source: the user's file and line, `model.py:30`.
         code: the text of that line.
         module: path of the module it was called in.
@@ -63,7 +65,7 @@ class GraphCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     outputs: tuple[TensorValue, ...] = ()
-    annotation: str | None = None
+    annotation: str | Recipe | None = None
     source: str = ""
     code: str = ""
     module: str = ""

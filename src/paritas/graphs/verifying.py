@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from paritas.graphs.operators.values import CallValues
 
-__all__ = ["verify_graph"]
+__all__ = ["verify_graph", "versions_here"]
 
 
 def verify_graph(  # noqa: PLR0913  (what can be asked)
@@ -161,7 +161,7 @@ class _Run:
             group = self.groups[work.number]
             placed = _placed(result, group)
             if self.folder is not None and placed.outcome is Outcome.FAILED:
-                placed = with_script(self.folder, work, placed, _versions())
+                placed = with_script(self.folder, work, placed, versions_here())
             if journal is not None:
                 journal.finish(placed)
             self.results[work.number] = placed
@@ -174,7 +174,7 @@ class _Run:
             graph=self.graph.name,
             kind=self.graph.kind,
             settings=_settings_in_words(self.settings, self.inputs),
-            versions=_versions(),
+            versions=versions_here(),
             operators=tuple(self.results[number] for number in sorted(self.results)),
             calls=len(self.graph.calls),
             notes=(*self.graph.notes, *self.notes),
@@ -190,7 +190,7 @@ class _Run:
             graph=self.graph.name,
             calls=calls_digest(self.graph.calls),
             settings=_settings_in_words(self.settings, self.inputs),
-            versions=_versions(),
+            versions=versions_here(),
             inputs=self._inputs_digest(),
             modules={name: _module_digest(name) for name in self.settings.imports},
         )
@@ -274,7 +274,8 @@ def _words(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _versions() -> dict[str, str]:
+def versions_here() -> dict[str, str]:
+    """Of what takes part in a check."""
     import paritas
 
     return {

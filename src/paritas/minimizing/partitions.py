@@ -1,4 +1,4 @@
-"""From a folder of `paritas verify-graph` to the smallest shapes at which a split is wrong.
+"""From a split that is wrong to the smallest shapes at which it is.
 
 The operator is already alone; what is left to shrink are its shapes. They are capped, from small to
 large, until the same split of it is wrong in the same way.
@@ -6,10 +6,12 @@ large, until the same split of it is wrong in the same way.
 
 from __future__ import annotations
 
-import dataclasses
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from paritas.errors import UsageError
 from paritas.graphs.grouping import group_calls
@@ -17,21 +19,24 @@ from paritas.graphs.reading.opening import open_graph
 from paritas.graphs.results_folder import JSON
 from paritas.graphs.scripts.failures import with_script
 from paritas.graphs.settings import Settings
-from paritas.graphs.working import Work, check_work
+from paritas.graphs.verifying import versions_here
+from paritas.graphs.working import check_work
 from paritas.minimizing.reports import ShrinkReport
 from paritas.minimizing.shrinking import NothingFailsError
+from paritas.minimizing.split_attempts import Wanted, attempts_on, attempts_on_caps
 from paritas.numerics.graph_reports import GraphReport, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from paritas.checking.remembering import FailedSplit
     from paritas.graphs.calls import GraphCall
     from paritas.graphs.settings import Source
-    from paritas.numerics.graph_reports import OperatorResult, OptionResult
+    from paritas.minimizing.split_attempts import Attempt
+    from paritas.numerics.graph_reports import OperatorResult
 
-__all__ = ["shrink_graph_results"]
+__all__ = ["shrink_graph_results", "shrink_splits"]
 
-_LARGEST_CAP = 1024
 _NONE = "none"
 
 
@@ -52,72 +57,112 @@ def shrink_graph_results(
         NothingFailsError: no split is wrong.
         UsageError: the graph is not to be had any more, or its values were given in Python.
     """
-    began = time.monotonic()
-    tell = on_progress or (lambda _: None)
+    search = _Search(outdir, seconds, on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
     failed = next((one for one in report.operators if one.outcome is Outcome.FAILED), None)
     if failed is None or not failed.failures:
         raise NothingFailsError(f"no split of an operator of {report.graph!r} is wrong")
-    wanted = failed.failures[0]
+    wanted = Wanted.of(failed.failures[0])
     settings = _settings(report.settings)
-    tell(f"reading {report.graph}")
+    search.tell(f"reading {report.graph}")
     call = _call(report.graph if graph is None else graph, settings, failed)
-    queries = 0
-    found: tuple[Work, OperatorResult] | None = None
-    ended = True
-    for cap in _caps(wanted.ranks, settings.cap):
-        if time.monotonic() - began > seconds:
-            ended = False
-            break
-        tell(f"no dimension longer than {cap}" if cap else "shapes as they are")
-        capped = dataclasses.replace(settings, cap=cap, ranks=(wanted.ranks,))
-        work = Work(0, failed.key, call, capped, None)
-        result = check_work(work)
-        queries += 1
-        if any(_same(option, wanted) for option in result.failures):
-            found = work, _only(result, wanted)
-            break
-    if found is None:
-        raise NothingFailsError(
-            f"{failed.operator}, {wanted.split}: checked again, it is not wrong on drawn values"
-            if ended
-            else f"{failed.operator}: {seconds:g} seconds were not enough to see it fail"
-        )
-    tell("running the script by itself")
-    outdir.mkdir(parents=True, exist_ok=True)
-    return _report(found, wanted, outdir, report.versions, (failed, queries, began))
+    return search.run(attempts_on_caps(call, settings, wanted, failed.key), report.versions)
 
 
-def _report(
-    found: tuple[Work, OperatorResult],
-    wanted: OptionResult,
-    outdir: Path,
-    versions: Mapping[str, str],
-    course: tuple[OperatorResult, int, float],
+def shrink_splits(
+    failed: Sequence[FailedSplit],
+    outdir: str | Path | None = None,
+    *,
+    seconds: float = 120.0,
+    setup: Sequence[str] = (),
+    on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
-    work, result = found
-    failed, queries, began = course
-    handed = with_script(outdir, work, result, versions)
-    note = next((note for note in reversed(handed.notes) if handed.script in note), "")
-    if not handed.script:
-        raise UsageError(handed.notes[-1] if handed.notes else "no script shows it by itself")
-    path = outdir / handed.script
-    data = path.with_suffix(".safetensors")
-    option = handed.failures[0]
-    told = [one.diagnosis for one in option.verdict.failures if one.diagnosis is not None]
-    shows = "does not show the failure" not in note
-    return ShrinkReport(
-        script=str(path),
-        data=str(data) if data.exists() else None,
-        shows=shows,
-        what=f"{failed.operator}, {wanted.split} over {wanted.ranks} ranks: {option.status}",
-        before=failed.signature,
-        after=f"no dimension longer than {work.settings.cap}" if work.settings.cap else "as it was",
-        diagnosis=told[0] if told else None,
-        queries=queries,
-        seconds=time.monotonic() - began,
-        said="the fault is there" if shows else note,
-    )
+    """Write the script of the first wrong split of an operator that is wrong again.
+
+    Args:
+        failed: splits of one operator.
+        outdir: where the script goes; a new folder by default.
+        setup: statements such as `import package.module`, of a module that registers the operator.
+
+    Raises:
+        NothingFailsError: none of them is wrong when it is checked again.
+        UsageError: no script could do the same; the message says why.
+    """
+    if not seconds > 0:
+        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
+    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
+    search = _Search(folder, seconds, on_progress)
+    for position, one in enumerate(failed):
+        try:
+            return search.run(attempts_on(one, setup), versions_here())
+        except NothingFailsError:
+            if position == len(failed) - 1:
+                raise
+    raise NothingFailsError("no split is wrong: nothing to shrink")
+
+
+class _Search:
+    """A search for the smallest shapes, within a given time."""
+
+    def __init__(
+        self, outdir: Path, seconds: float, on_progress: Callable[[str], None] | None
+    ) -> None:
+        self.outdir = outdir
+        self.seconds = seconds
+        self.tell = on_progress or (lambda _: None)
+        self.began = time.monotonic()
+        self.queries = 0
+
+    def run(self, attempts: Iterator[Attempt], versions: Mapping[str, str]) -> ShrinkReport:
+        """Write the script of the first attempt that shows what is wanted."""
+        attempt = None
+        for attempt in attempts:
+            if time.monotonic() - self.began > self.seconds:
+                raise NothingFailsError(
+                    f"{_title(attempt)}: {self.seconds:g} seconds were not enough to see it fail; "
+                    "give more of them"
+                )
+            self.tell(attempt.words)
+            result = check_work(attempt.work)
+            self.queries += 1
+            shown = tuple(one for one in result.options if attempt.wanted.is_shown_by(one))
+            if shown:
+                self.tell("running the script by itself")
+                return self._report(
+                    attempt, msgspec.structs.replace(result, options=shown), versions
+                )
+        told = "it" if attempt is None else _title(attempt)
+        raise NothingFailsError(f"{told}: checked again, it is not wrong in the same way")
+
+    def _report(
+        self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
+    ) -> ShrinkReport:
+        self.outdir.mkdir(parents=True, exist_ok=True)
+        handed = with_script(self.outdir, attempt.work, result, versions)
+        if not handed.script:
+            raise UsageError(handed.notes[-1] if handed.notes else "no script shows it by itself")
+        note = next((note for note in reversed(handed.notes) if handed.script in note), "")
+        path = self.outdir / handed.script
+        data = path.with_suffix(".safetensors")
+        option = handed.failures[0]
+        told = [one.diagnosis for one in option.verdict.failures if one.diagnosis is not None]
+        return ShrinkReport(
+            script=str(path),
+            data=str(data) if data.exists() else None,
+            shows=not note,
+            what=f"{_title(attempt)}: {option.status}",
+            before=result.signature,
+            after=attempt.words,
+            diagnosis=told[0] if told else None,
+            queries=self.queries,
+            seconds=time.monotonic() - self.began,
+            said=note or "the fault is there",
+        )
+
+
+def _title(attempt: Attempt) -> str:
+    wanted = attempt.wanted
+    return f"{attempt.work.call.operator}, {wanted.split} over {wanted.ranks} ranks"
 
 
 def _settings(words: Mapping[str, str]) -> Settings:
@@ -157,29 +202,3 @@ def _call(source: Any, settings: Settings, failed: OperatorResult) -> GraphCall:
         if group.first.operator == failed.operator and group.first.name in nodes:
             return group.first
     raise UsageError(f"the graph has no {failed.operator} at {failed.sites[0].node} any more")
-
-
-def _caps(ranks: int, usual: int | None) -> Iterator[int | None]:
-    """Lengths from small to large that can be divided evenly, and last what it was."""
-    cap = ranks
-    while cap <= min(_LARGEST_CAP, usual or _LARGEST_CAP):
-        yield cap
-        cap *= 2
-    yield usual
-
-
-def _same(option: OptionResult, wanted: OptionResult) -> bool:
-    """Whether the same split is wrong in the same way, as far as that can be told."""
-    aspects = {finding.aspect for finding in wanted.verdict.failures}
-    return (
-        (option.idx, option.dim, option.split) == (wanted.idx, wanted.dim, wanted.split)
-        and option.status is wanted.status
-        and {finding.aspect for finding in option.verdict.failures} <= aspects
-    )
-
-
-def _only(result: OperatorResult, wanted: OptionResult) -> OperatorResult:
-    import msgspec
-
-    kept = tuple(option for option in result.options if _same(option, wanted))
-    return msgspec.structs.replace(result, options=kept)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from paritas._torch.backends import find_backend, is_registered
 from paritas._torch.compiled import backends_of, dynamic_of, original_of
 from paritas._torch.graphs import copy_graph, placeholders
-from paritas.checking.remembering import FailedGraph, FailedPair, recall
+from paritas.checking.remembering import FailedGraph, FailedPair, FailedSplit, recall
 from paritas.errors import UsageError
 from paritas.minimizing.capturing import capture_programs, program_of
 from paritas.minimizing.programs import Candidate, Program, Signature, signature_of
-from paritas.minimizing.shrinking import Shrunk, shrink
+from paritas.minimizing.reports import ShrinkReport, report_of
+from paritas.minimizing.shrinking import shrink
+from paritas.numerics.findings import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,8 +36,8 @@ def shrink_verdict(
     outdir: str | Path | None = None,
     setup: tuple[str, ...] = (),
     on_progress: Callable[[str], None] | None = None,
-) -> Shrunk:
-    """Shrink what a verdict of `verify` or of a guard is about.
+) -> ShrinkReport:
+    """Shrink what a verdict of `verify`, of a guard or of a partition is about.
 
     Raises:
         UsageError: nothing failed, the programs are not at hand, or no graph fails by itself.
@@ -44,23 +46,36 @@ def shrink_verdict(
         raise UsageError(f"nothing failed (the verdict is {verdict.status}): nothing to shrink")
     failed = recall(verdict)
     if not failed:
-        raise UsageError(
-            "the programs behind this verdict are not at hand: it was read from a file, merged "
-            "from others, or comes from another process; shrink the verdict that verify() or "
-            "guard().verdict() gave, or use the command paritas shrink"
-        )
-    programs, candidate = programs_of(failed[0], setup)
-    for other in failed[1:]:
+        raise UsageError(_why_unknown(verdict))
+    splits = [one for one in failed if isinstance(one, FailedSplit)]
+    if splits:
+        from paritas.minimizing.partitions import shrink_splits
+
+        return shrink_splits(splits, outdir, seconds=seconds, setup=setup, on_progress=on_progress)
+    pairs = [one for one in failed if not isinstance(one, FailedSplit)]
+    programs, candidate = programs_of(pairs[0], setup)
+    for other in pairs[1:]:
         more, made = programs_of(other, setup)
         # One oracle asks one compiler.
         programs += more if made == candidate else []
-    return shrink(
+    shrunk = shrink(
         programs,
         candidate,
-        signature=_signature(verdict) if isinstance(failed[0], FailedPair) else None,
+        signature=_signature(verdict) if isinstance(pairs[0], FailedPair) else None,
         seconds=seconds,
         outdir=outdir,
         on_progress=on_progress,
+    )
+    return report_of(shrunk)
+
+
+def _why_unknown(verdict: Verdict) -> str:
+    if not any(one.status in {Status.DIFFERENT, Status.DEGRADED} for one in verdict.failures):
+        return f"nothing is wrong for certain (the verdict is {verdict.status}): nothing to shrink"
+    return (
+        "the programs behind this verdict are not at hand: it was read from a file, merged from "
+        "others, or comes from another process; shrink the verdict that verify(), "
+        "guard().verdict() or check_partition() gave, or use the command paritas shrink"
     )
 
 

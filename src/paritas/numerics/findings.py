@@ -246,7 +246,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             on_progress: called with a few words before each step.
 
         Returns:
-            A `paritas.minimizing.shrinking.Shrunk`: the script, the program, the steps.
+            A `paritas.minimizing.reports.ShrinkReport`: the script, whether it shows the failure
+            by itself, the steps.
 
         Raises:
             UsageError: nothing failed; or the programs are not at hand, as of a verdict that was

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.checking.remembering import remember
 from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.partition.failed_splits import failed_split
 from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
 from paritas.partition.recipes import Recipe
 from paritas.partition.running.combining import RankError, words_of
@@ -48,7 +50,9 @@ def check_recipe(
     Raises:
         UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
     """
-    return examine_recipe(call, recipe, ranks, seed=seed, strict=strict).verdict
+    verdict = examine_recipe(call, recipe, ranks, seed=seed, strict=strict).verdict
+    remember(verdict, failed_split(verdict, call, recipe, ranks, seed=seed))
+    return verdict
 
 
 def examine_recipe(

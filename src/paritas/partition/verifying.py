@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.checking.remembering import FailedSplit, remember
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.trees import leaves
 from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.failed_splits import failed_split
 from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
 from paritas.partition.refused_splits import plain_recipe, told
 
@@ -66,7 +68,8 @@ def check_partition(
         confirm: "gloo" checks each option a second time, on ranks that are real processes.
 
     Returns:
-        A finding for each thing compared, whose path begins with its option.
+        A finding for each thing compared, whose path begins with its option. Of a split that is
+        wrong, `shrink()` writes a script on the smallest shapes.
 
     Raises:
         UsageError: the configuration names no operator that can be found, or is malformed.
@@ -85,9 +88,11 @@ def check_partition(
         _check_option(rules, dict(option), ranks=ranks, seed=seed, strict=strict, confirm=confirm)
         for option in config.parti_options
     ]
-    verdict = Verdict.merge(parts)
+    verdict = Verdict.merge(part for part, _ in parts)
     notes = tuple(dict.fromkeys((*_notes(seed), *rules.notes, *verdict.notes)))
-    return msgspec.structs.replace(verdict, strict=strict, notes=notes)
+    verdict = msgspec.structs.replace(verdict, strict=strict, notes=notes)
+    remember(verdict, [failed for _, wrong in parts for failed in wrong])
+    return verdict
 
 
 def _notes(seed: int) -> tuple[str, ...]:
@@ -249,7 +254,8 @@ def _check_option(
     seed: int,
     strict: bool,
     confirm: Confirm | None,
-) -> Verdict:
+) -> tuple[Verdict, tuple[FailedSplit, ...]]:
+    """The verdict of one option, and what to remember of it."""
     from paritas.partition.confirming import check_confirmed
 
     count = option.get("num", ranks)
@@ -263,16 +269,19 @@ def _check_option(
     except UsageError as error:
         plain = rules.plain_recipe(asked)
         if plain is None:
-            return _refused(option, str(error))
+            return _refused(option, str(error)), ()
         tried = checked(plain)
         if not tried.passed:
-            return _refused(option, f"{error}; split there all the same, {told(tried)}")
+            return _refused(option, f"{error}; split there all the same, {told(tried)}"), ()
         note = f"{option} is right here, though {error}"
-        return msgspec.structs.replace(_named(tried, option, plain), notes=(*tried.notes, note))
+        named = _named(tried, option, plain)
+        return msgspec.structs.replace(named, notes=(*tried.notes, note)), ()
     try:
-        return _named(checked(recipe), option, recipe)
+        verdict = checked(recipe)
     except UsageError as error:
-        return _refused(option, str(error))
+        return _refused(option, str(error)), ()
+    wrong = failed_split(verdict, rules.call, recipe, count, seed=seed, annotation=rules.annotation)
+    return _named(verdict, option, recipe), wrong
 
 
 def _named(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:

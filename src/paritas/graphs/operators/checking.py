@@ -304,7 +304,7 @@ class _Splits:
             idx=0,
             dim=0,
             split="annotation",
-            rule=(self.call.annotation or "") if offer.faulty == "declared" else "",
+            rule=str(self.call.annotation or "") if offer.faulty == "declared" else "",
             origin=offer.faulty,
             ranks=ranks,
             status=Status.DIFFERENT,

@@ -11,14 +11,14 @@ from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.annotations.expanding import expand
 from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
-from paritas.partition.recipes import Concat, Reduce, Split
+from paritas.partition.recipes import Concat, Recipe, Reduce, Split
 
 if TYPE_CHECKING:
     from paritas.graphs.settings import Settings
     from paritas.numerics.graph_reports import RuleOrigin
-    from paritas.partition.recipes import OperatorCall, Recipe
+    from paritas.partition.recipes import OperatorCall
 
-__all__ = ["Offer", "SplitOption", "annotation_of", "offers"]
+__all__ = ["Offer", "SplitOption", "annotation_of", "offers", "option_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,11 @@ class Offer:
 
 
 def annotation_of(
-    name: str, call: OperatorCall, declared: str | None, settings: Settings
+    name: str, call: OperatorCall, declared: str | Recipe | None, settings: Settings
 ) -> Annotation | None:
     """The rule that says which lengths belong together; None where none fits."""
+    if isinstance(declared, Recipe):
+        return None
     asked = _sources(declared, settings)
     try:
         if "declared" in asked and declared is not None:
@@ -79,9 +81,11 @@ def annotation_of(
 
 
 def offers(
-    name: str, call: OperatorCall, declared: str | None, settings: Settings, ranks: int
+    name: str, call: OperatorCall, declared: str | Recipe | None, settings: Settings, ranks: int
 ) -> Offer:
     """Everything that is asked for, each split once, under the first source that has it."""
+    if isinstance(declared, Recipe):
+        return Offer((option_of(declared, call),))
     found: dict[Any, SplitOption] = {}
     left: list[str] = []
     missing: list[str] = []
@@ -192,6 +196,14 @@ def _discovered(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[
         )
     if not right:
         missing.append(f"running {call.name} over {ranks} ranks shows no split to be right")
+
+
+def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
+    """A recipe as it is: nobody claims of it that the parts are equal."""
+    idx, dim = _place(recipe, call)
+    _, found, name = recipe.words.rpartition("split by ")
+    split = f"split by {name}" if found else recipe.words or "split"
+    return SplitOption(idx, dim, split, recipe.words or "a recipe", "declared", recipe)
 
 
 def _place(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:

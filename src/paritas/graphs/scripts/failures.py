@@ -99,7 +99,7 @@ def _heading(
     return (
         f"{result.operator}, {option.split} over {option.ranks} ranks, against the whole of it.",
         "",
-        f"Node:       {site.node}{place}{others}",
+        *([f"Node:       {site.node}{place}{others}"] if site.node else []),
         *([f"Code:       {site.code.strip()}"] if site.code.strip() else []),
         f"Signature:  {result.signature}",
         f"Annotation: {option.rule} ({option.origin})",
