@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.patterns.hypotheses import stated
-from paritas.diagnosis.patterns.operations import Operation, attempted, operation_of, trusted
+from paritas.diagnosis.patterns.operations import Operation, first_variant, operation_of
 from paritas.diagnosis.patterns.weighing import beyond_noise
 
 if TYPE_CHECKING:
@@ -44,24 +42,7 @@ def propose(case: Case) -> list[Pattern]:
     operation = operation_of(case, inputs=2)
     if operation is None or not beyond_noise(case):
         return []
-    plain, variants = _variants(operation)
-    if plain is None or trusted(case, plain) is None:
-        return []
-    for sentence, compute in variants:
-        value = attempted(compute)
-        if value is None or tuple(value.shape) != case.shape:
-            continue
-        pattern = stated(
-            case,
-            value.double(),
-            "swapped operands",
-            sentence,
-            cost=math.log2(1 + len(variants)),
-            evidence={"operator": operation.context.operator},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    return first_variant(case, operation, "swapped operands", *_variants(operation))
 
 
 _Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.hypotheses import stated
 from paritas.numerics.criterion import MAX_Z
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from paritas.diagnosis.cases import Case, Context
+    from paritas.numerics.diagnoses import Pattern
 
-__all__ = ["Operation", "attempted", "operation_of", "trusted"]
+__all__ = ["Operation", "attempted", "first_variant", "operation_of", "trusted"]
 
 # Of the right values, as many have to come out of the plain formula.
 _MOST_UNLIKE = 0.02
@@ -93,6 +95,33 @@ def trusted(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
     same = (value == case.right) | (value.isnan() & case.right.isnan())
     near = same | (apart <= MAX_Z * case.allowed)
     return value if float((~near).double().mean()) <= _MOST_UNLIKE else None
+
+
+def first_variant(
+    case: Case,
+    operation: Operation,
+    kind: str,
+    plain: Callable[[], Tensor] | None,
+    variants: Sequence[tuple[str, Callable[[], Tensor]]],
+) -> list[Pattern]:
+    """The first of the variants of a formula that is what came out, with what to say of it."""
+    if plain is None or trusted(case, plain) is None:
+        return []
+    for sentence, compute in variants:
+        value = attempted(compute)
+        if value is None or tuple(value.shape) != case.shape:
+            continue
+        pattern = stated(
+            case,
+            value.double(),
+            kind,
+            sentence,
+            cost=math.log2(1 + len(variants)),
+            evidence={"operator": operation.context.operator},
+        )
+        if pattern is not None:
+            return [pattern]
+    return []
 
 
 def attempted(compute: Callable[[], Tensor | None]) -> Tensor | None:
