@@ -121,7 +121,7 @@ def _about(
     lines = [
         f"torch.compile and eager disagree: {signature.sentence}.",
         "",
-        *([f"What kind of wrong: {said}."] if said else []),
+        *([f"What kind of wrong, on the inputs it was found with: {said}."] if said else []),
         *(f"{note}." if not note.endswith(".") else note for note in notes),
         f"Operator calls: {', '.join(_operator(node) for node in program.calls)}.",
         *_places(program),
@@ -152,7 +152,10 @@ def _places(program: Program) -> list[str]:
 def _operator(node: Node) -> str:
     if isinstance(node.target, str):
         return f"Tensor.{node.target}"
-    return str(torch.typename(node.target)) if callable(node.target) else str(node.target)
+    if not callable(node.target):
+        return str(node.target)
+    # Where torch keeps what people call `torch.softmax`.
+    return str(torch.typename(node.target)).replace("_VariableFunctionsClass.", "")
 
 
 def _text(

@@ -259,4 +259,5 @@ def _is_unclear(answer: Answer) -> bool:
 def _measure(program: Program) -> str:
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     elements = sum(tensor.numel() for tensor in tensors)
-    return f"{len(program.calls)} calls on {elements} numbers"
+    count = len(program.calls)
+    return f"{count} call{'s' * (count != 1)} on {elements} numbers"
