@@ -41,6 +41,15 @@ def exp_wrong_after_tanh(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     return graph.forward
 
 
+def sin_wrong_beside_cos(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+    """Only where both read the same value."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.sin):
+        if any(user.target is torch.cos for user in node.args[0].users):
+            node.target = torch.tan
+    graph.recompile()
+    return graph.forward
+
+
 def sin_wrong_and_exp_nan(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     """Two faults."""
     _swap(graph, torch.sin, torch.cos)

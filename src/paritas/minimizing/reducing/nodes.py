@@ -21,7 +21,7 @@ from paritas.minimizing.reducing.parts import Part, islands, part_of
 from paritas.minimizing.reducing.recorded import Recorded, record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch.fx import Node
 
@@ -83,10 +83,8 @@ class _Reduction:
     def _together(self, size: int) -> list[Node] | None:
         """The first part of so many neighbours that shows the failure by itself."""
         unique: dict[str, list[Node]] = {}
-        for node in self.calls:
-            near = _neighbours(node, size, set(self.calls))
-            if len(near) == size:
-                unique.setdefault(_key(near, self.recorded), near)
+        for near in _neighbourhoods(self.calls, size):
+            unique.setdefault(_key(near, self.recorded), near)
         if len(unique) * size > _REPEATED * len(self.calls):
             return None  # taking the program apart compiles less
         # Small values make small scripts, and compile as fast as any.
@@ -160,6 +158,20 @@ class _Reduction:
         names = [node.name for node in self.calls if node in set(kept)]
         smallest = minimise(names, shows, deadline)
         return self._part([by_name[name] for name in smallest]) or self.program
+
+
+def _neighbourhoods(calls: list[Node], size: int) -> Iterator[list[Node]]:
+    """Calls that a compiler may fuse: chains, and pairs that read the same value."""
+    known = set(calls)
+    for node in calls:
+        near = _neighbours(node, size, known)
+        if len(near) == size:
+            yield near
+        if size == 2:  # noqa: PLR2004
+            users = (user for read in node.all_input_nodes for user in read.users)
+            later = next((user for user in users if user in known and node < user), None)
+            if later is not None:
+                yield [node, later]
 
 
 def _neighbours(node: Node, size: int, calls: set[Node]) -> list[Node]:

@@ -136,6 +136,10 @@ class _Builder:
         symbol = isinstance(value, int) and not isinstance(value, bool) and self.program.dynamic
         if not isinstance(value, torch.Tensor) and not symbol:
             return value
+        elsewhere = (known for _, known, owner in self.inputs if owner != index)
+        if isinstance(value, torch.Tensor) and any(value is known for known in elsewhere):
+            # Parts that share a tensor which one of them writes to would not be apart.
+            value = value.detach().clone().requires_grad_(value.requires_grad)
         last = self.inputs[-1][0] if self.inputs else None
         start = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(start):
