@@ -38,7 +38,7 @@ CASES = {
     "perceptron": (perceptron, (3, 8), torch.float32),
     "convolutional": (convolutional, (2, 3, 6, 6), torch.float32),
     "transformer": (Block, (2, 5, 16), torch.float32),
-    "transformer in float64": (Block, (2, 5, 16), torch.float64),
+    "perceptron in float64": (perceptron, (3, 8), torch.float64),
 }
 
 

@@ -10,7 +10,6 @@ import paritas
 from integration.parallel_plans import TENSOR_PLAN, Model, by_hand, make_model, over_samples
 from paritas import verify_parallel
 from paritas.numerics.findings import Status
-from paritas.partition.ranks.starting import start_method
 
 
 @pytest.fixture
@@ -166,7 +165,6 @@ def test_the_model_is_left_alone_and_progress_is_told(model, batch):
     assert heard[:2] == ["training on one device", "training on 2 ranks"]
 
 
-@pytest.mark.skipif(start_method() != "fork", reason="a plan of its own has to be inherited")
 def test_ranks_that_are_processes_tell_the_same_story(batch):
     verdicts = [
         verify_parallel(make_model, by_hand("dropped"), [batch], ranks=ranks, steps=1)

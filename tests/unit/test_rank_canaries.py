@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
 from paritas._torch import sharding_rules, simulated_ranks
 from paritas._torch.rank_lifting import RankLiftMode
@@ -29,6 +31,25 @@ def test_a_simulated_tensor_is_another_on_each_rank():
 
 def test_a_plain_tensor_is_the_same_on_each_rank():
     assert len(simulated_ranks.parts_of(torch.ones(2), 3)) == 3
+
+
+def test_threads_that_enter_modes_leave_the_process_in_none():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    first_in, second_in, first_out = threading.Event(), threading.Event(), threading.Event()
+
+    def program(rank):
+        if rank == 1:
+            first_in.wait(10)
+        with Mode():
+            (first_in if rank == 0 else second_in).set()
+            (second_in if rank == 0 else first_out).wait(10)
+        first_out.set()
+
+    simulated_ranks.run_in_threads(program, 2, 30.0)
+    assert not is_in_torch_dispatch_mode()
 
 
 def test_simulated_ranks_leave_the_exception_hook_alone():

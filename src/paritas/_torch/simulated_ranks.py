@@ -27,6 +27,7 @@ __all__ = ["ThreadOutcome", "of_ranks", "parts_of", "run_in_threads", "simulated
 _SIMULATION = "torch.distributed._local_tensor"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
 _C10D, _ISOLATION = "torch._C._distributed_c10d", "_set_thread_isolation_mode"
+_MODES = "torch.utils._python_dispatch"
 _THREADED_GROUP = "torch.testing._internal.distributed.multi_threaded_pg"
 
 
@@ -132,7 +133,7 @@ def run_in_threads(
     isolate = _part(_C10D, _ISOLATION)._set_thread_isolation_mode
     outcomes = [ThreadOutcome() for _ in range(ranks)]
     store = _part(_C10D, "HashStore").HashStore()
-    hook = sys.excepthook
+    hook, flags = sys.excepthook, _mode_flags()
     group._install_threaded_pg()
     isolate(True)  # otherwise groups of one name in several threads are one group
     try:
@@ -154,10 +155,31 @@ def run_in_threads(
                 thread.join(0.5)
     finally:
         sys.excepthook = hook  # the group puts its own there
+        _set_mode_flags(flags)
         isolate(False)
         group.ProcessLocalGroup.reset()
         group._uninstall_threaded_pg()
     return outcomes
+
+
+def _mode_flags() -> dict[str, bool]:
+    """What torch notes for the whole process of the dispatch modes that are entered."""
+    module = _part(_MODES, "TorchDispatchMode")
+    return {name: value for name, value in vars(module).items() if name.startswith("_is_in_")}
+
+
+def _set_mode_flags(flags: dict[str, bool]) -> None:
+    """Put them back.
+
+    A mode restores on its exit what it found on its entry. Where threads come and go in another
+    order, the last of them leaves the process in a mode for good, and Dynamo compiles otherwise.
+    """
+    module = _part(_MODES, "TorchDispatchMode")
+    for name, value in flags.items():
+        setattr(module, name, value)
+    tell = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
+    if tell is not None:
+        tell(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
 
 
 def _be_rank(

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Explainer", "call_context", "likely"]
 
 # A reader looks at the first few; a model that is wrong from its first layer has hundreds.
-MOST_EXPLAINED = 24
+MOST_EXPLAINED = 12
 MOST_SECONDS = 30.0
+# Far above what long programs lose in float64, and far below any fault.
+PLAIN_SHARE = 1e-12
 _WRONG = {Status.DIFFERENT, Status.DEGRADED}
 
 
@@ -117,21 +119,31 @@ def _diagnosis(
     if plainly or (finding.lifted is not None and not finding.lifted.passed):
         lifted = evidence.lifted()
         if lifted is not None and arbiter is not None:
-            small = evidence.lift_unit
-            noise = _noise((arbiter, lifted), None, evidence.spread(small, RUNS[0]), small)
-            noise = None if noise is None else LIFTED_SLACK * noise
+            noise = _lifted_noise(arbiter, lifted, evidence, measured=finding.lifted is not None)
             above = diagnose(lifted, arbiter, noise=noise, context=context)
             if above.patterns:
                 return above
     native: Tensor | None = None
     unit = _unit(reference, candidate)
-    if unit is not None and evidence.unit is not None:
+    if finding.native is not None and unit is not None and evidence.unit is not None:
         spread = evidence.spread(evidence.unit, RUNS[0])
         truth = reference if arbiter is None else arbiter
         own = None if arbiter is None else reference
         native = _noise((truth, candidate), own, spread, unit)
     found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=context)
     return found if found.patterns or above.where is None else above
+
+
+def _lifted_noise(
+    arbiter: Tensor, lifted: Tensor, evidence: Evidence, *, measured: bool
+) -> Tensor | None:
+    """The noise in float64; of what was too far off for the judge to measure it, a plain share."""
+    small = evidence.lift_unit
+    if not measured and small == criterion.UNIT_F64:
+        size = _wide(arbiter).abs().nan_to_num(0.0, 0.0, 0.0)
+        return PLAIN_SHARE * (size + criterion.rms(arbiter))
+    noise = _noise((arbiter, lifted), None, evidence.spread(small, RUNS[0]), small)
+    return None if noise is None else LIFTED_SLACK * noise
 
 
 def _unit(*tensors: Tensor) -> float | None:
