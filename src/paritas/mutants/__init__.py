@@ -1,0 +1,1 @@
+"""Faults planted on purpose: what a check would have caught."""
