@@ -1,4 +1,4 @@
-"""Canaries for how a compiled program's backend is found again: see test_torch_canaries."""
+"""Canaries for a compiled program's backend and for tracing calls: see test_torch_canaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch import backends, compiled
+from paritas._torch import backends, compiled, operators, tracing
 
 
 def test_a_backend_is_known_by_its_name_and_its_function():
@@ -21,3 +21,38 @@ def test_what_a_compile_was_told_of_dynamic_shapes_can_be_read_back(dynamic):
     assert compiled.dynamic_of(torch.compile(module, dynamic=dynamic)) is dynamic
     assert compiled.dynamic_of(torch.compile(torch.sin, dynamic=dynamic)) is dynamic
     assert compiled.dynamic_of(module) is None
+
+
+def test_a_traced_function_is_one_flat_graph_of_operators_with_its_gradients():
+    def step(x, y):
+        x = x.detach().requires_grad_()
+        out = (x @ y).relu()
+        return {"out": out.detach(), "gradient": list(torch.autograd.grad(out.sum(), x))}
+
+    x, y = torch.randn(2, 3), torch.randn(3, 4)
+    module = tracing.trace_calls(step, [x, y])
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert all(isinstance(node.target, torch._ops.OpOverload) for node in calls)
+    assert {"mm", "relu", "threshold_backward"} <= {node.name for node in calls}
+    assert all(isinstance(node.meta["val"], torch.Tensor) for node in calls)
+    results = module(x, y)
+    assert isinstance(results, tuple)
+    expected = step(x, y)
+    torch.testing.assert_close(results, (expected["out"], expected["gradient"][0]))
+
+
+def test_what_batch_norm_writes_to_is_known_though_its_schema_does_not_say():
+    mean, variance = torch.zeros(2), torch.ones(2)
+    norm = torch.ops.aten.native_batch_norm.default
+    norm(torch.randn(4, 2) + 1, None, None, mean, variance, True, 0.1, 1e-5)
+    assert bool((mean != 0).all())
+    assert {3, 4} <= operators.traits(norm).mutates
+
+
+def test_a_function_that_branches_on_a_value_is_traced_along_the_branch_it_took():
+    def step(x):
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+    module = tracing.trace_calls(step, [torch.ones(2)])
+    (result,) = module(torch.ones(2))
+    assert result.tolist() == [2.0, 2.0]

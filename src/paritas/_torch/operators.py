@@ -62,6 +62,12 @@ _BASIC = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# Running statistics that these write to in training, though their schemas do not say so.
+_UNDECLARED_WRITES: dict[str, frozenset[int | str]] = {
+    name: frozenset({3, 4, "running_mean", "running_var"})
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+}
+
 COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 ROUNDINGS = frozenset({"round", "floor", "ceil", "trunc", "fix"})
 # What leaves the decision behind a value as it was.
@@ -98,7 +104,7 @@ def traits(func: OpOverload) -> Traits:
     schema = func._schema
     namespace, _, full = schema.name.partition("::")
     name = full.rstrip("_")
-    written: set[int | str] = set()
+    written: set[int | str] = set(_UNDECLARED_WRITES.get(name, ()))
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written |= {position, argument.name}

@@ -153,6 +153,8 @@ class _Tracing:
             if isinstance(self.model, nn.Module):
                 state = {**parameters, **buffers}
                 outputs = torch.func.functional_call(self.model, state, tuple(self._with(tensors)))
+                # A buffer that was bound anew, not written to, is found where it was handed over.
+                buffers = {name: state[name] for name in buffers}
             else:
                 outputs = self.model(*self._with(tensors))
         wanted = {name: value for name, value in parameters.items() if value.requires_grad}
@@ -183,7 +185,8 @@ class _Tracing:
                     self.results.append(f"gradient of {name}")
                     results.append(gradient)
         self.results += [f"buffer {name}" for name in buffers]
-        return [*results, *buffers.values()]
+        kept = [value.detach() if value.requires_grad else value for value in buffers.values()]
+        return [*results, *kept]
 
 
 def _split_off(module: GraphModule) -> frozenset[str]:
