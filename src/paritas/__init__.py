@@ -21,6 +21,7 @@ __all__ = [
     "Origin",
     "ParitasError",
     "ParityWarning",
+    "PowerReport",
     "Status",
     "UsageError",
     "Verdict",
@@ -29,6 +30,7 @@ __all__ = [
     "compare",
     "guard",
     "judge",
+    "power",
     "record",
     "verify",
     "verify_graph",
@@ -48,6 +50,7 @@ _HOMES = {
     "Origin": "paritas.numerics.findings",
     "ParitasError": "paritas.errors",
     "ParityWarning": "paritas.errors",
+    "PowerReport": "paritas.numerics.power_reports",
     "Status": "paritas.numerics.findings",
     "UsageError": "paritas.errors",
     "Verdict": "paritas.numerics.findings",
@@ -56,6 +59,7 @@ _HOMES = {
     "compare": "paritas.comparison.comparing",
     "guard": "paritas.checking.guarding.backend",
     "judge": "paritas.numerics.pairing",
+    "power": "paritas.mutants.power",
     "record": "paritas.recording.backend",
     "verify": "paritas.checking.verifying",
     "verify_graph": "paritas.graphs.verifying",
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from paritas.comparison.comparing import compare
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.graphs.verifying import verify_graph
+    from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
     from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.numerics.graph_reports import GraphReport
     from paritas.numerics.pairing import judge
+    from paritas.numerics.power_reports import PowerReport
     from paritas.partition.plans.verifying import verify_parallel
     from paritas.recording.backend import record
     from paritas.recording.eager import capture

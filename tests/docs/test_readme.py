@@ -14,6 +14,7 @@ from paritas.cli.compare import compare
 from paritas.cli.convert import convert
 from paritas.cli.inspect import inspect as inspect_command
 from paritas.cli.partition import partition
+from paritas.cli.power import power
 from paritas.cli.report import report
 from paritas.cli.run import run
 from paritas.cli.shrink import shrink
@@ -29,6 +30,7 @@ PARTITION = Path(__file__).parents[2] / "docs" / "partition.md"
 RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
 GRAPHS = Path(__file__).parents[2] / "docs" / "graphs.md"
 PARALLEL = Path(__file__).parents[2] / "docs" / "parallel.md"
+POWER = Path(__file__).parents[2] / "docs" / "power.md"
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
@@ -94,6 +96,12 @@ def test_the_code_about_plans_runs_as_written(capsys):
     assert "step 1: output 2 " in printed
 
 
+def test_the_code_about_power_runs_as_written(capsys):
+    exec(compile(python_code(POWER), str(POWER), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "faults above 8 times the rounding noise are caught" in printed
+
+
 def test_every_argument_of_a_recording_is_explained():
     text = RECORDING.read_text(encoding="utf-8")
     asked = {*inspect.signature(paritas.capture).parameters}
@@ -107,6 +115,7 @@ def test_every_argument_of_a_recording_is_explained():
         (verify, "paritas verify package.module:factory "),
         (run, "paritas run "),
         (shrink, "paritas shrink package.module:factory|"),
+        (power, "paritas power package.module:factory "),
         (inspect_command, "paritas inspect "),
         (convert, "paritas convert "),
         (compare, "paritas compare "),

@@ -28,6 +28,7 @@ _HOMES = {
     "partition": "paritas.cli.partition:partition",
     "verify-graph": "paritas.cli.verify_graph:verify_graph",
     "verify-parallel": "paritas.cli.verify_parallel:verify_parallel",
+    "power": "paritas.cli.power:power",
     "report": "paritas.cli.report:report",
     "shrink": "paritas.cli.shrink:shrink",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import platform
 import time
@@ -276,10 +277,8 @@ def _words(value: Any) -> str:
 
 def versions_here() -> dict[str, str]:
     """Of what takes part in a check."""
-    import paritas
-
     return {
-        "paritas": paritas.__version__,
+        "paritas": importlib.metadata.version("paritas"),
         "torch": str(torch.__version__),  # a subclass of str, which JSON does not take
         "python": platform.python_version(),
     }

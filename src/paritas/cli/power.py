@@ -1,0 +1,142 @@
+"""`paritas power`: what the check would have caught in a model of yours."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from paritas.numerics.power_reports import PowerReport
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+_INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the command, by their names."""
+
+    inputs: str | None
+    dtype: str | None
+    autocast: str | None
+    device: str | None
+    train: bool
+    no_gradients: bool
+    faults: int
+    seconds: float
+    seed: int
+
+
+@click.command(short_help="Plant faults in a model: which would be caught?")
+@click.argument("factory", metavar="package.module:factory")
+@click.option("--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
+@click.option(
+    "--autocast",
+    type=click.Choice(DTYPES[2:]),
+    help="Run the forward pass under torch.autocast to this.",
+)
+@click.option("--device", metavar="DEVICE", help="Run on this device, for example cuda.")
+@click.option("--train", is_flag=True, help="Training mode; otherwise model.eval() is called.")
+@click.option("--no-gradients", is_flag=True, help="Leave the backward pass out.")
+@click.option(
+    "--faults",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="How many to plant at most.",
+)
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For all of it; then what was found so far is reported.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw of faults.")
+@click.option(
+    "--at-least",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Exit with 1 if fewer of the faults above 8 times the noise are caught, for example 0.99.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write every fault and how it ended to this file.",
+)
+@click.pass_context
+def power(
+    ctx: click.Context,
+    /,
+    factory: str,
+    at_least: float | None,
+    json_path: Path | None,
+    **given: Any,
+) -> None:
+    """Plant faults in a model, one at a time: which would paritas verify have caught?
+
+    The factory is that of paritas verify: it takes no arguments and returns (model, inputs), or
+    the model alone with --inputs. Ctrl-C ends the search, and what was found so far is reported.
+
+    Exit codes: 0 there is a report, 1 fewer are caught than --at-least, 2 wrong usage or bad
+    input, 3 nothing could be planted and judged, 130 interrupted.
+    """
+    from paritas.cli.loading import check_form
+
+    options = Options(**given)
+    for parameter, spec in (("FACTORY", factory), ("--inputs", options.inputs)):
+        if spec is not None:
+            check_form(spec, parameter)
+    if json_path is not None:
+        from paritas.reporting.json_file import check_writable
+
+        check_writable(json_path)
+    report = _run(factory, options)
+    _show(report, json_path)
+    ctx.exit(_INTERRUPTED if report.stopped == "interrupt" else report.exit_code(at_least))
+
+
+def _run(factory: str, options: Options) -> PowerReport:
+    from paritas.cli.progress import progress
+
+    with progress() as tell:
+        tell("importing torch")
+        import torch
+
+        from paritas.cli.building import build_reference
+        from paritas.mutants import power as searching
+
+        tell(f"building {factory}")
+        asked: Any = options  # it reads what both commands have
+        model, inputs = build_reference(factory, asked)
+        return searching.power(
+            inputs,
+            model,
+            faults=options.faults,
+            seconds=options.seconds,
+            gradients=not options.no_gradients,
+            autocast=None if options.autocast is None else getattr(torch, options.autocast),
+            seed=options.seed,
+            on_progress=tell,
+        )
+
+
+def _show(report: PowerReport, json_path: Path | None) -> None:
+    from rich.console import Console
+
+    from paritas.reporting.power_words import render
+
+    if json_path is not None:
+        from paritas.reporting.json_file import write_whole
+
+        write_whole(json_path, report.to_json())
+    Console(highlight=False).print(render(report), crop=False)
