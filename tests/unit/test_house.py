@@ -20,6 +20,7 @@ CANARIES = [
     ROOT / "tests" / "unit" / "test_compiler_canaries.py",
     ROOT / "tests" / "unit" / "test_graph_canaries.py",
     ROOT / "tests" / "unit" / "test_rank_canaries.py",
+    ROOT / "tests" / "unit" / "test_backend_canaries.py",
 ]
 
 LONGEST_FILE = 400
