@@ -113,18 +113,31 @@ def _wrong_nodes(suspect: Suspect, values: dict[str, Any], variant: Variant) -> 
             if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
                 continue
             if not _draws(node):
-                findings += _named(traced[node.name], _check_node(suspect, node, table, own))
+                path, seed = f"{suspect.label}: node {node.name}", suspect.runs.seed
+                found = judge_node(node, table, own, path=path, seed=seed)
+                findings += _named(traced[node.name], found)
     return findings
 
 
-def _check_node(
-    suspect: Suspect, node: Node, table: dict[Node, Any], own: torch.Tensor
+def judge_node(
+    node: Node, table: dict[Node, Any], own: torch.Tensor, *, path: str, seed: int
 ) -> list[Finding]:
-    runs = NodeRuns(node, table, suspect.runs.seed)
+    """Judge the value that other code had for a node, by the node run alone.
+
+    Args:
+        node: of the reference.
+        table: what the other code had for every node that this one reads.
+        own: what it had for this one.
+        path: what the findings are called by.
+        seed: of the perturbations.
+
+    Returns:
+        What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
+    """
+    runs = NodeRuns(node, table, seed)
     reference = runs.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
-        return []  # the operator cannot be run alone
-    path = f"{suspect.label}: node {node.name}"
+        return []
     evidence = ItemEvidence(runs, VALUE)
     found, _ = check_pair(path, reference.detach(), own.detach(), _CHECKS, evidence)
     if all(finding.status.passes() for finding in found):
@@ -185,8 +198,9 @@ class NodeRuns(ValueRuns):
     def prepare(self, *, wide: bool) -> Callable[[], Any]:
         """Run the operator once more."""
         copier = Copier(widen=wide)
-        args = _copied(copier, self.args) if wide else self.args
-        kwargs = _copied(copier, self.kwargs) if wide else self.kwargs
+        copies = wide or _is_write(self.parent)
+        args = _copied(copier, self.args) if copies else self.args
+        kwargs = _copied(copier, self.kwargs) if copies else self.kwargs
 
         def run() -> Any:
             result = self.parent.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,0 +1,100 @@
+"""Faults and benign rewrites under every rule: `python -m benchmarks.detection`."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from benchmarks.detection.cases import HALVES, Unit, units
+from benchmarks.detection.measuring import Entry, measured
+from benchmarks.detection.programs import DTYPES, names
+from benchmarks.detection.summing import report
+from benchmarks.lab.figures import write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JOURNAL = Path(__file__).parents[2] / ".cache" / "detection"
+
+
+def results(todo: list[Unit], jobs: int) -> Iterator[Entry]:
+    """Entries as they are done."""
+    if jobs == 1:
+        yield from map(measured, todo)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        waiting = [pool.submit(measured, unit) for unit in todo]
+        for done in concurrent.futures.as_completed(waiting):
+            yield done.result()
+
+
+def read_journal(path: Path) -> list[Entry]:
+    """What a run left; a line that was cut off is not there."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_bytes().splitlines():
+        try:
+            entries.append(msgspec.json.decode(line, type=Entry))
+        except msgspec.DecodeError:
+            print(f"  a line of {path.name} cannot be read and is left out", file=sys.stderr)
+    return entries
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the programs, drawn")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated")
+    parser.add_argument("--half", action="append", choices=list(HALVES), help="may be repeated")
+    parser.add_argument("--program", action="append", choices=names(), metavar="NAME")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was broken off")
+    parser.add_argument("--journal", default="journal", help="its name, below .cache/detection")
+    parser.add_argument("--script", default="detection", help="name of the file of results")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, journal, sum up."""
+    asked = arguments()
+    wanted = units(
+        halves=asked.half or list(HALVES),
+        dtypes=asked.dtype or DTYPES,
+        device=asked.device,
+        share=asked.share,
+        only=asked.program or (),
+    )
+    journal = JOURNAL / f"{asked.journal}.jsonl"
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    if not asked.resume:
+        journal.unlink(missing_ok=True)
+    done = {entry.unit: entry for entry in read_journal(journal) if entry.unit in set(wanted)}
+    todo = [unit for unit in wanted if unit not in done]
+    began = time.monotonic()
+    with journal.open("ab") as lines:
+        for count, entry in enumerate(results(todo, asked.jobs), 1):
+            done[entry.unit] = entry
+            lines.write(msgspec.json.encode(entry) + b"\n")
+            lines.flush()
+            if entry.error:
+                print(f"  {entry.unit}: {entry.error}", file=sys.stderr)
+            if count % 20 == 0 or count == len(todo):
+                spent = time.monotonic() - began
+                print(f"  {count} of {len(todo)} programs, {spent:.0f} s", file=sys.stderr)
+    path = write(report([one for unit in wanted for one in done[unit].outcomes], asked.script))
+    print(f"wrote {path.parent.name}/{path.name}")
+    broken = sum(bool(entry.error) for entry in done.values())
+    if broken:
+        sys.exit(f"{broken} of {len(done)} programs could not be measured: see above")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the measurements share: figures and their files, clocks, memory, the page made of all."""
