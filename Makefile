@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' \
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' \
 		$(firstword $(MAKEFILE_LIST))
 
 # --- environment: the stamps make a second run free -----------------------------------------------
@@ -82,11 +82,14 @@ format: $(VENV)/.installed-test ## Put the code into shape
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
 
+# About 20 minutes; BENCH_WHOLE=1 measures whole corpora instead of a share of them, which takes hours.
 .PHONY: bench
-bench: $(VENV)/.installed ## Measure speed: every benchmarks/bench_*.py
-	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do \
-		echo "== $$script"; $(BIN)/python "$$script"; \
-	done
+bench: $(VENV)/.installed-test ## Measure power and speed, or ONLY=verify; then make the page
+	$(BIN)/python -m benchmarks.lab.running $(ONLY)
+
+.PHONY: bench-page
+bench-page: $(VENV)/.installed ## Make docs/benchmarks.md from benchmarks/results
+	$(BIN)/python -m benchmarks.lab.page
 
 .PHONY: clean
 clean: ## Remove caches and builds (the environment stays)

@@ -1,78 +1,36 @@
 """`paritas compare` end to end, as people call it: against msprobe's own command, and by itself.
 
+Start-up and all:
+
 - 16 pairs of 32 MiB, all different, in a dump of msprobe's form that both tools read: wall-clock
   and processor seconds of the whole command, start-up and all, in turns; the ratios of the least.
 - 50,000 small pairs in two dumps of ours, every tenth different: seconds of the whole command.
 - 8 pairs of 512 MiB: the most memory that the command has of its own at any time. Pages of mapped
   files are told apart: they are the system's cache, and it takes them back when it needs them.
 
-Without mindstudio-probe the first is skipped, and says so. Name some of `pairs`, `small` and
-`memory` to have those alone. About 10 GB of disk are needed.
+Without mindstudio-probe the first is not measured. `python -m benchmarks.bench_compare_tools small`
+measures one of `pairs`, `small` and `memory`, and leaves no file. About 10 GB of disk are needed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-
-from paritas.dumps.dtypes import as_stored
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry, run_identity
+from benchmarks.lab.figures import Figure, Report, line, write
+from benchmarks.lab.made_dumps import tensors, write_pair
+from benchmarks.lab.processes import run
 
 PAIRS, PAIR_NUMEL = 16, 8 << 20
 SMALL, SMALL_NUMEL = 50_000, 256
 LARGE, LARGE_NUMEL = 8, 128 << 20
 ROUNDS = 3
 _MIB = 1 << 20
-
-
-class Cost(NamedTuple):
-    """What a command took: seconds, and bytes at most."""
-
-    wall: float
-    processor: float
-    own: int
-    mapped: int
-
-
-def run(command, folder, allowed):
-    """Run a command to its end, looking at its memory now and then."""
-    log = folder / "log.txt"
-    began = time.perf_counter()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder)
-        own = mapped = 0
-        while True:
-            status = _status(process.pid)
-            own, mapped = max(own, status.get("RssAnon", 0)), max(mapped, status.get("RssFile", 0))
-            done, code, used = os.wait4(process.pid, os.WNOHANG)
-            if done:
-                break
-            time.sleep(0.01)
-    wall = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(code)
-    assert process.returncode in allowed, f"{command}\n{log.read_text()[-3000:]}"
-    return Cost(wall, used.ru_utime + used.ru_stime, own, mapped)
-
-
-def _status(pid):
-    """Bytes by their names in the system's own account."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return {}
-    return {name: int(size) * 1024 for name, size in re.findall(r"(\w+):\s+(\d+) kB", text)}
 
 
 def ours(my, golden, folder, *options):
@@ -99,16 +57,6 @@ def theirs(my, golden, folder):
 # --- dumps ----------------------------------------------------------------------------------------
 
 
-def tensors(count, numel, *, is_mine, every=1):
-    """Normal values, seed 0, each time others; in mine, every so often, with noise of 1e-3."""
-    generator = torch.Generator().manual_seed(0)
-    base = torch.randn(numel, generator=generator)
-    noise = torch.randn(numel, generator=generator).mul_(1e-3)
-    for number in range(count):
-        values = base * (1 + number / count)
-        yield values.add_(noise) if is_mine and number % every == 0 else values
-
-
 def write_msprobe(folder, *, is_mine):
     """What msprobe leaves of 16 calls."""
     process = folder / ("my" if is_mine else "golden") / "step0" / "proc1"
@@ -131,28 +79,14 @@ def write_msprobe(folder, *, is_mine):
     return process.parent
 
 
-def write_ours(folder, count, numel, *, is_mine, every=1):
-    """What paritas leaves of so many operators."""
-    path = folder / ("my" if is_mine else "golden")
-    header = Header(run=run_identity(0, 1))
-    writer = DumpWriter(path, header)
-    facts = TensorFacts(dtype="float32", shape=(numel,), stride=(1,))
-    for number, values in enumerate(tensors(count, numel, is_mine=is_mine, every=every)):
-        name = f"layers.{number}.mlp/aten.gelu.default"
-        site = Site(source="eager", level="op", name=name, op="aten.gelu.default")
-        stored = as_stored(values)
-        writer.add(Entry(sequence=number, step=0, site=site, tensor=facts, stored=stored))
-    writer.close(header)
-    return path
-
-
 # --- what is measured -----------------------------------------------------------------------------
 
 
 def bench_pairs(folder):
+    name = "16 pairs of 32 MiB, speed over msprobe"
     if importlib.util.find_spec("msprobe") is None:
-        print("16 pairs of 32 MiB: skipped, mindstudio-probe is not installed")
-        return
+        note = "mindstudio-probe is not installed: `pip install -e '.[oracle]'`"
+        return [Figure(name, None, "x", 10.0, "higher", note)]
     golden, my = (write_msprobe(folder, is_mine=is_mine) for is_mine in (False, True))
     taken = {ours: [], theirs: []}
     for _ in range(ROUNDS):
@@ -162,52 +96,49 @@ def bench_pairs(folder):
         tool: (min(cost.wall for cost in costs), min(cost.processor for cost in costs))
         for tool, costs in taken.items()
     }
-    for name, tool in (("paritas", ours), ("msprobe", theirs)):
-        wall, processor = least[tool]
-        print(f"16 pairs of 32 MiB, {name}: {wall:.2f} s, {processor:.2f} s of processors")
-    ratios = [b / a for a, b in zip(least[ours], least[theirs], strict=True)]
-    print(f"16 pairs of 32 MiB: {ratios[0]:.1f}x in wall, {ratios[1]:.1f}x in processor (bar 10x)")
+    wall, processor = (b / a for a, b in zip(least[ours], least[theirs], strict=True))
+    note = f"{least[ours][0]:.1f} s against {least[theirs][0]:.1f} s; {processor:.1f} by processors"
+    return [Figure(name, wall, "x", 10.0, "higher", note)]
 
 
 def bench_small(folder):
-    golden, my = (
-        write_ours(folder, SMALL, SMALL_NUMEL, is_mine=is_mine, every=10)
-        for is_mine in (False, True)
-    )
+    my, golden = write_pair(folder, SMALL, SMALL_NUMEL, every=10)
     cost = ours(my, golden, folder)
-    print(
-        f"{SMALL} small pairs: {cost.wall:.1f} s, {cost.processor:.1f} s of processors, "
-        f"{cost.own / _MIB:.0f} MiB of memory (bar 60 s)"
-    )
+    note = f"{cost.wall:.1f} s by the wall clock, {cost.own / _MIB:.0f} MiB of memory"
+    return [Figure(f"{SMALL} small pairs", cost.processor, "s", 60.0, note=note)]
 
 
 def bench_memory(folder):
-    golden, my = (
-        write_ours(folder, LARGE, LARGE_NUMEL, is_mine=is_mine, every=2)
-        for is_mine in (False, True)
-    )
+    my, golden = write_pair(folder, LARGE, LARGE_NUMEL, every=2)
     few = ours(my, golden, folder, "--ignore", r"layers\.[1-9]", "--no-html")
     cost = ours(my, golden, folder)
     total = 2 * LARGE * LARGE_NUMEL * 4
-    print(
-        f"{LARGE} pairs of 512 MiB: {cost.own / _MIB:.0f} MiB of memory of its own at most, "
-        f"{few.own / _MIB:.0f} MiB for one pair, of {total / _MIB:.0f} MiB compared; "
-        f"{cost.mapped / _MIB:.0f} MiB of mapped files at most; "
-        f"{total / cost.wall / 1e9:.2f} GB/s"
-    )
+    speed = f"{total / cost.wall / 1e9:.2f} GB/s"
+    mapped = f"{cost.mapped / _MIB:.0f} MiB of mapped files at most"
+    note = f"of {total / _MIB:.0f} MiB compared; {mapped}; {speed}"
+    one = f"{few.own / _MIB:.0f} MiB for one pair"
+    return [
+        Figure(f"own memory, {LARGE} pairs of 512 MiB", cost.own / _MIB, "MiB", note=note),
+        Figure(f"own memory, {LARGE} pairs over 1", cost.own / few.own, "x", 1.5, note=one),
+    ]
 
 
 def main():
     known = {"pairs": bench_pairs, "small": bench_small, "memory": bench_memory}
-    asked = sys.argv[1:] or list(known)
+    asked = sys.argv[1:]
     above = Path(__file__).parents[1] / ".cache"
     above.mkdir(exist_ok=True)
-    for name in asked:
+    figures = []
+    for name in asked or known:
         folder = Path(tempfile.mkdtemp(dir=above, prefix="bench_compare-"))
         try:
-            known[name](folder)
+            figures += known[name](folder)
         finally:
             shutil.rmtree(folder)
+    if asked:
+        print("\n".join(map(line, figures)))
+    else:
+        write(Report("compare_tools", figures, what=__doc__))
 
 
 if __name__ == "__main__":

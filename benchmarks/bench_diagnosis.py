@@ -1,22 +1,23 @@
-"""How often the first pattern named is the planted one, how honest its confidence is, how fast.
-
-    python benchmarks/bench_diagnosis.py [--misses]
+"""How often the pattern named first is the planted one, how honest its confidence is, how fast.
 
 Faults come from the corpora of tests/quality. Seeds 0 and 1 were looked at while the patterns and
-the table of `paritas.diagnosis.calibration` were made; seeds 100 and 101 were not.
+the table of `paritas.diagnosis.calibration` were made; seeds 100 and 101
+were not. `--misses` prints each miss.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 import sys
-import time
 from pathlib import Path
 
 import torch
+from benchmarks.lab.figures import Figure, Report, Table, write
+from benchmarks.lab.timing import measured
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -26,8 +27,10 @@ from paritas.diagnosis.diagnosing import diagnose
 from paritas.diagnosis.ranking import raw_ranked
 from quality import diagnosis_arrangements as arrangements
 from quality import diagnosis_values as values
+from quality.test_diagnosis_regions import misses as misses_of_regions
 
 HALVES = {"tuning": range(2), "held out": range(100, 102)}
+REGIONS = {"tuning": (0, 1), "held out": (200, 201)}
 # Faults that are less than so many times the noise are counted apart.
 EFFECT = 8.0
 BENIGN = 100
@@ -85,44 +88,62 @@ def sample(name, kinds, case):
 
 
 def report(half, told, *, misses):
+    """The figures of a half, and its table of kinds."""
     planted = told["planted"]
-    right = sum(one.right for one in planted)
-    print(f"{half}: {right} of {len(planted)} named first ({right / len(planted):.1%})")
+    share = 100 * sum(one.right for one in planted) / len(planted)
+    note = f"of {len(planted)} faults above {EFFECT:g} times the noise"
+    figures = [Figure(f"right pattern first, {half}", share, "%", 90.0, "higher", note)]
+    claimed = sum(bool(one.said) for one in told["benign"])
+    note = f"of {len(told['benign'])}"
+    figures.append(Figure(f"patterns claimed of benign noise, {half}", claimed, "", 0.0, note=note))
     per_kind = collections.defaultdict(list)
     for one in planted:
         per_kind[one.kinds[0]].append(one)
+    rows = []
     for kind, group in sorted(per_kind.items()):
-        good = sum(one.right for one in group)
         instead = collections.Counter(one.said or "nothing" for one in group if not one.right)
-        print(f"  {kind:24} {good:4} of {len(group):4}  {dict(instead) or ''}")
-    for name in ("below the noise", "nameless", "benign"):
+        said = ", ".join(f"{name} {count}" for name, count in instead.items())
+        rows.append([kind, sum(one.right for one in group), len(group), said])
+    for name in ("below the noise", "nameless"):
         group = told[name]
-        claimed = sum(bool(one.said) for one in group)
-        good = sum(one.right for one in group)
-        print(f"  {name}: {len(group)} cases, {claimed} claimed, {good} of them rightly")
+        rows.append(
+            [
+                name,
+                sum(one.right for one in group),
+                len(group),
+                f"{sum(bool(one.said) for one in group)} claimed",
+            ]
+        )
     if misses:
         for one in [*planted, *told["nameless"], *told["benign"]]:
             if not one.right and (one.said or one.kinds):
                 print(f"    {one.name}: {one.said or 'nothing'} ({one.raw:.2f}) for {one.kinds}")
+    return figures, Table(f"Patterns, {half}", ["kind", "right", "of", "instead"], rows)
 
 
 def calibration(half, told):
     """How often what was stated with some confidence was right."""
     stated = [one for group in told.values() for one in group if one.said]
-    print(f"{half}: confidence")
+    rows = []
     for low, claim, _, _ in BUCKETS:
         high = min((one[0] for one in BUCKETS if one[0] > low), default=1.01)
         group = [one for one in stated if low <= one.raw < high]
         good = sum(one.right for one in group)
-        share = f"{good / len(group):.3f}" if group else "-"
-        print(
-            f"  raw {low:.2f} to {high:.2f}: stated {claim:.2f}, right {good}/{len(group)} {share}"
-        )
+        rows.append([claim, good / len(group) if group else None, len(group)])
+    return Table(f"Confidence, {half}", ["stated", "right", "cases"], rows)
+
+
+def located(half):
+    """How often a planted region is found to the element, of the regional faults."""
+    count, missed = misses_of_regions(REGIONS[half])
+    share = 100 * (count - len(missed)) / count
+    return Figure(f"region exact, {half}", share, "%", 95.0, "higher", f"of {count}")
 
 
 def speed():
     """Seconds for a whole diagnosis of a million elements."""
     torch.manual_seed(0)
+    rows = []
     for shape in ((1000, 1000), (1 << 20,), (16, 8, 64, 128)):
         x = torch.randn(shape)
         wrongs = {
@@ -133,22 +154,29 @@ def speed():
             "unrelated": torch.randn(shape),
         }
         for name, wrong in wrongs.items():
-            start = time.perf_counter()
-            found = diagnose(wrong, x, arbiter=x.double(), context=Context())
-            took = time.perf_counter() - start
-            said = found.best.kind if found.best else "nothing"
-            print(f"  {shape!s:20} {name:16} {took:.2f} s: {said}")
+            found = []
+            spent = measured(functools.partial(_diagnose, wrong, x, found))
+            said = found[0].best.kind if found[0].best else "nothing"
+            rows.append([str(shape), name, spent.wall, said])
+    slowest = max(row[2] for row in rows)
+    figure = Figure("diagnosing a million elements, most", slowest, "s")
+    return figure, Table("Seconds for a million elements", ["shape", "wrong", "s", "said"], rows)
+
+
+def _diagnose(wrong, x, found):
+    found.append(diagnose(wrong, x, arbiter=x.double(), context=Context()))
 
 
 def main():
-    torch.set_num_threads(
-        int(sys.argv[sys.argv.index("--threads") + 1]) if "--threads" in sys.argv else 2
-    )
+    torch.set_num_threads(1)
+    figures, tables = [], []
     for half, seeds in HALVES.items():
         told = samples(seeds)
-        report(half, told, misses="--misses" in sys.argv)
-        calibration(half, told)
-    speed()
+        found, table = report(half, told, misses="--misses" in sys.argv)
+        figures += [*found, located(half)]
+        tables += [table, calibration(half, told)]
+    slowest, table = speed()
+    write(Report("diagnosis", [*figures, slowest], [*tables, table], what=__doc__))
 
 
 if __name__ == "__main__":

@@ -11,19 +11,18 @@ and the same blocks at a size where arithmetic does.
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pathlib
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarks.lab.figures import Figure, Report, write
+from benchmarks.lab.memory import peak_bytes
+from benchmarks.lab.processes import hand_over, part
+from benchmarks.lab.timing import in_turns
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import paritas
 from paritas._torch.inductor import compile_watched
@@ -36,25 +35,12 @@ ROUNDS = 25
 CALLS_PER_BLOCK, BLOCKS = 100, 9
 TESTS = pathlib.Path(__file__).parents[1] / "tests"
 FAULTS = {
-    "relu_codegen": "a wrong relu in generated code",
-    "gradients_of_pooled_convolution": "pytorch#185509, a layout chosen wrongly",
+    "relu_codegen": ("a wrong relu in generated code", 5.0),
+    "gradients_of_pooled_convolution": ("pytorch#185509, a layout chosen wrongly", 60.0),
 }
 
 
 # --- time -----------------------------------------------------------------------------------------
-
-
-def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds of each function: the lower quartile over rounds in which all take turns."""
-    timings: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            timings[name].append(time.process_time() - start)
-    return {name: statistics.quantiles(values, n=4)[0] for name, values in timings.items()}
 
 
 def inference(model: nn.Module, inputs: list[Tensor], backend: Any) -> Callable[[], object]:
@@ -90,11 +76,11 @@ def doubled(inputs: list[Tensor]) -> list[Tensor]:
     return [value.double() if value.is_floating_point() else value for value in inputs]
 
 
-def every_call(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> None:
+def every_call(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> Figure:
     """A call under guard against what it cannot do without: three runs of the model."""
     guarded = paritas.guard("inductor")
     wide = copy.deepcopy(model).double()
-    times = in_turns(
+    spent = in_turns(
         {
             "compiled": step(model, inputs, "inductor"),
             "eager": step(model, inputs, None),
@@ -104,16 +90,16 @@ def every_call(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> 
         ROUNDS,
     )
     assert guarded.verdict().passed, str(guarded.verdict())
+    times = {key: one.processor for key, one in spent.items()}
     needed = times["compiled"] + times["eager"] + times["float64"]
     shares = ", ".join(f"{key} {times[key] * 1e3:.2f} ms" for key in times)
-    print(f"{name}: {shares}")
-    print(
-        f"  guarded {times['guarded'] / needed:.2f} x (compiled + eager + float64), bar 1.3; "
-        f"{times['guarded'] / times['compiled']:.2f} x compiled"
-    )
+    what = f"guarded / (compiled + eager + float64), {name}"
+    # The bar was set for the small model, where the fixed cost of a call weighs most.
+    bar = 1.3 if name.startswith("demo") else None
+    return Figure(what, times["guarded"] / needed, "x", bar, note=shares)
 
 
-def now_and_then(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> None:
+def now_and_then(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> list[Figure]:
     """Blocks of calls, of which one in a hundred is checked, or none since the guard is off."""
     sampled = paritas.guard("inductor", every=CALLS_PER_BLOCK)
     off = paritas.guard("inductor", enabled=False)
@@ -128,12 +114,15 @@ def now_and_then(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -
         return run
 
     blocks = {"plain": block("inductor"), "sampled": block(sampled), "off": block(off)}
-    times = in_turns(blocks, BLOCKS)
+    spent = in_turns(blocks, BLOCKS)
     assert sampled.verdict().passed, str(sampled.verdict())
-    one_in, none = (times[key] / times["plain"] for key in ("sampled", "off"))
-    calls = CALLS_PER_BLOCK * (BLOCKS + 1)
-    print(f"{name}, {calls} calls each, in plain compiled calls:")
-    print(f"  every={CALLS_PER_BLOCK} {one_in:.3f}, bar 1.10; enabled=False {none:.3f}")
+    plain = spent["plain"].processor
+    one_in, none = (spent[key].processor / plain for key in ("sampled", "off"))
+    note = f"{CALLS_PER_BLOCK * (BLOCKS + 1)} calls each, in plain compiled calls"
+    return [
+        Figure(f"every={CALLS_PER_BLOCK}, {name}", one_in, "x", 1.10, note=note),
+        Figure(f"enabled=False, {name}", none, "x", 1.03, note="within noise"),
+    ]
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -163,50 +152,34 @@ def live_bytes(step: Any, model: nn.Module, inputs: list[Tensor]) -> int:
     return max(seen)
 
 
-def peak_bytes(function: Callable[[], object]) -> int:
-    """The most memory that a call held at once on top of what was there before it, of several."""
-    for _ in range(2):
-        function()
-    return max(_peak_of_one(function) for _ in range(3))
+def memory(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> Figure:
+    """What a guarded call holds beyond a plain one, over what the graph has to hold anyway.
 
-
-def _peak_of_one(function: Callable[[], object]) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        trace = pathlib.Path(folder, "trace.json")
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            function()
-        record.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    changes = [event for event in events if event.get("name") == "[memory]"]
-    held = peak = 0
-    for event in sorted(changes, key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
-    return peak
-
-
-def memory(name: str, step: Any, model: nn.Module, inputs: list[Tensor]) -> None:
-    """Peaks of a plain and of a guarded call over what the graph has to hold anyway."""
+    That is inputs and outputs of the largest graph, values saved for later included, against the
+    largest running sum of the allocations that torch's profiler notes during one call.
+    """
     live = live_bytes(step, model, inputs)
     plain = peak_bytes(step(model, inputs, "inductor"))
     guarded = peak_bytes(step(model, inputs, paritas.guard("inductor")))
-    print(f"{name}: {live / 2**20:.1f} MiB live; on top of what was there before,")
-    print(f"  a guarded call holds {guarded / live:.2f} times that, a plain one {plain / live:.2f}")
+    note = f"{live / 2**20:.1f} MiB live; guarded {guarded / live:.2f}, plain {plain / live:.2f}"
+    return Figure(
+        f"extra copies of live values, {name}", (guarded - plain) / live, "x", 1.0, note=note
+    )
 
 
-def memories() -> None:
+def memories() -> list[Figure]:
     """Of every program and step."""
-    print("memory: inputs and outputs of the largest graph, saved values included, against the")
-    print("  largest running sum of the allocations that torch's profiler notes during one call")
-    for size, (model, inputs) in programs().items():
-        for name, step in STEPS.items():
-            memory(f"{size}, {name}", step, model, inputs)
+    return [
+        memory(f"{size}, {name}", step, model, inputs)
+        for size, (model, inputs) in programs().items()
+        for name, step in STEPS.items()
+    ]
 
 
 # --- naming ---------------------------------------------------------------------------------------
 
 
-def time_to_name(fault: str) -> None:
+def time_to_name(fault: str) -> Figure:
     """Seconds from the first call of a wrong program to the name of what is wrong.
 
     Once without locating before, so that the code of the program itself is built; what locating
@@ -228,7 +201,8 @@ def time_to_name(fault: str) -> None:
         origins = [f.origin for f in guarded.verdict().failures if f.origin is not None]
     names = ", ".join(f"{origin.kind} {origin.name}" for origin in origins)
     names = names or f"nothing: the verdict is {guarded.verdict().status}"
-    print(f"{FAULTS[fault]}: {seconds[1]:.1f} s to name {names}")
+    what, bar = FAULTS[fault]
+    return Figure(f"naming {what}", seconds[1] if origins else None, "s", bar, note=names)
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -243,42 +217,36 @@ def larger() -> tuple[nn.Module, list[Tensor]]:
 
 def programs() -> dict[str, tuple[nn.Module, list[Tensor]]]:
     """Models with their inputs."""
-    return {"demo transformer": demo_model.build(), "larger": larger()}
+    return {"demo": demo_model.build(), "larger": larger()}
 
 
 STEPS = {"inference": inference, "training step": training}
 
 
-def in_own_process(part: str, **settings: str) -> None:
-    """Run a part of this file with other settings in the environment."""
-    command = [sys.executable, __file__, part]
-    subprocess.run(command, env={**os.environ, **settings}, check=True)
-
-
 def main() -> None:
-    """Print every figure."""
-    for size, (model, inputs) in programs().items():
-        for name, step in STEPS.items():
-            every_call(f"{size}, {name}", step, model, inputs)
+    """Measure every figure."""
+    figures = [
+        every_call(f"{size}, {name}", step, model, inputs)
+        for size, (model, inputs) in programs().items()
+        for name, step in STEPS.items()
+    ]
     for name, step in STEPS.items():
-        now_and_then(f"demo transformer, {name}", step, *programs()["demo transformer"])
-    sys.stdout.flush()
+        figures += now_and_then(f"demo, {name}", step, *programs()["demo"])
     # The profiler talks to the terminal about itself.
-    in_own_process("memory", KINETO_LOG_LEVEL="99", TORCH_CPP_LOG_LEVEL="ERROR")
-    if not (TESTS / "quality" / "guard_faults.py").exists():
-        print("time to name a fault: not measured, the faults are part of the tests")
-        return
+    module = "benchmarks.bench_guard"
+    figures += part(module, "memory", KINETO_LOG_LEVEL="99", TORCH_CPP_LOG_LEVEL="ERROR")
     for fault in FAULTS:
         with tempfile.TemporaryDirectory() as folder:
-            in_own_process(fault, TORCHINDUCTOR_CACHE_DIR=folder)
+            figures += part(module, fault, TORCHINDUCTOR_CACHE_DIR=folder)
+    write(Report("guard", figures, what=__doc__))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    part = sys.argv[1] if len(sys.argv) > 1 else ""
-    if part in FAULTS:
-        time_to_name(part)
-    elif part == "memory":
-        memories()
+    asked = sys.argv[1] if len(sys.argv) > 1 else ""
+    if asked in FAULTS:
+        hand_over([time_to_name(asked)])
+    elif asked == "memory":
+        hand_over(memories())
     else:
         main()

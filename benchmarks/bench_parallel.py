@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 import torch
+from benchmarks.lab.figures import Figure, Report, Table, write
+from benchmarks.lab.timing import best, in_turns
 
 from paritas.checking.config import Inputs
 from paritas.partition.plans.verifying import verify_parallel
@@ -32,15 +33,6 @@ def model_of(case, dtype):
     return Llama(case.sizes).to(dtype)
 
 
-def seconds_of(work, rounds):
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        found = work()
-        times.append(time.perf_counter() - start)
-    return min(times), found
-
-
 def training_step(case, dtype):
     """Seconds of forward, loss, backward and optimizer, warm."""
     model, tokens = model_of(case, dtype), batches(case.sizes)[0]
@@ -52,7 +44,7 @@ def training_step(case, dtype):
         optimizer.zero_grad()
 
     step()
-    return seconds_of(step, 5)[0]
+    return best(step, 5).wall
 
 
 def verification(case, dtype, ranks):
@@ -74,15 +66,32 @@ def main():
     names = [f"{plan}, {ranks} ranks" for ranks in asked.ranks for plan in PLANS]
     cases = [case for case in RIGHT if case.name in names]
     cases += [fault.case for fault in FAULTS if fault.case.name == WRONG]
-    print(f"seconds, {asked.dtype}, {STEPS} steps, one thread for each rank")
-    print(f"{'plan':<34} {'one step':>9} {'simulated':>10} {'in steps':>9} {'gloo':>7}  verdict")
-    for case in cases:
-        step = training_step(case, dtype)
-        simulated, verdict = seconds_of(verification(case, dtype, "simulated"), asked.rounds)
-        real, other = seconds_of(verification(case, dtype, "gloo"), asked.rounds)
-        assert verdict.status is other.status, case.name
-        figures = f"{step:9.4f} {simulated:10.2f} {simulated / step:9.0f} {real:7.2f}"
-        print(f"{case.name:<34} {figures}  {verdict.status}", flush=True)
+    rows = [measure(case, dtype, asked.rounds) for case in cases]
+    columns = ["plan", "one step, s", "simulated, s", "in steps", "gloo, s", "verdict"]
+    table = Table(f"{asked.dtype}, {STEPS} steps, one thread for each rank", columns, rows)
+    right = [row for row in rows if row[0] != WRONG]
+    figures = [
+        Figure("a right plan on simulated ranks, most", max(row[2] for row in right), "s"),
+        Figure("a right plan on real ranks (gloo), most", max(row[4] for row in right), "s"),
+    ]
+    write(Report("parallel", figures, [table], what=__doc__))
+
+
+def measure(case, dtype, rounds):
+    """A row of the table."""
+    step, statuses = training_step(case, dtype), []
+
+    def work(kind):
+        verify = verification(case, dtype, kind)
+        return lambda: statuses.append(verify().status)
+
+    works = {kind: work(kind) for kind in ("simulated", "gloo")}
+    spent = in_turns(works, rounds, take="least", warm=False)
+    assert len(set(statuses)) == 1, (case.name, statuses)
+    simulated, real = spent["simulated"].wall, spent["gloo"].wall
+    row = [case.name, step, simulated, simulated / step, real, str(statuses[0])]
+    print(f"{case.name:<34} {simulated:7.2f} s {real:7.2f} s {statuses[0]}", flush=True)
+    return row
 
 
 if __name__ == "__main__":

@@ -1,14 +1,23 @@
-"""What checking one way to split an operator costs: CPU milliseconds, warm, small shapes."""
+"""What checking one way to split an operator over two ranks costs, and finding all of them.
+
+Processor milliseconds on one thread, warm, at small shapes, the least of several rounds; outputs
+and gradients are compared element by element. Then the configurations of nnScaler's document, as
+written, their convolutions with 8192 channels included: processor seconds after import, once.
+"""
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import statistics
-import time
+import warnings
+from pathlib import Path
 
 import torch
+from benchmarks.lab.figures import Figure, Report, Table, write
+from benchmarks.lab.timing import best, measured
 from torch.nn import functional
 
+from paritas.partition import check_partition, discover_partitions
 from paritas.partition.checking import check_recipe
 from paritas.partition.recipes import (
     Concat,
@@ -19,7 +28,7 @@ from paritas.partition.recipes import (
     Split,
 )
 
-ROUNDS = 15
+ROUNDS, CALLS, RANKS = 9, 5, 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -67,20 +76,8 @@ def options(dtype):
     }
 
 
-def cost(call, recipe, ranks, calls=10):
-    """Least CPU milliseconds of several rounds, and the verdict."""
-    verdict = check_recipe(call, recipe, ranks)
-    times = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        for _ in range(calls):
-            check_recipe(call, recipe, ranks)
-        times.append((time.process_time() - start) / calls)
-    return 1e3 * min(times), verdict
-
-
-def plain_cost(call, calls=10):
-    """Least CPU milliseconds of the whole operator by itself, forward and backward once."""
+def plain(call):
+    """The whole operator by itself, forward and backward once."""
     asked = [place not in call.without_gradient for place in range(len(call.args))]
 
     def run():
@@ -94,32 +91,77 @@ def plain_cost(call, calls=10):
         leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
         torch.autograd.grad(result, leaves, torch.ones_like(result))
 
-    run()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        for _ in range(calls):
-            run()
-        times.append((time.process_time() - start) / calls)
-    return 1e3 * min(times)
+    return run
+
+
+def milliseconds(function):
+    return 1e3 * best(function, ROUNDS, calls=CALLS).processor
+
+
+def checks():
+    """Every option in every dtype, and the mean and the most of the right ones."""
+    rows, figures = [], []
+    for dtype in DTYPES:
+        right = {}
+        for name, (call, recipe) in options(dtype).items():
+            verdict = check_recipe(call, recipe, RANKS)
+            spent = milliseconds(lambda call=call, recipe=recipe: check_recipe(call, recipe, RANKS))
+            alone = milliseconds(plain(call))
+            rows.append([_short(dtype), name, spent, alone, str(verdict.status)])
+            if verdict.passed:
+                right[name] = spent
+        worst = max(right, key=right.get)
+        mean = statistics.mean(right.values())
+        figures.append(Figure(f"one option, {_short(dtype)}, mean", mean, "ms", 2.0))
+        most = f"one option, {_short(dtype)}, most"
+        figures.append(Figure(most, right[worst], "ms", 2.0, note=worst))
+    columns = ["dtype", "option", "check, ms", "operator alone, ms", "verdict"]
+    return figures, Table("Each option", columns, rows)
+
+
+def _short(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def discoveries():
+    """Finding all splits of the same operators, warm."""
+    spent = {}
+    for name, (call, _) in options(torch.float32).items():
+        label = name.split(",")[0].removesuffix(" over the split (wrong)")
+        asked = {"without_gradient": call.without_gradient}
+
+        def find(call=call, asked=asked):
+            return discover_partitions(call.function, call.args, call.kwargs, **asked)
+
+        assert find(), label
+        spent[label] = 1e3 * best(find, 5).processor
+    worst = max(spent, key=spent.get)
+    middle = statistics.median(spent.values())
+    return [
+        Figure("finding all splits of an operator, most", spent[worst], "ms", 50.0, note=worst),
+        Figure("finding all splits of an operator, median", middle, "ms"),
+    ]
+
+
+def document():
+    """The configurations of the document; they are kept with the tests."""
+    path = Path(__file__).parents[1] / "tests" / "docs" / "test_partition_examples.py"
+    spec = importlib.util.spec_from_file_location("partition_examples", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    configs = [*module.RIGHT.values(), *module.NOT_RIGHT.values()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spent = measured(lambda: [check_partition(config) for config in configs])
+    name = f"the {len(configs)} configurations of the document"
+    return Figure(name, spent.processor, "s", 30.0, note=f"{spent.wall:.1f} s by the wall clock")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
     torch.set_num_threads(1)
-    print(f"CPU ms per option at {ranks} ranks, one thread; of the operator alone; verdict")
-    for dtype in DTYPES:
-        right = []
-        for name, (call, recipe) in options(dtype).items():
-            spent, verdict = cost(call, recipe, ranks)
-            own = plain_cost(call)
-            if verdict.passed:
-                right.append(spent)
-            print(f"{dtype!s:<15} {name:<32} {spent:6.2f} ms  {own:5.2f} ms  {verdict.status}")
-        mean, worst = statistics.mean(right), max(right)
-        print(f"{dtype!s:<15} {'right ones: mean, most':<32} {mean:6.2f} ms  {worst:.2f} ms")
+    figures, table = checks()
+    figures += [*discoveries(), document()]
+    write(Report("partition", figures, [table], what=__doc__))
 
 
 if __name__ == "__main__":

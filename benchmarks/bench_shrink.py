@@ -1,21 +1,19 @@
 """Faults of a compiler inside whole models, shrunk by us and by the framework's own minifier.
 
-    python benchmarks/bench_shrink.py [--seconds 120] [--launcher 2] [NAME ...]
+Each way in a process of its own with an empty cache of compiled code, the same limit of time, and
+the same graph captured from the same model. The graph is seen to fail once, by the judge of each
+way, before its clock starts: who shrinks a failure has seen it. The ways:
 
-Three ways, each in a process of its own with an empty cache of compiled code, the same limit of
-time, and the same graph captured from the same model. The graph is seen to fail once, by the judge
-of each way, before its clock starts: who shrinks a failure has seen it.
-
-    ours        paritas.minimizing: the run of the finished script is part of the time
-    minifier    functorch.compile.minifier in one process, asked with Dynamo's accuracy predicate
-    launcher    what users get from TORCHDYNAMO_REPRO_AFTER=aot and TORCHDYNAMO_REPRO_LEVEL=4: the
-                model is run, and minifier_launcher.py with it; for the first `--launcher` faults
+- ours: `paritas.minimizing`; the run of the finished script is part of the time;
+- minifier: `functorch.compile.minifier` in one process, asked with Dynamo's accuracy predicate;
+- launcher: what users get from `TORCHDYNAMO_REPRO_AFTER=aot` and `TORCHDYNAMO_REPRO_LEVEL=4`: the
+  model is run, and minifier_launcher.py with it.
 
 The predicate is given a module of our making: what Inductor compiles in torch 2.13, it calls
-wrongly, takes the exception for agreement, and would see no fault at all. `left` counts operator
-calls. A fault is `found` if they are no more than 3 (5 for a fault of fusion), and if what is left,
-judged by us, still shows the same failure. `cpu` is what a busy machine does not change: seconds of
-processors, of the process and its children.
+wrongly, takes the exception for agreement, and would see no fault at all. Operator calls are
+counted. A fault is found if no more than 3 are left (5 for a fault of fusion), and if these, judged
+by us, still show the same failure. By itself this takes a share of the faults; `BENCH_WHOLE=1`
+takes all, and the launcher for the first two.
 """
 
 # ruff: noqa: TID251  (the framework's own tools are among its private parts)
@@ -36,11 +34,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.lab.figures import Figure, Report, Table, write
+
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 # A process also has to import torch and capture the graph; and the last query may be a long one.
 STARTUP = 120.0
 WAYS = ("ours", "minifier", "launcher")
+SHARE = ("relu_in_residual_net", "gelu_in_transformer", "nan_folded_away_in_experts")
+WHOLE = os.environ.get("BENCH_WHOLE") == "1"
 
 
 # --- one way on one fault, in a process of its own ------------------------------------------------
@@ -269,11 +271,14 @@ def measure(way, name, seconds):
         environment = {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
+            # It runs in a folder of its own, from where this module has to be found all the same.
+            "PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")]),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         command = [
             sys.executable,
-            __file__,
+            "-m",
+            "benchmarks.bench_shrink",
             "--child",
             way,
             folder,
@@ -294,25 +299,35 @@ def is_found(row, fault):
     return row["same"] and row["left"] is not None and row["left"] <= fault.most_calls
 
 
-def report(rows, faults):
-    """What the ways came to, over the faults that each was run on."""
-    for way in WAYS:
-        mine = {name: row[way] for name, row in rows.items() if way in row}
-        if not mine:
-            continue
-        found = [name for name, row in mine.items() if is_found(row, faults[name])]
-        print(f"{way}: found {len(found)} of {len(mine)}")
-        both = [name for name in found if is_found(rows[name]["ours"], faults[name])]
-        for figure in ("left", "queries", "seconds", "cpu") if both and way != "ours" else ():
-            theirs, here = (sum(rows[n][w][figure] for n in both) for w in (way, "ours"))
-            print(f"  {figure} over the {len(both)} that both found: {theirs:.0f}, ours {here:.0f}")
+def figures_of(rows, faults):
+    """What the ways came to, over the faults that both were run on."""
+    found = {
+        way: [n for n, row in rows.items() if way in row and is_found(row[way], faults[n])]
+        for way in WAYS
+    }
+    both = [name for name in found["ours"] if name in found["minifier"]]
+
+    def ratio(figure):
+        theirs, here = (sum(rows[n][way][figure] for n in both) for way in ("minifier", "ours"))
+        return here / theirs if theirs else None
+
+    note = f"of {len(rows)}; the minifier {len(found['minifier'])}"
+    over = f"over the {len(both)} that both found, of the minifier's"
+    more = len(found["ours"]) / max(1, len(found["minifier"]))
+    return [
+        Figure("faults found, over the minifier's", more, "x", 1.0, "higher", note),
+        Figure("calls left", ratio("left"), "x", 1.0, note=over),
+        Figure("seconds", ratio("seconds"), "x", 1.0, note=over),
+        Figure("processor seconds", ratio("cpu"), "x", note=over),
+        Figure("compiled programs", ratio("queries"), "x", note=over),
+    ]
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--launcher", type=int, default=2)
+    parser.add_argument("--launcher", type=int, default=2 if WHOLE else 0)
     parser.add_argument("--child", nargs=2, metavar=("WAY", "FOLDER"))
     asked = parser.parse_args()
     if asked.child:
@@ -323,21 +338,19 @@ def main():
     from quality.shrink_faults import FAULTS, STUBBORN
 
     faults = {**FAULTS, **STUBBORN}
-    rows = {}
-    heads = f"{'left':>5} {'found':>6} {'queries':>7} {'seconds':>7} {'cpu':>6}"
-    print(f"{'fault':34} {'way':9} {heads}")
-    for position, name in enumerate(asked.names or faults):
+    rows, told = {}, []
+    for position, name in enumerate(asked.names or (faults if WHOLE else SHARE)):
         rows[name] = {}
         for way in WAYS if position < asked.launcher else WAYS[:2]:
             row = rows[name][way] = measure(way, name, asked.seconds)
             found = "yes" if is_found(row, faults[name]) else "no"
-            left = "-" if row["left"] is None else row["left"]
-            print(
-                f"{name:34} {way:9} {left:>5} {found:>6} {row['queries']:>7} "
-                f"{row['seconds']:>7.1f} {row['cpu']:>6.0f}  {row['said']}",
-                flush=True,
-            )
-    report(rows, faults)
+            figures = [row[key] for key in ("left", "queries", "seconds", "cpu")]
+            told.append([name, way, found, *figures, row["said"]])
+            print(*told[-1], sep="  ", flush=True)
+    columns = ["fault", "way", "found", "left", "queries", "seconds", "processor", "said"]
+    table = Table(f"{len(rows)} of {len(faults)} faults", columns, told)
+    if not asked.names:
+        write(Report("shrink", figures_of(rows, faults), [table], what=__doc__))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,23 @@
-"""What statistics and sketches cost, as ratios to one copy of the tensor within one run."""
+"""What statistics and sketches of a tensor cost, as ratios to one copy of it.
+
+One thread, wall-clock seconds, the least of several rounds; `--device cuda` measures there, and
+leaves a file of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
-import time
 
 import torch
+from benchmarks.lab.figures import Figure, Report, Table, write
+from benchmarks.lab.timing import best
 
 from paritas.numerics.sketch import begin_sketch
 from paritas.numerics.statistics import begin
 
 # Name, elements, calls in a round.
-SIZES = (("small", 1 << 10, 300), ("16k", 1 << 14, 200), ("1M", 1 << 20, 10), ("16M", 16 << 20, 1))
-ROUNDS = 15
-
-
-def best(function, calls, wait):
-    """Least seconds of several rounds: what the machine does when nothing disturbs it."""
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        wait()
-        times.append((time.perf_counter() - start) / calls)
-    return min(times)
+SIZES = (("1k", 1 << 10, 100), ("16k", 1 << 14, 50), ("1M", 1 << 20, 3), ("16M", 16 << 20, 1))
+ROUNDS = 5
 
 
 def tensors(numel, device):
@@ -48,12 +41,17 @@ def tensors(numel, device):
 def measure(tensor, calls, wait):
     """Seconds of one copy, of the statistics, of the sketch, and of both."""
     room = torch.empty_like(tensor)
-    return (
-        best(lambda: room.copy_(tensor), calls, wait),
-        best(lambda: begin(tensor), calls, wait),
-        best(lambda: begin_sketch(tensor), calls, wait),
-        best(lambda: (begin(tensor), begin_sketch(tensor)), calls, wait),
+    works = (
+        lambda: room.copy_(tensor),
+        lambda: begin(tensor),
+        lambda: begin_sketch(tensor),
+        lambda: (begin(tensor), begin_sketch(tensor)),
     )
+    return [best(waited(work, wait), ROUNDS, calls=calls).wall for work in works]
+
+
+def waited(work, wait):
+    return lambda: (work(), wait())
 
 
 def main():
@@ -61,16 +59,21 @@ def main():
     parser.add_argument("--device", default="cpu")
     device = parser.parse_args().device
     wait = torch.cuda.synchronize if device != "cpu" else lambda: None
-    if device == "cpu":
-        torch.set_num_threads(1)
-    print(f"on {device}, one thread; GB/s, and times of one copy in brackets")
+    torch.set_num_threads(1)
+    rows, figures = [], []
     for name, numel, calls in SIZES:
         for kind, tensor in tensors(numel, device).items():
             copy, summary, sums, both = measure(tensor, calls, wait)
-            nbytes = numel * tensor.element_size()
-            cells = (f"{nbytes / t / 1e9:6.2f} ({t / copy:5.1f})" for t in (summary, sums, both))
-            row = "  ".join(cells)
-            print(f"{name:>5} {kind:<26} statistics, sketch, both: {row}  {1e6 * both:9.1f} us")
+            speed = numel * tensor.element_size() / both / 1e9
+            row = [name, kind, *(t / copy for t in (summary, sums, both)), speed, 1e6 * both]
+            rows.append(row)
+            print(f"{name:>5} {kind:<26} " + " ".join(f"{cell:9.2f}" for cell in row[2:]))
+            if kind == "float32":
+                figures.append(Figure(f"both, float32, {name}", both / copy, "x one copy"))
+    columns = ["size", "kind", "statistics / copy", "sketch / copy", "both / copy", "GB/s", "us"]
+    table = Table(f"Times of one copy, on {device}", columns, rows)
+    script = "statistics" if device == "cpu" else f"{device}_statistics"
+    write(Report(script, figures, [table], what=__doc__))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""What the store costs, as ratios within one run: to raw writes, and to a file for each tensor."""
+"""What storing tensors costs, against raw writes, and against `np.save` to a file for each.
+
+Speeds by the wall clock, on the disk that the project lies on, in turns, the best of five rounds.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.lab.figures import Figure, Report, write
+from benchmarks.lab.timing import measured, taken
 
 from paritas.dumps.dtypes import as_stored, digest
 from paritas.dumps.reading import Dump
@@ -20,13 +24,6 @@ SMALL, SMALL_NUMEL = 20_000, 4 << 10
 ROUNDS = 5
 
 
-def measured(work):
-    """Wall-clock and CPU seconds."""
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - processor
-
-
 def _disk():
     """A folder on the disk that the project is on: one for temporary files may be memory."""
     folder = Path(__file__).parents[1] / ".cache"
@@ -36,15 +33,15 @@ def _disk():
 
 def rounds(*functions):
     """Least seconds of each, taken in turn so that all meet the same weather."""
-    times = [[] for _ in functions]
+    timings = [[] for _ in functions]
     for _ in range(ROUNDS):
-        for function, taken in zip(functions, times, strict=True):
+        for function, found in zip(functions, timings, strict=True):
             folder = Path(tempfile.mkdtemp(dir=_disk(), prefix="bench_store-"))
             try:
-                taken.append(function(folder))
+                found.append(function(folder))
             finally:
                 shutil.rmtree(folder)
-    return [tuple(map(min, zip(*taken, strict=True))) for taken in times]
+    return [taken(found, "least") for found in timings]
 
 
 def entries(tensors, sites, *, hashes):
@@ -64,7 +61,7 @@ def through_writer(tensors, *, hashes):
     def run(folder):
         header = Header(run=run_identity(0, 1))
         writer = DumpWriter(folder / "dump", header)
-        taken = measured(
+        spent = measured(
             lambda: [writer.add(entry) for entry in entries(tensors, sites, hashes=hashes)]
         )
         writer.close(header)
@@ -72,7 +69,7 @@ def through_writer(tensors, *, hashes):
         assert dump.problems == []
         assert all(record.digest for record in dump.records())
         assert writer.saved_bytes == 0
-        return taken
+        return spent
 
     return run
 
@@ -97,10 +94,10 @@ def file_each(tensors):
     return run
 
 
-def told(what, theirs, ours):
-    """Both ratios: of seconds, and of CPU seconds, which a loaded machine disturbs less."""
-    wall, processor = theirs[0] / ours[0], theirs[1] / ours[1]
-    print(f"  {what:42s} {wall:5.2f} x, by CPU seconds {processor:5.2f} x")
+def speed(name, theirs, ours, bar=None):
+    """Ours over theirs; by processor seconds, which a loaded machine disturbs less, in the note."""
+    note = f"by processor seconds {theirs.processor / ours.processor:.2f}"
+    return Figure(name, theirs.wall / ours.wall, "x", bar, "higher", note)
 
 
 def main():
@@ -109,15 +106,17 @@ def main():
     plain, beside, before = rounds(
         raw(large), through_writer(large, hashes=False), through_writer(large, hashes=True)
     )
-    print(f"{LARGE} tensors of {LARGE_NUMEL >> 18} MiB: speed of DumpWriter.add, of one raw file")
-    told("hashed while written (bar 0.85)", plain, beside)
-    told("hashed before", plain, before)
-
+    name = f"{LARGE} tensors of {LARGE_NUMEL >> 18} MiB, over a raw file write"
+    figures = [speed(name, plain, beside, 0.85), speed(f"{name}, hashed before", plain, before)]
+    del large
     small = list(torch.randn(SMALL, SMALL_NUMEL))
     saved, stored = rounds(file_each(small), through_writer(small, hashes=False))
-    print(f"{SMALL} tensors of {SMALL_NUMEL >> 8} KiB: speed of DumpWriter.add, of a file each")
-    told("against np.save (bar 5)", saved, stored)
-    print(f"  {SMALL / stored[0]:.0f} tensors a second, np.save {SMALL / saved[0]:.0f}")
+    name = f"{SMALL} tensors of {SMALL_NUMEL >> 8} KiB, over np.save"
+    figures += [
+        speed(name, saved, stored, 5.0),
+        Figure("the same", SMALL / stored.wall, "tensors a second", better="higher"),
+    ]
+    write(Report("store", figures, what=__doc__))
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
-"""What verify() costs, in runs of the eager model; and what it holds in memory.
+"""What `verify()` of a compiled model costs, in runs of the eager one, and what it holds in memory.
 
-Everything is a ratio within this one run. Compile time is left out: both the native and the lifted
-graph are compiled by a first verify(), and the second one is timed.
+Compiling is left out: a first verify() compiles the native and the lifted graph, later ones are
+timed, in turns with the eager model, on one thread, and of each the least counts (processor time).
+Memory is the most that torch's allocator holds at once.
 """
 
 from __future__ import annotations
 
-import resource
-import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from benchmarks.lab.figures import Figure, Report, write
+from benchmarks.lab.memory import peak_bytes
+from benchmarks.lab.timing import in_turns
 from torch import nn
 
 import paritas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REPEATS = 7
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
@@ -42,81 +41,73 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
-def seconds(function: Callable[[], object]) -> float:
-    """The best of a few timings, after one for warming up: what disturbs only ever adds."""
-    function()
-    timings = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        function()
-        timings.append(time.perf_counter() - start)
-    return min(timings)
+def cost(
+    name: str, model: nn.Module, unit: Callable[[torch.Tensor], object], bar: float | None
+) -> Figure:
+    """How many times what the user runs anyway."""
+    compiled, x = torch.compile(model), torch.randn(8, 128, 256)
+    told = paritas.verify([x], model, compiled, QUIET)
+    assert told.passed, str(told)
+    functions = {
+        "unit": lambda: unit(x),
+        "verify": lambda: paritas.verify([x], model, compiled, QUIET),
+    }
+    spent = in_turns(functions, REPEATS, take="least")
+    one = spent["unit"].processor
+    wall = spent["verify"].wall / spent["unit"].wall
+    note = f"one takes {one * 1e3:.0f} ms; {wall:.2f} by the wall clock; {told.status.value}"
+    return Figure(name, spent["verify"].processor / one, "x", bar, note=note)
 
 
-def forward_only() -> None:
+def forward_only() -> Figure:
     """Inference: nothing requires grad."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(256, 4) for _ in range(4)]).requires_grad_(requires_grad=False)
-    compiled = torch.compile(model)
-    x = torch.randn(8, 128, 256)
-    unit = seconds(lambda: model(x))
-    status = ""
-
-    def once() -> None:
-        nonlocal status
-        status = paritas.verify([x], model, compiled, QUIET).status.value
-
-    cost = seconds(once)
-    print(f"forward only: one eager run {unit * 1e3:.0f} ms; verify {cost / unit:.2f} of them")
-    print(f"  ({status}; bar: 8)")
+    return cost("verify, in eager forwards", model, model, 8.0)
 
 
-def with_gradients() -> None:
+def with_gradients() -> Figure:
     """Training: outputs and gradients of every parameter."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(256, 4) for _ in range(2)])
-    compiled = torch.compile(model)
-    x = torch.randn(8, 128, 256)
     cotangent = torch.randn(8, 128, 256)
     parameters = list(model.parameters())
-    unit = seconds(lambda: torch.autograd.grad(model(x), parameters, cotangent))
-    status = ""
-
-    def once() -> None:
-        nonlocal status
-        status = paritas.verify([x], model, compiled, QUIET).status.value
-
-    cost = seconds(once)
-    print(f"with gradients: one eager forward and backward {unit * 1e3:.0f} ms; ", end="")
-    print(f"verify {cost / unit:.2f} of them ({status})")
+    name = "verify with gradients, in eager forwards with backwards"
+    return cost(name, model, lambda x: torch.autograd.grad(model(x), parameters, cotangent), None)
 
 
-def memory_by_outputs() -> None:
-    """Peak memory of verify() over what its outputs alone take, for few and for many outputs."""
-    size = 1 << 20
+def memory_by_outputs() -> list[Figure]:
+    """What one more output takes, of few and of many; all of them differ by rounding."""
+    numel = 1 << 16
 
     def outputs(count: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
         return lambda x: [x.sin() * (i + 1) for i in range(count)]
 
-    def halves(count: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-        return lambda x: [x.sin() * ((i + 1) / 2) * 2 for i in range(count)]
+    def thirds(count: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+        return lambda x: [x.sin() * ((i + 1) / 3) * 3 for i in range(count)]
 
-    x = torch.randn(size)
-    paritas.verify([x], outputs(1), halves(1), QUIET)
-    for count in (8, 32):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        paritas.verify([x], outputs(count), halves(count), QUIET)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        held = count * size * 4
-        print(f"{count} outputs of {size} floats: peak grew by {grown / held:.2f} times their size")
+    x = torch.randn(numel)
+
+    def peak(count: int) -> float:
+        def once() -> object:
+            return paritas.verify([x], outputs(count), thirds(count), QUIET)
+
+        return peak_bytes(once, warm=1, times=1) / (4 * numel)
+
+    peaks = {count: peak(count) for count in (8, 16, 32)}
+    each = (peaks[32] - peaks[16]) / 16
+    note = "the results of all runs are held until each is judged"
+    return [
+        Figure("peak memory, 32 outputs over 8", peaks[32] / peaks[8], "x", 1.1, note=note),
+        Figure("memory for one output more", each, "x its size"),
+    ]
 
 
 def main() -> None:
-    """Print every figure."""
+    """Measure every figure."""
     torch.set_num_threads(1)
-    forward_only()
-    with_gradients()
-    memory_by_outputs()
+    figures = [forward_only(), with_gradients(), *memory_by_outputs()]
+    write(Report("verify", figures, what=__doc__))
 
 
 if __name__ == "__main__":
