@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paritas.numerics.ulps import grid_distance, has_ulps, same_bits, ulp_distance
+from paritas.numerics.ulps import has_ulps, largest_grid_distance, same_bits, ulp_distance
 
 __all__ = ["Moments", "Tally", "Totals"]
 
@@ -90,6 +91,7 @@ class Totals:
         counts: each side's NaNs and infinities; positions `unlike` in that; and positions
             `dropped` from the tally for it.
         where: flat index of the first largest difference or, before that, first unlike position.
+        there: both sides' numbers at that place, if they are known without looking.
     """
 
     def __init__(self, reference: Tensor, candidate: Tensor, *, scale: float = 1.0) -> None:
@@ -97,6 +99,7 @@ class Totals:
         self.tally = Tally()
         self.counts: Counter[str] = Counter()
         self.where: int | None = None
+        self.there: tuple[float, float] | None = None
         self._numel = reference.numel()
         self._paired = reference.is_complex() or candidate.is_complex()
         self._scale = scale
@@ -118,6 +121,27 @@ class Totals:
         if tally.max_abs > self.tally.max_abs and not self.counts["unlike"]:
             self.where = offset + int(self._buffers[2][: reference.numel()].argmax())
         self.tally = self.tally.merge(tally)
+
+    def adopt(
+        self,
+        tally: Tally,
+        counts: dict[str, int],
+        place: tuple[int, float, float] | None,
+        anchors: tuple[float, float],
+    ) -> None:
+        """Take over what was found elsewhere, in one go, about the whole pair.
+
+        Args:
+            tally: sums and extremes, the sums relative to the anchors.
+            counts: what is not finite.
+            place: where the largest difference is, and both sides' numbers there.
+            anchors: what was subtracted from each side.
+        """
+        self.tally, self._anchors = tally, anchors
+        self.counts.update(counts)
+        if place is not None:
+            self.where, *there = place
+            self.there = (there[0], there[1])
 
     @property
     def moments(self) -> Moments:
@@ -208,7 +232,7 @@ class Totals:
 
     def _measure_one(self, r: Tensor, drop: Tensor | None = None) -> Tally:
         anchor, _ = self._anchors or (0.0, 0.0)
-        nonzero = self._elements(r).count_nonzero()
+        nonzero = _nonzeros(self._elements(r))
         if drop is not None:
             r.masked_fill_(drop, anchor)
         r.sub_(anchor)
@@ -219,7 +243,7 @@ class Totals:
         self, reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor, drop: Tensor | None = None
     ) -> Tally:
         anchor_r, anchor_c = self._anchors or (0.0, 0.0)
-        nonzero = [self._elements(side).count_nonzero() for side in (r, c)]
+        nonzero = [_nonzeros(self._elements(side)) for side in (r, c)]
         d = self._subtract(reference, candidate, r, c)
         if drop is not None:
             r.masked_fill_(drop, anchor_r)
@@ -233,14 +257,17 @@ class Totals:
         torch.div(moduli, relative, out=relative)
         max_ulp = dd.new_zeros(())
         if self.has_ulps:
-            distance = grid_distance if drop is None else ulp_distance
-            max_ulp = distance(reference, candidate).amax()
+            max_ulp = (
+                largest_grid_distance(reference, candidate)
+                if drop is None
+                else ulp_distance(reference, candidate).amax()
+            )
         r.sub_(anchor_r)
         c.sub_(anchor_c)
         sums = [r.sum(), c.sum(), r.dot(r), c.dot(c), r.dot(c), dd, moduli.sum()]
         worst = [moduli.amax(), relative.amax(), max_ulp]
         # One transfer for all of them: on a device each would be a wait.
-        tally = Tally(*torch.stack([*nonzero, *sums, moduli.count_nonzero(), *worst]).tolist())
+        tally = Tally(*torch.stack([*nonzero, *sums, _nonzeros(moduli), *worst]).tolist())
         if math.isnan(tally.max_rel):  # Somewhere both are zero: 0 / 0.
             relative.nan_to_num_(nan=0.0, posinf=math.inf)
             tally = tally._replace(max_rel=relative.amax().item())
@@ -254,6 +281,13 @@ class Totals:
         # A float64 does not hold 64 bits, but it holds each half of them.
         (high_r, low_r), (high_c, low_c) = _halves(reference, r), _halves(candidate, c)
         return d.copy_((high_c - high_r) + (low_c - low_r))
+
+
+def _nonzeros(values: Tensor) -> Tensor:
+    """How many there are: numpy makes a mask and counts it, which no branch of it slows down."""
+    if values.is_cpu and not values.is_complex():
+        return torch.tensor(np.count_nonzero(values.numpy() != 0))
+    return values.count_nonzero()
 
 
 def _halves(chunk: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ __all__ = [
     "first_unlike",
     "grid_distance",
     "has_ulps",
+    "largest_grid_distance",
     "same_bits",
     "same_but_for_nans",
     "ulp_distance",
@@ -143,6 +144,19 @@ def grid_distance(a: Tensor, b: Tensor) -> Tensor:
     magnitude = torch.iinfo(torch.int64).max
     opposite, x, y = (x ^ y) < 0, x & magnitude, y & magnitude
     return torch.where(opposite, x.double() + y.double(), (x - y).double()).abs_()
+
+
+def largest_grid_distance(a: Tensor, b: Tensor) -> Tensor:
+    """The largest of `grid_distance`, of at least one pair; most blocks need no float64 for it."""
+    if a.is_cpu and b.is_cpu and a.dtype is not _UNSIGNED:
+        x, y = (
+            bits.view(torch.int8) if bits.dtype is torch.uint8 else bits
+            for bits in map(_integers, (a, b))
+        )
+        if int((x ^ y).amin()) >= 0:  # no pair lies across zero: bits are as far apart as numbers
+            least, most = (int(end) for end in torch.aminmax(x - y))
+            return torch.tensor(float(max(-least, most)), dtype=torch.float64)
+    return grid_distance(a, b).amax()
 
 
 def _ordered(bits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from paritas._torch.random_twins import use_twins
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, aliases, default_dtype
-from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.device_differences import all_equal
 from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
@@ -63,11 +63,12 @@ class CapturedReference:
                 seen.requires_grad[name] = value.requires_grad
                 if value.layout is torch.strided:
                     seen.strides[name] = tuple(value.stride())
-        for name, value, before in zip(self.inputs, args, kept, strict=False):
-            if not isinstance(value, torch.Tensor):
-                continue
-            if value.shape != before.shape or not bitwise_equal(value.detach(), before.detach()):
-                seen.after[f"{name}{AFTER}"] = value.detach().clone()
+        named = zip(self.inputs, args, kept, strict=False)
+        tensors = {name: pair for name, *pair in named if isinstance(pair[0], torch.Tensor)}
+        pairs = [(value.detach(), before.detach()) for value, before in tensors.values()]
+        for name, (value, _), same in zip(tensors, pairs, all_equal(pairs), strict=True):
+            if not same:
+                seen.after[f"{name}{AFTER}"] = value.clone()
         seen.aliases = aliases(seen.outputs, self.named(args))
 
 

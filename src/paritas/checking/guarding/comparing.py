@@ -12,8 +12,9 @@ from paritas.checking.explaining import Explainer, likely
 from paritas.checking.noise import is_inexact
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import error_ratios, relative_difference
+from paritas.numerics.device_differences import Apart, all_equal, differences, waits
 from paritas.numerics.findings import Aspect, Finding, Status
-from paritas.numerics.metrics import bitwise_equal, pair_metrics, quickly_equal
+from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.numerics.pairing import Checks, check_pair
 
 if TYPE_CHECKING:
@@ -85,17 +86,20 @@ class CallComparer:
 
     def compare_values(self, reference: dict[str, Any], candidate: dict[str, Any]) -> None:
         """Compare named values; one that only one side has is a finding."""
+        measured = _measure_on_devices(reference, candidate)
         for name, value in reference.items():
             if name not in candidate:
                 self._add(name, Aspect.STRUCTURE, "the compiled code does not give it")
                 continue
-            self.compare_value(name, value, candidate[name])
+            self.compare_value(name, value, candidate[name], measured.get(name))
         for name in candidate:
             if name not in reference:
                 self._add(name, Aspect.STRUCTURE, "the compiled code gives it, the graph does not")
 
-    def compare_value(self, name: str, reference: Any, candidate: Any) -> None:
-        """Compare one value."""
+    def compare_value(
+        self, name: str, reference: Any, candidate: Any, measured: Apart | None = None
+    ) -> None:
+        """Compare one value; `measured` if it has been already, with others."""
         if reference is None and candidate is None:
             return
         self.out.compared += 1
@@ -105,10 +109,11 @@ class CallComparer:
         difference: Sizes | None = None
         ratios: Sizes | None = None
         if _comparable(reference, candidate):
-            if quickly_equal(reference, candidate):
+            same = quickly_equal(reference, candidate) if measured is None else measured.identical
+            if same:
                 self._add_pass(path, Status.IDENTICAL, reference)
                 return
-            difference = relative_difference(candidate, reference)
+            difference = measured.sizes if measured else relative_difference(candidate, reference)
             if self.experience.explains_difference(name, difference):
                 self._add_pass(path, Status.EQUIVALENT, reference)
                 return
@@ -189,19 +194,22 @@ class CallComparer:
             reason = "leaves torch's random generators in another state than the graph does"
             self._add("random numbers", Aspect.RNG, reason)
 
-    def compare_untouched(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Report an input that was written to, though the graph leaves it alone."""
-        if not isinstance(after, torch.Tensor) or bitwise_equal(before, after.detach()):
-            return
-        self.out.findings.append(
-            Finding(
-                path=f"{self.label}: {name}{AFTER}",
-                aspect=Aspect.VALUE,
-                status=Status.DIFFERENT,
-                reason="the compiled code writes to this input; the graph leaves it alone",
-                metrics=pair_metrics(before.detach(), after.detach()),
+    def compare_untouched(self, inputs: dict[str, tuple[Tensor, Any]]) -> None:
+        """Report inputs, before and after, that were written to though the graph does not."""
+        kept = {name: pair for name, pair in inputs.items() if isinstance(pair[1], torch.Tensor)}
+        pairs = [(_plain(before), _plain(after)) for before, after in kept.values()]
+        for name, pair, same in zip(kept, pairs, all_equal(pairs), strict=True):
+            if same:
+                continue
+            self.out.findings.append(
+                Finding(
+                    path=f"{self.label}: {name}{AFTER}",
+                    aspect=Aspect.VALUE,
+                    status=Status.DIFFERENT,
+                    reason="the compiled code writes to this input; the graph leaves it alone",
+                    metrics=pair_metrics(*pair),
+                )
             )
-        )
 
     def _add_pass(self, path: str, status: Status, value: Tensor) -> None:
         dtype = str(value.dtype).removeprefix("torch.")
@@ -213,6 +221,18 @@ class CallComparer:
     def _add(self, name: str, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
         self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
+
+
+def _measure_on_devices(reference: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Apart]:
+    """What can be measured of all values together, so that a device is waited for once."""
+    pairs = {
+        name: (_plain(candidate[name]), _plain(value))
+        for name, value in reference.items()
+        if name in candidate
+        and _comparable(value, candidate[name])
+        and waits(value, candidate[name])
+    }
+    return dict(zip(pairs, differences(list(pairs.values())), strict=True))
 
 
 def _comparable(reference: Any, candidate: Any) -> bool:

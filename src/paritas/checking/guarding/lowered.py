@@ -15,8 +15,8 @@ from paritas.checking.guarding.calls import GuardedCode, located, same_place
 from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, written_copied
 from paritas.checking.guarding.substituting import substitute
 from paritas.checking.observing import Observation
+from paritas.numerics.device_differences import all_equal
 from paritas.numerics.findings import Status
-from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -205,9 +205,14 @@ class GuardedGraph(GuardedCode):
         candidate.aliases = self.reference.aliases(candidate, given)
         donated = {self.reference.inputs[position] for position in self.lowered.donated}
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
-        for position, (before, after) in enumerate(zip(runs.kept, given, strict=True)):
-            if before is not after and position not in self._may_change:
-                comparer.compare_untouched(self.reference.inputs[position], before, after)
+        pairs = enumerate(zip(runs.kept, given, strict=True))
+        comparer.compare_untouched(
+            {
+                self.reference.inputs[position]: (before, after)
+                for position, (before, after) in pairs
+                if before is not after and position not in self._may_change
+            }
+        )
         return comparer.out
 
     def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
@@ -255,11 +260,8 @@ def _decided_by_rounding(finding: Finding) -> Finding:
 
 def _touched(given: list[Any], before: dict[int, Tensor]) -> list[int]:
     """The arguments whose bits changed."""
-    return [
-        position
-        for position, value in before.items()
-        if not bitwise_equal(given[position].detach(), value)
-    ]
+    pairs = [(given[position].detach(), value) for position, value in before.items()]
+    return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
 
 
 def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
