@@ -26,6 +26,9 @@ __all__ = [
 
 FORMAT = 1
 
+# What has `gc=False` below holds no cycles, and there are tens of thousands of each: Python's
+# collector would walk them all, again and again, while an index is read.
+
 # "file" and "tensor": what a file of another tool does not say.
 Source = Literal["eager", "fx", "fused", "file"]
 Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
@@ -34,7 +37,7 @@ Side = Literal["input", "output"]
 Layout = Literal["packed", "msit"]
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """The place in a program at which a value was seen.
 
     In the backward pass of eager code a site holds the gradient of what the same name holds in the
@@ -83,7 +86,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"{self.phase}/{scope}{tapped}{self.name}#{self.call}/{place}"
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """How a recorded local tensor is a part of a distributed one.
 
     Attributes:
@@ -103,7 +106,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mesh_names: tuple[str, ...] = ()
 
 
-class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What a tensor was, besides its values.
 
     Attributes:
@@ -121,7 +124,7 @@ class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requires_grad: bool = False
 
 
-class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Where the values are.
 
     Attributes:
@@ -139,7 +142,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     begin: int = 0
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One recorded value.
 
     Attributes:

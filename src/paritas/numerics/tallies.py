@@ -15,7 +15,7 @@ __all__ = ["LARGEST_SCALE", "Statistics", "Sums", "Tally"]
 LARGEST_SCALE = 1000
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A summary of the values of one tensor; of complex numbers, of their magnitudes.
 
     Attributes:
