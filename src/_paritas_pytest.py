@@ -1,20 +1,189 @@
-"""The pytest entry point of paritas.
+"""The pytest entry point of paritas: options, a mark, a fixture, and hooks that hand on.
 
 pytest imports every installed plugin before it looks at a single test, in every project of that
-environment. This module therefore stands outside the package, and imports nothing but the standard
-library until a test asks: a run that never checks parity pays neither for paritas nor for torch.
+environment. This module therefore stands outside the package, and imports no more of it than a
+glance at whether there are settings: a run that never checks parity does not pay for torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from paritas.pytesting.parity import Parity
+    from paritas.pytesting.session import Session
+
+_SESSION = pytest.StashKey["Session"]()
+_TESTS = pytest.StashKey[list[str]]()
+# A worker of xdist sends what it has to tell under this name.
+_ACCOUNT = "paritas"
+_MARK = (
+    "parity(**settings): settings of paritas.verify and paritas.guard for the checks of a test, "
+    "such as strict=True or lift=False; the innermost mark wins"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options; the table [tool.paritas.pytest] has them, too, but for the update."""
+    group = parser.getgroup("paritas", "does the candidate compute what the reference computes?")
+    group.addoption(
+        "--paritas-guard",
+        action="store_true",
+        default=None,
+        help="check every call of what torch.compile makes in this run: a test in which a "
+        "compiled graph computes something else than the graph run op by op fails",
+    )
+    group.addoption(
+        "--paritas-every",
+        type=float,
+        metavar="N|SHARE",
+        help="with --paritas-guard, check each N-th call of a graph, or a share of its calls below "
+        "1; the first call of a graph is always checked",
+    )
+    group.addoption(
+        "--paritas-strict",
+        action="store_true",
+        default=None,
+        help="count unstable findings as failures",
+    )
+    group.addoption(
+        "--paritas-update",
+        action="store_true",
+        default=None,
+        help="write the goldens of the tests that run, where they are missing or differ",
+    )
+    group.addoption(
+        "--paritas-golden-dir",
+        metavar="DIR",
+        help="where goldens lie, in place of the folder golden/ beside each test",
+    )
+    group.addoption(
+        "--paritas-report",
+        metavar="DIR",
+        help="write an HTML page and the whole verdict as JSON for each check that fails",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what the plugin adds to pytest's vocabulary."""
-    config.addinivalue_line(
-        "markers", "parity: the test checks a candidate program against its reference"
-    )
+    """Register the mark, and begin where something was asked for."""
+    config.addinivalue_line("markers", _MARK)
+    given = (name for name in vars(config.option) if name.startswith("paritas_"))
+    if any(config.getoption(name) is not None for name in given) or _has_settings(config.rootpath):
+        _session(config)
+
+
+def _has_settings(root: Path) -> bool:
+    from paritas.pytesting.glancing import may_have_settings
+
+    return may_have_settings(root)
+
+
+def _session(config: pytest.Config) -> Session:
+    """The state of this run, made when it is first needed."""
+    if _SESSION not in config.stash:
+        from paritas.errors import ParitasError
+        from paritas.pytesting.options import Options
+        from paritas.pytesting.session import Session
+
+        try:
+            config.stash[_SESSION] = Session(Options.of(config))
+        except ParitasError as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[_SESSION]
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Parity:
+    """Checks of parity: `verify`, `guard` and `golden`; their verdicts go into the test's report.
+
+    See `paritas.pytesting.parity.Parity`.
+    """
+    return _session(request.config).parity_of(request.node)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remember what there is, before any of it is deselected."""
+    config.stash[_TESTS] = [item.nodeid for item in items]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Check what fixtures compile."""
+    __tracebackhide__ = True
+    return (yield from _watch(item, "setup"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Check what the test compiles, and end the guards that it was given."""
+    __tracebackhide__ = True
+    return (yield from _watch(item, "call"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Check what ends with the test."""
+    __tracebackhide__ = True
+    return (yield from _watch(item, "teardown"))
+
+
+def _watch(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
+    __tracebackhide__ = True
+    if _SESSION not in item.config.stash and item.get_closest_marker("parity") is None:
+        result = yield
+        # The fixture may have been asked for meanwhile: by getfixturevalue, in the test itself.
+        if phase == "call" and _SESSION in item.config.stash:
+            item.config.stash[_SESSION].conclude(item, phase)
+        return result
+    return (yield from _session(item.config).watch(item, phase))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of xdist has to tell."""
+    text = getattr(node, "workeroutput", {}).get(_ACCOUNT)
+    if text is not None:
+        from paritas.pytesting.session import Account
+
+        _session(node.config).account.merge(Account.decode(text))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the guard; a worker sends its account, the others see to the exit status."""
+    config = session.config
+    if _SESSION not in config.stash:
+        return
+    state = config.stash[_SESSION]
+    is_whole = not any("::" in arg for arg in config.args) and not config.getoption("lf", False)
+    tests = config.stash.get(_TESTS, None)
+    state.finish(tests if tests and is_whole else [])
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_ACCOUNT] = state.account.encode()
+    elif session.exitstatus == pytest.ExitCode.OK and state.has_failed_outside_tests:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave torch as it was, however the run ended."""
+    if _SESSION in config.stash:
+        config.stash[_SESSION].finish([])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Tell of every verdict of the run; nothing where none was asked for."""
+    from paritas.pytesting.glancing import has_outcomes
+
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    if _SESSION not in config.stash and not has_outcomes(reports):
+        return
+    from paritas.pytesting.summary import tell
+
+    tell(terminalreporter, reports, _session(config))

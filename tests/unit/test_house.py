@@ -67,7 +67,7 @@ def test_pytest_loads_the_plugin_and_leaves_torch_unimported(tmp_path):
         "assert 'torch' not in sys.modules; sys.exit(code)",
         tmp_path,
     )
-    assert "@pytest.mark.parity:" in output
+    assert "@pytest.mark.parity(**settings):" in output
 
 
 def test_help_leaves_torch_unimported(tmp_path):

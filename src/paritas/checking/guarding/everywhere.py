@@ -24,10 +24,10 @@ OWN_GUARD = (
 
 
 @contextlib.contextmanager
-def guard_everywhere(settings: GuardSettings) -> Iterator[Journal]:
+def guard_everywhere(settings: GuardSettings, journal: Journal | None = None) -> Iterator[Journal]:
     """Guard what is compiled in here, each with the backend, mode and options it was given.
 
-    Gives the one journal of all; read its verdict afterwards.
+    Gives the one journal of all, a new one unless it is given; read its verdict afterwards.
 
     Raises:
         UsageError: guards are switched off in the environment.
@@ -35,13 +35,13 @@ def guard_everywhere(settings: GuardSettings) -> Iterator[Journal]:
     """
     if not is_enabled(None):
         raise UsageError(f"{SWITCH} in the environment switches every guard off; unset it")
-    journal = Journal(strict=settings.strict)
-    guards = _Guards(settings, journal)
+    kept = Journal(strict=settings.strict) if journal is None else journal
+    guards = _Guards(settings, kept)
     with replacing_backends(guards.of):
-        yield journal
-    if guards.known and not journal.graphs:
+        yield kept
+    if guards.known and not kept.graphs:
         names = ", ".join(dict.fromkeys(guard.backend.name for _, guard in guards.known))
-        journal.add((), [f"torch.compile was called ({names}), but captured no graph"])
+        kept.add((), [f"torch.compile was called ({names}), but captured no graph"])
 
 
 class _Guards:

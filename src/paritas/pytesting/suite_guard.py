@@ -1,0 +1,107 @@
+"""`--paritas-guard`: every `torch.compile` of a suite guarded, each check told to its own test.
+
+Compiled code outlives the test that compiled it. What a call of it shows belongs to the test that
+called, so that the journal of the guards has a page for each phase of each test, and turns it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paritas._torch.arrival import on_first_compile
+from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.numerics.findings import Verdict
+    from paritas.pytesting.options import Options
+    from paritas.pytesting.suite_journal import SuiteJournal
+
+__all__ = ["Seen", "SuiteGuard"]
+
+
+class Seen(NamedTuple):
+    """What was checked between two turns of the page."""
+
+    verdict: Verdict
+    graphs: int
+    calls: int
+    checked: int
+
+    def counts(self) -> dict[str, Any]:
+        """As fields of an outcome."""
+        return {"graphs": self.graphs, "calls": self.calls, "checked": self.checked}
+
+
+class SuiteGuard:
+    """Guards from the first compiled call of the process on; torch is not imported before that."""
+
+    def __init__(self, options: Options) -> None:
+        """Check the settings.
+
+        Raises:
+            UsageError: one is wrong, or guards are switched off in the environment.
+        """
+        if not is_enabled(None):
+            value = os.environ[SWITCH]
+            raise UsageError(
+                f"--paritas-guard, but {SWITCH}={value} in the environment switches guards off; "
+                "unset it"
+            )
+        self.settings = GuardSettings(
+            on_mismatch="record", every=options.every, strict=options.strict
+        )
+        self.failure: Exception | None = None
+        self._journal: SuiteJournal | None = None
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Wait for the first compiled call."""
+        self._stack.enter_context(on_first_compile(self._arm))
+
+    def stop(self) -> tuple[str, ...]:
+        """Leave torch as it was; gives what is to be said of the run as a whole."""
+        self._stack.close()
+        if self.failure is not None:
+            return (f"after {self.failure}, nothing was guarded",)
+        if self._journal is None:
+            return ()
+        notes = self._journal.verdict().notes
+        if count := self._journal.raised:
+            calls = f"{count} call{'' if count == 1 else 's'}"
+            notes += (f"{calls} raised, the compiled code and its graph alike: nothing to compare",)
+        return notes
+
+    def turn(self, *, strict: bool | None = None) -> Seen | None:
+        """What was checked since the last turn; None for nothing.
+
+        Args:
+            strict: whether `unstable` fails in what comes next; None for as the settings say.
+        """
+        if self._journal is None:
+            return None
+        return self._journal.turn(strict=self.settings.strict if strict is None else strict)
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Leave what is compiled in here alone."""
+        from paritas._torch.stance import unguarded
+
+        with unguarded():
+            yield
+
+    def _arm(self) -> None:
+        try:
+            from paritas.checking.guarding.everywhere import guard_everywhere
+            from paritas.pytesting.suite_journal import SuiteJournal
+
+            journal = SuiteJournal(strict=self.settings.strict)
+            self._stack.enter_context(guard_everywhere(self.settings, journal))
+            self._journal = journal
+        except Exception as error:
+            self.failure = error  # the test may pass over it, and all after it run unguarded
+            raise
