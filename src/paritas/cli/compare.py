@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.formatting import Format, format_options
 from paritas.cli.parameters import KINDS, Assignment, Span
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from paritas.comparison.progress import Progress
     from paritas.numerics.comparisons import Comparison
+    from paritas.reporting.annotations import Account
 
 RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
 RENAME = Assignment("REGEX=REPLACEMENT", "=", r"encoder\.block=layers")
@@ -75,6 +77,7 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
 @click.option("--no-html", is_flag=True, help="Leave report.html out.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier comparison.")
 @click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@format_options
 @click.pass_context
 def compare(  # noqa: PLR0913  (what is not handed on)
     ctx: click.Context,
@@ -87,6 +90,7 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     no_html: bool,
     overwrite: bool,
     quiet: bool,
+    form: Format,
     **asked: Any,
 ) -> None:
     """Compare the values of two dumps, and find where they part.
@@ -103,7 +107,8 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
     names = _write(output, found, parquet=parquet, html=not no_html)
-    _show(found, f"written to {output}: {', '.join(names)}", quiet=quiet)
+    form.write(lambda: _account(found))
+    _show(found, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
     ctx.exit(found.exit_code)
 
 
@@ -145,10 +150,17 @@ def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) ->
     return [path.name for path in written]
 
 
-def _show(comparison: Comparison, remark: str, *, quiet: bool) -> None:
+def _account(comparison: Comparison) -> Account:
+    from paritas.reporting.annotations import of_comparison
+
+    return of_comparison(comparison, subject=f"{comparison.my.path} {comparison.golden.path}")
+
+
+def _show(comparison: Comparison, remark: str, form: Format, *, quiet: bool) -> None:
     from rich.console import Console
 
     from paritas.reporting.comparison_summary import report, verdict_line
 
     shown = verdict_line(comparison) if quiet else report(comparison, remark)
-    Console(highlight=False).print(shown, crop=False, soft_wrap=quiet)
+    console = Console(highlight=False, stderr=form.takes_stdout)
+    console.print(shown, crop=False, soft_wrap=quiet)

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from paritas.cli.formatting import Format, format_options, subject_file
+
 if TYPE_CHECKING:
     from paritas.cli.partition_checks import Checked
+    from paritas.reporting.annotations import Account
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
@@ -92,6 +95,7 @@ class Options:
     type=click.Path(path_type=Path),
     help="Write the verdict with all its findings to this file.",
 )
+@format_options
 @click.pass_context
 def partition(
     ctx: click.Context,
@@ -99,6 +103,7 @@ def partition(
     operator: str,
     outdir: Path | None,
     json_path: Path | None,
+    form: Format,
     **given: object,
 ) -> None:
     """Check an operator that is split over ranks against the operator that is not.
@@ -132,7 +137,9 @@ def partition(
         from paritas.reporting.json_file import write_verdict
 
         write_verdict(json_path, checked.verdict)
-    _show(checked, [] if outdir is None else _shrunk(checked, outdir))
+    shrunk = [] if outdir is None else _shrunk(checked, outdir)
+    form.write(lambda: _account(checked, operator))
+    _show(checked, shrunk, form)
     ctx.exit(checked.verdict.exit_code)
 
 
@@ -164,9 +171,16 @@ def _shrunk(checked: Checked, outdir: Path) -> list[str]:
         return [f"no script in {outdir}: {error}"]
 
 
-def _show(checked: Checked, script: list[str]) -> None:
+def _account(checked: Checked, operator: str) -> Account:
+    from paritas.reporting.annotations import of_verdict
+
+    file = subject_file(operator)
+    return of_verdict(checked.verdict, command="partition", subject=operator, file=file)
+
+
+def _show(checked: Checked, script: list[str], form: Format) -> None:
     from rich.console import Console
 
     from paritas.cli.partition_table import report
 
-    Console(highlight=False).print(report(checked, script), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(report(checked, script), crop=False)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.formatting import Format, format_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -75,6 +77,7 @@ class _Every(click.ParamType[float]):
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@format_options
 @click.pass_context
 def run(  # noqa: PLR0913  (one for each option)
     ctx: click.Context,
@@ -87,6 +90,7 @@ def run(  # noqa: PLR0913  (one for each option)
     thorough: bool,
     strict: bool,
     json_path: Path | None,
+    form: Format,
 ) -> None:
     """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
 
@@ -107,6 +111,8 @@ def run(  # noqa: PLR0913  (one for each option)
 
     if not is_enabled(None):
         ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment switches guards off; unset it")
+    if form.takes_stdout:
+        ctx.fail(f"--format {form.name} needs --format-file FILE: stdout is the script's own")
     settings = GuardSettings(
         on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
     )
@@ -121,10 +127,10 @@ def run(  # noqa: PLR0913  (one for each option)
     watch = _Watch(settings)
 
     def finish(ending: Ending) -> int:
-        from paritas.cli.run_ending import Course, finish
+        from paritas.cli.run_ending import Course, Files, finish
 
         course = Course(program, ending, watch.journal, watch.failure, strict=strict)
-        return finish(course, meeting, json_path)
+        return finish(course, meeting, Files(json_path, form))
 
     with exits_told(finish):
         with watch.watching():

@@ -12,11 +12,13 @@ import msgspec
 import torch.distributed as dist
 from rich.console import Console
 
+from paritas.cli.formatting import TEXT, Format, subject_file
 from paritas.cli.rank_reports import Report, merge_ranks, unverified
 from paritas.cli.ranks import HURRIED_SECONDS, WAIT_SECONDS
 from paritas.cli.running import ignore_termination, signals_hurry
 from paritas.numerics.findings import Verdict
 from paritas.numerics.wording import headline
+from paritas.reporting.annotations import of_verdict
 from paritas.reporting.guard_summary import GraphCounts, guard_summary
 from paritas.reporting.json_file import write_verdict
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from paritas.checking.guarding.journal import Journal
     from paritas.cli.ranks import Meeting
     from paritas.cli.running import Ending, Program
+    from paritas.reporting.annotations import Account
 
 UNREACHED = "what it did not get to was not checked"
 NOTHING_BEFORE = "nothing was compiled before that"
@@ -57,7 +60,22 @@ class Course:
     strict: bool
 
 
-def finish(course: Course, meeting: Meeting | None, json_path: Path | None) -> int:
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is written beside the report: the verdict, and what the calling system wants."""
+
+    json_path: Path | None = None
+    form: Format = TEXT
+
+    def of_rank(self, rank: int) -> Files:
+        """Another machine, whose first rank is not 0, may share its files with this one."""
+        if rank == 0:
+            return self
+        form = dataclasses.replace(self.form, file=_own_file(self.form.file, rank))
+        return Files(_own_file(self.json_path, rank), form)
+
+
+def finish(course: Course, meeting: Meeting | None, files: Files) -> int:
     """Tell what was seen; the exit code."""
     ending = course.ending
     with signals_hurry() as hurried:
@@ -65,12 +83,12 @@ def finish(course: Course, meeting: Meeting | None, json_path: Path | None) -> i
             sys.stdout.flush()  # what the script said comes before what is said of it
         report = report_on(course)
         if meeting is None:
-            _tell(_with_rank_noted(report), json_path)
+            _tell(_with_rank_noted(report), course.program, files)
         elif meeting.ranks.merges:
             report = _merged(report, ending, meeting, hurried)
-            _tell(report, _own_file(json_path, meeting.ranks.rank))
+            _tell(report, course.program, files.of_rank(meeting.ranks.rank))
         else:
-            _hand_in(report, ending, meeting, hurried)
+            _hand_in(report, course, meeting, hurried)
     if meeting is not None:
         # The others may end now, and torchrun then ends this one, which is about to do so itself.
         ignore_termination()
@@ -124,13 +142,10 @@ def _merged(report: Report, ending: Ending, meeting: Meeting, hurried: threading
 
 
 def _own_file(path: Path | None, rank: int) -> Path | None:
-    """Another machine, whose first rank is not 0, may share its files with this one."""
-    if path is None or rank == 0:
-        return path
-    return path.with_stem(f"{path.stem}.rank{rank}")
+    return None if path is None else path.with_stem(f"{path.stem}.rank{rank}")
 
 
-def _hand_in(report: Report, ending: Ending, meeting: Meeting, hurried: threading.Event) -> None:
+def _hand_in(report: Report, course: Course, meeting: Meeting, hurried: threading.Event) -> None:
     """Leave the telling to another rank; where that comes to nothing, tell all the same."""
     rank = meeting.ranks.rank
     click.echo(f"rank {rank}: {headline(report.verdict)}", err=True)
@@ -138,21 +153,27 @@ def _hand_in(report: Report, ending: Ending, meeting: Meeting, hurried: threadin
         meeting.hand_in(report.to_json())
     except OSError as error:
         click.echo(f"rank {rank}: the report cannot be handed in: {error}", err=True)
-        _tell(report, None)
+        _tell(report, course.program, Files())
         return
     if report.verdict.passed:
         return
     # torchrun ends all ranks when one ends with a failure: not before it was told of.
-    seconds = HURRIED_SECONDS if ending.words else WAIT_SECONDS
+    seconds = HURRIED_SECONDS if course.ending.words else WAIT_SECONDS
     if not meeting.wait_until_closed(seconds, hurried):
         click.echo(f"rank {rank}: its report was not taken within {seconds:g} s", err=True)
-        _tell(report, None)
+        _tell(report, course.program, Files())
 
 
-def _tell(report: Report, json_path: Path | None) -> None:
+def _tell(report: Report, program: Program, files: Files) -> None:
+    files.form.write(lambda: _account(report.verdict, program), err=True)
     console = Console(stderr=True, highlight=False)
     console.print()
     console.rule("paritas run", style="dim")
     console.print(guard_summary(report.graphs, report.verdict), crop=False)
-    if json_path is not None:
-        write_verdict(json_path, report.verdict)
+    if files.json_path is not None:
+        write_verdict(files.json_path, report.verdict)
+
+
+def _account(verdict: Verdict, program: Program) -> Account:
+    target = program.target
+    return of_verdict(verdict, command="run", subject=target, file=subject_file(target))

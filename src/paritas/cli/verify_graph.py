@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.formatting import Format, format_options, subject_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.comparison.progress import Progress
     from paritas.numerics.graph_reports import GraphReport
+    from paritas.reporting.annotations import Account
 
 # Those of `paritas.graphs.settings`.
 SOURCES = ("declared", "library", "discover", "all")
@@ -87,8 +90,9 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 @click.option("--overwrite", is_flag=True, help="Start anew, whatever DIR holds.")
 @click.option("--no-html", is_flag=True, help="Leave report.html out.")
 @click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@format_options
 @click.pass_context
-def verify_graph(
+def verify_graph(  # noqa: PLR0913  (what is not handed on)
     ctx: click.Context,
     /,
     *,
@@ -98,6 +102,7 @@ def verify_graph(
     overwrite: bool,
     no_html: bool,
     quiet: bool,
+    form: Format,
     **asked: Any,
 ) -> None:
     """Check every operator of a graph: alone, and split over ranks in each way that it can be.
@@ -127,7 +132,8 @@ def verify_graph(
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
         click.echo(f"interrupted{done}; the same command goes on from there", err=True)
         ctx.exit(_INTERRUPTED)
-    _show(report, outdir, quiet=quiet, html=not no_html)
+    form.write(lambda: _account(report, graph))
+    _show(report, outdir, form, quiet=quiet, html=not no_html)
     ctx.exit(report.exit_code)
 
 
@@ -164,12 +170,18 @@ def _run(
         return verifying.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
 
 
-def _show(report: GraphReport, outdir: Path, *, quiet: bool, html: bool) -> None:
+def _account(report: GraphReport, graph: str) -> Account:
+    from paritas.reporting.annotations import of_graph
+
+    return of_graph(report, subject=graph, file=subject_file(graph))
+
+
+def _show(report: GraphReport, outdir: Path, form: Format, *, quiet: bool, html: bool) -> None:
     from rich.console import Console
 
     from paritas.reporting.graph_summary import render, verdict_line
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=form.takes_stdout)
     if quiet:
         console.print(verdict_line(report), crop=False, soft_wrap=True)
         return

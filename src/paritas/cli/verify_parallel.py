@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from paritas.cli.formatting import Format, format_options, subject_file
 from paritas.cli.parallel_mesh import Mesh
 
 if TYPE_CHECKING:
     from paritas.cli.ranks import Ranks
     from paritas.numerics.findings import Verdict
+    from paritas.reporting.annotations import Account
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 NAMED_PLANS = ("ddp", "fsdp")
@@ -95,9 +97,10 @@ class Options:
     type=click.Path(path_type=Path),
     help="Write the verdict with all its findings to this file.",
 )
+@format_options
 @click.pass_context
 def verify_parallel(
-    ctx: click.Context, /, factory: str, json_path: Path | None, **given: Any
+    ctx: click.Context, /, factory: str, json_path: Path | None, form: Format, **given: Any
 ) -> None:
     """Compare a model on one device with the same model under a parallel plan.
 
@@ -127,7 +130,8 @@ def verify_parallel(
     with joined(here):
         verdict = _run(factory, options, here)
         if speaks:
-            _show(verdict, json_path)
+            form.write(lambda: _account(verdict, factory))
+            _show(verdict, json_path, form)
     ctx.exit(verdict.exit_code)
 
 
@@ -192,7 +196,14 @@ def _verify(factory: str, options: Options, here: Ranks | None, tell: Any) -> Ve
     )
 
 
-def _show(verdict: Verdict, json_path: Path | None) -> None:
+def _account(verdict: Verdict, factory: str) -> Account:
+    from paritas.reporting.annotations import of_verdict
+
+    file = subject_file(factory)
+    return of_verdict(verdict, command="verify-parallel", subject=factory, file=file)
+
+
+def _show(verdict: Verdict, json_path: Path | None, form: Format) -> None:
     from rich.console import Console
 
     from paritas.reporting.terminal import report
@@ -201,4 +212,4 @@ def _show(verdict: Verdict, json_path: Path | None) -> None:
         from paritas.reporting.json_file import write_verdict
 
         write_verdict(json_path, verdict)
-    Console(highlight=False).print(report(verdict), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(report(verdict), crop=False)

@@ -177,7 +177,7 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
     """What failed, in words; where nothing did, what is unstable. The same words come once."""
     found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in map(_with_near_paths, found):
+    for finding in map(with_near_paths, found):
         groups.setdefault(tuple(finding_lines(finding)[1:]), []).append(finding)
     shown = list(groups.items())[:MOST_SHOWN]
     for lines, (first, *others) in shown:
@@ -197,7 +197,8 @@ def near_path(source: str) -> str:
     return source.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
-def _with_near_paths(finding: Finding) -> Finding:
+def with_near_paths(finding: Finding) -> Finding:
+    """The same finding, its source lines as `near_path` gives them."""
     origin = finding.origin
     if origin is not None:
         origin = msgspec.structs.replace(origin, source=near_path(origin.source))
