@@ -49,11 +49,63 @@ def accumulation(call: Call) -> Amplitudes:
 
 
 def _amplitude(result: Tensor, squares: Tensor, length: int) -> Tensor:
-    return (length * (_squared(result) / 3 + squares.abs() / 2)).sqrt()
+    """The amplitude a, made in place of `squares`, which is q."""
+    size = result.abs() if result.is_complex() else result
+    if squares.dtype != size.dtype:
+        squares = squares.to(size.dtype)
+    return squares.mul_(length / 2).addcmul_(size, size, value=length / 3).sqrt_()
 
 
 def _squared(tensor: Tensor) -> Tensor:
-    return tensor.abs().square()
+    return tensor.abs().square_() if tensor.is_complex() else tensor.square()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Squares:
+    """Squares of a tensor over the square of `top`, so that float32 holds them and their sums."""
+
+    values: Tensor
+    top: float
+
+
+def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
+    """Squares in float32, in which a product costs half: an amplitude needs but a few digits.
+
+    Not of complex numbers, nor where a value is not finite or too large to be scaled.
+    """
+    found = []
+    for tensor in tensors:
+        if tensor.is_complex() or not tensor.numel():
+            return None
+        narrow = tensor.to(torch.float32, copy=True)
+        top = max(abs(float(end)) for end in torch.aminmax(narrow))
+        if not _TINIEST < top < _LARGEST and (top or bool(tensor.any())):  # nor is a NaN between
+            return None
+        if _SMALL <= top <= _LARGE or not top:
+            top = 1.0
+        else:
+            top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two: no digit is lost
+            narrow.mul_(1 / top)
+        found.append(_Squares(narrow.square_(), top))
+    return found
+
+
+# Values of this size need no scaling: their squares, and products of two of these, stay normal.
+_SMALL, _LARGE = 1e-3, 1e3
+# What float32 itself holds with room to spare.
+_TINIEST, _LARGEST = 1e-30, 1e30
+# Of a result over the scale of its factors: a bias far above them would not have a square.
+_ABOVE = 1e12
+
+
+def _narrow_amplitude(result: Tensor, squares: Tensor, length: int, top: float) -> Tensor | None:
+    """The amplitude from squares in float32 that were scaled by `top`; None if out of range."""
+    narrow = (result if top == 1 else result / top).to(torch.float32, copy=True)
+    if not max(abs(float(end)) for end in torch.aminmax(narrow)) < _ABOVE:
+        return None
+    amplitude = squares.mul_(length / 2).addcmul_(narrow, narrow, value=length / 3).sqrt_()
+    wide = amplitude.to(result.dtype)
+    return wide if top == 1 else wide.mul_(top)
 
 
 def _ratio(x: Tensor, result: Tensor) -> int:
@@ -64,8 +116,16 @@ def _ratio(x: Tensor, result: Tensor) -> int:
 def _matmul(position: int) -> Callable[[Call], Amplitudes]:
     def rule(call: Call) -> Amplitudes:
         left, right = call.args[position], call.args[position + 1]
+        length = left.shape[-1]
+        narrow = _narrow_squares(left, right)
+        if narrow is not None and call.result.numel():
+            squares = torch.matmul(narrow[0].values, narrow[1].values)
+            top = narrow[0].top * narrow[1].top
+            amplitude = _narrow_amplitude(call.result, squares, length, top)
+            if amplitude is not None:
+                return [amplitude]
         squares = torch.matmul(_squared(left), _squared(right))
-        return [_amplitude(call.result, squares, left.shape[-1])]
+        return [_amplitude(call.result, squares, length)]
 
     return rule
 
@@ -80,7 +140,8 @@ def _mean(call: Call) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(_squared(x), *rest, **call.kwargs)
     length = _ratio(x, call.result)
-    return [(length * _squared(call.result) / 3 + squares.abs() / 2).sqrt()]
+    # A mean is the sum over n: so is its amplitude, and q is the mean of squares over n.
+    return [_amplitude(call.result, squares.div_(length), length)]
 
 
 def _cumsum(call: Call) -> Amplitudes:
@@ -209,15 +270,33 @@ def _batch_norm_backward(call: Call) -> Amplitudes:
 
 def _convolution(call: Call) -> Amplitudes:
     x, weight, _, *rest = call.args
+    length = weight.numel() // max(1, weight.shape[0])
+    narrow = _narrow_squares(x, weight)
+    if narrow is not None and call.result.numel():
+        values, top = [each.values for each in narrow], narrow[0].top * narrow[1].top
+        squares = call.func(*values, None, *rest, **call.kwargs)
+        amplitude = _narrow_amplitude(call.result, squares, length, top)
+        if amplitude is not None:
+            return [amplitude]
     squares = call.func(_squared(x), _squared(weight), None, *rest, **call.kwargs)
-    return [_amplitude(call.result, squares, weight.numel() // max(1, weight.shape[0]))]
+    return [_amplitude(call.result, squares, length)]
 
 
 def _convolution_backward(call: Call) -> Amplitudes:
     grad, x, weight, *rest = call.args
-    squares = call.func(_squared(grad), _squared(x), _squared(weight), *rest, **call.kwargs)
     positions = grad.numel() // max(1, grad.shape[1])
     lengths = (weight.numel() // max(1, weight.shape[1]), positions, positions)
+    narrow = _narrow_squares(grad, x, weight)
+    if narrow is not None:
+        squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)
+        g, i, w = (each.top for each in narrow)
+        amplitudes = [
+            None if r is None or q is None else _narrow_amplitude(r, q, n, top)
+            for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
+        ]
+        if all((r is None) == (a is None) for r, a in zip(call.result, amplitudes, strict=True)):
+            return amplitudes
+    squares = call.func(_squared(grad), _squared(x), _squared(weight), *rest, **call.kwargs)
     return [
         None if r is None or q is None else _amplitude(r, q, n)
         for r, q, n in zip(call.result, squares, lengths, strict=True)
@@ -233,7 +312,7 @@ def _embedding_backward(call: Call) -> Amplitudes:
 def _indexed_sum(call: Call) -> Amplitudes:
     x, dim, index, source, *rest = call.args
     squares = call.func(_squared(x), dim, index, _squared(source), *rest, **call.kwargs)
-    return [_amplitude(call.result, squares, 1 + _most(index))]
+    return [_amplitude(call.result, squares.abs_(), 1 + _most(index))]  # alpha has a sign
 
 
 def _most(indices: Tensor) -> int:
@@ -251,7 +330,7 @@ def _erf(call: Call) -> Amplitudes:
 
 
 def _gelu(call: Call) -> Amplitudes:
-    return [_ERF / 2 * call.args[0].abs()]
+    return [call.args[0].abs().mul_(_ERF / 2)]
 
 
 _RULES: dict[str, Callable[[Call], Amplitudes]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 # Operators whose floating results are chosen, moved or counted, never rounded.
 _EXACT = frozenset(
     """
-    abs alias amax amin arange argmax argmin as_strided bernoulli bitwise_not cat ceil clamp
-    clamp_max clamp_min clone constant_pad_nd contiguous copy detach diag diagonal
-    diagonal_copy embedding empty empty_like empty_strided eq equal expand expand_copy eye fill
-    fix flip floor full full_like gather ge gt hardtanh index index_fill index_put index_select
+    abs alias amax amin aminmax arange argmax argmin as_strided as_strided_copy
+    as_strided_scatter bernoulli bitwise_not cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd contiguous copy copysign cummax cummin detach diag diagonal diagonal_copy
+    diagonal_scatter embedding empty empty_like empty_strided eq equal expand expand_copy eye fill
+    fix flip floor fmax fmin full full_like gather ge gt hardtanh heaviside im2col index
+    index_copy index_fill index_put index_select kthvalue
     isfinite isinf isnan le lift_fresh lift_fresh_copy logical_and logical_not logical_or
     logical_xor lt masked_fill masked_scatter masked_select max max_pool2d_with_indices
-    max_pool3d_with_indices adaptive_max_pool2d maximum median min minimum ne neg
+    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d maximum max_unpool2d
+    max_unpool3d median min minimum mode nan_to_num nanmedian ne neg
     new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
     permute_copy pixel_shuffle pixel_unshuffle real imag reflection_pad1d reflection_pad2d
     relu repeat replication_pad1d replication_pad2d roll round scalar_tensor scatter select
@@ -28,11 +31,20 @@ _EXACT = frozenset(
     split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack t t_copy threshold
     threshold_backward topk transpose transpose_copy tril triu trunc unbind unfold unfold_copy
     unsafe_split unsqueeze unsqueeze_copy upsample_nearest1d upsample_nearest2d view view_copy
-    where zero zeros zeros_like _local_scalar_dense _unsafe_index _unsafe_view
+    where zero zeros zeros_like _local_scalar_dense _unsafe_index _unsafe_index_put _unsafe_view
     _reshape_alias _conj conj_physical resolve_conj view_as_real view_as_complex
     _unsafe_masked_index native_dropout complex
     """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
 )
+
+# Reductions by index of which an argument says whether they choose (of equal bits) or add up.
+_REDUCES_AS_TOLD = frozenset(
+    {"scatter_reduce", "index_reduce", "segment_reduce", "_segment_reduce_backward"}
+)
+_CHOOSING = frozenset({"amax", "amin", "max", "min"})
+# Of those that only move values, some add up what meets in one place if told so.
+_ADDS_IF_TOLD = frozenset({"index_put", "_unsafe_index_put", "scatter"})
+_ADDING = frozenset({"add", "multiply"})
 
 # Random operators that draw floats of the dtype they are asked for. The stream depends on that
 # dtype, so a lifted run has to draw in the native one.
@@ -57,8 +69,8 @@ _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
 _BASIC = frozenset(
     """
     add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
-    dot embedding_dense_backward index_add lerp mean mm mul mv neg reciprocal rsub scatter_add
-    sqrt sub sum _to_copy
+    dot embedding_dense_backward index_add index_put lerp mean mm mul mv neg reciprocal rsub
+    scatter scatter_add sqrt sub sum _to_copy _unsafe_index_put
     """.split()  # noqa: SIM905
 )
 
@@ -119,3 +131,18 @@ def traits(func: OpOverload) -> Traits:
         rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
         basic=name in _BASIC,
     )
+
+
+def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call rounds: of some operators an argument decides, not the operator."""
+    if kind.name in _REDUCES_AS_TOLD:
+        # What looks for the greatest by equality afterwards would not find it if it were shaken.
+        return not _told(_CHOOSING, args, kwargs)
+    if kind.name in _ADDS_IF_TOLD:
+        accumulates = len(args) > 3 and args[3] is True  # noqa: PLR2004
+        return accumulates or kwargs.get("accumulate") is True or _told(_ADDING, args, kwargs)
+    return kind.rounds
+
+
+def _told(words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, str) and value in words for value in (*args, *kwargs.values()))

@@ -32,6 +32,10 @@ class ItemEvidence:
         """Unit roundoff of the program's precision."""
         return self.runs.unit
 
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference, where that is looked for."""
+        return self.runs.coarsest() if self.lifts else None
+
     @property
     def lift_unit(self) -> float:
         """Unit roundoff at which the lifted run is judged."""

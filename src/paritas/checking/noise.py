@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.lifting import DtypeLog, LiftMode
-from paritas._torch.perturbing import PerturbMode
+from paritas._torch.perturbing import NoisePool, PerturbMode
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.criterion import UNIT_F64, unit_roundoff
 
@@ -70,6 +70,7 @@ class NoiseRuns(abc.ABC):
         self._log: dict[Any, torch.dtype] | None = None
         self._spreads: dict[float, _Spread] = {}
         self._decided: dict[float, list[list[Observation]]] = {}
+        self._pool = NoisePool(seed)
 
     @abc.abstractmethod
     def run_reference(
@@ -113,6 +114,10 @@ class NoiseRuns(abc.ABC):
     def unit(self) -> float:
         """Unit roundoff of the coarsest arithmetic the reference does."""
         return max(unit_roundoff(dtype) for dtype in self.dtypes)
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside, for whoever has a cheap way to look."""
+        return None
 
     @property
     def is_narrow(self) -> bool:
@@ -176,6 +181,7 @@ class NoiseRuns(abc.ABC):
             remember_decisions=remember_decisions,
             widen=wide,
             shake_inputs=self.shake_inputs,
+            pool=self._pool,
         )
         return self.run_reference(wide=wide, mode=mode)
 

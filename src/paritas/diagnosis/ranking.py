@@ -35,6 +35,7 @@ _MODULES = (
     ("signs", "sign"),
     ("scales", "scale"),
     ("offsets", "offset"),
+    ("selections", "shift"),
     ("shifts", "shift"),
     ("permutations", "transpose"),
     ("precision", "precision"),

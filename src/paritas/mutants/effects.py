@@ -149,7 +149,8 @@ def _item(runs: Runs, path: str) -> _Item:
         factor=1.0 if arbiter is not None else 2.0,
     )
     if noise.spread is None:
-        noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * unit, BLIND_SHARE))
+        coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is no better
+        noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
     size = criterion.rms(truth)
     blur = LIFTED_SLACK_SCALED * own_error * UNIT_F64 / runs.unit / size if size else 0.0
     return _Item(truth, noise, max(NO_EFFECT, blur))

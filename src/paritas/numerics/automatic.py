@@ -59,13 +59,13 @@ class _Outcome:
     passed: bool
     shaky: bool = False
     reason: str = ""
+    spread: Tensor | None = None  # by which it was settled
 
 
 def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
     """Judge two floating or complex tensors of one shape."""
     same = bitwise_equal(reference, candidate)
-    if same and criterion.unit_roundoff(reference.dtype) <= UNIT_F32:
-        # Equal float32 bits leave a fault no room; equal bfloat16 bits hide one of 0.1 %.
+    if same and not _hides_faults(reference, evidence):
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
@@ -90,7 +90,7 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
             return Judgement(
                 status=status, reason=reason, metrics=metrics, native=own, lifted=lifted_score
             )
-    native = _judge_native(reference, candidate, arbiter, metrics, evidence)
+    native = _judge_native(reference, candidate, arbiter, metrics, evidence, above)
     status, reason = _conclude(native, above)
     return Judgement(
         status=status,
@@ -99,6 +99,18 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
         native=native.scored.score,
         lifted=lifted_score,
     )
+
+
+def _hides_faults(reference: Tensor, evidence: Evidence) -> bool:
+    """Whether equal bits may have a fault behind them.
+
+    Equal float32 bits leave none any room; equal bfloat16 bits hide one of 0.1 %, and so do those
+    of a float32 result that was made of values in bfloat16, as under autocast.
+    """
+    if criterion.unit_roundoff(reference.dtype) > UNIT_F32:
+        return True
+    inside = evidence.coarsest()
+    return inside is not None and inside > UNIT_F32
 
 
 def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
@@ -154,7 +166,9 @@ def _judge_native(
     arbiter: Tensor | None,
     metrics: Metrics,
     evidence: Evidence,
+    above: _Outcome | None,
 ) -> _Outcome:
+    """`above` is how the lifted run ended, if there was one: well."""
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
@@ -164,6 +178,9 @@ def _judge_native(
         step=step,
         own_error=own_error,
         reference=None if arbiter is None else reference,
+        # What float64's rounding decides, that of a narrower dtype does all the more.
+        spread=None if above is None else above.spread,
+        sets_aside=above is not None,
         # Without an arbiter the reference is itself off by as much as the candidate may be.
         factor=1.0 if arbiter is not None else 2.0,
         source="the reference's own error" if arbiter is not None else "the dtype's last bit",
@@ -182,8 +199,7 @@ def _judge_native(
     if evidence.unit is None or evidence.spread(evidence.unit, RUNS[0]) is None:
         if mismatch is not None:
             return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
-        source = f"{_short(reference.dtype)} alone, with no program to measure: weak"
-        relative = min(BLIND_NOISE * unit, BLIND_SHARE)
+        relative, source = _blind(unit, reference.dtype, evidence)
         noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
         scored = criterion.score(candidate, truth, noise)
         return _Outcome(scored, passed=scored.score.passed)
@@ -191,6 +207,17 @@ def _judge_native(
     noise = dataclasses.replace(noise, source=f"perturbed {where} runs")
     outcome = _with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
+
+
+def _blind(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
+    """The share of a value that is taken for noise where none could be measured, and its source.
+
+    A float32 result of a program that rounds to bfloat16 inside is no better than that.
+    """
+    inside = 0.0 if evidence.unit is None else evidence.unit
+    named = _short(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
+    share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
+    return share, f"{named} alone, with no program to measure: weak"
 
 
 def _with_spread(
@@ -202,7 +229,10 @@ def _with_spread(
     evidence: Evidence,
     before: Scored,
 ) -> _Outcome:
-    """Score once more with the measured spread; with more runs where few elements decide."""
+    """Score once more with the measured spread; with more runs where few elements decide.
+
+    A spread that the noise has already is a lower bound.
+    """
     outcome = _Outcome(before, passed=False)
     for runs in RUNS:
         if runs == RUNS[-1] and outcome.scored.over > SPARSE * candidate.numel():
@@ -211,6 +241,8 @@ def _with_spread(
         if spread is None:
             reason = "" if mismatch is None else _nonfinite_reason(mismatch)
             return dataclasses.replace(outcome, reason=reason)
+        if noise.spread is not None:
+            spread = torch.maximum(spread, noise.spread)
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, spread=spread))
         # An infinite spread marks places where rounding decides whether a value is finite.
         left = None if mismatch is None else mismatch & torch.isfinite(spread).to(mismatch.device)
@@ -219,7 +251,7 @@ def _with_spread(
         else:
             decided = mismatch is not None or scored.knife_edges > 0
             passed = scored.score.passed
-            outcome = _Outcome(scored, passed=passed, shaky=passed and decided)
+            outcome = _Outcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
     return outcome

@@ -35,7 +35,10 @@ OWN_RMS = 1.25
 OWN_SLICE = 2.0
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
-CHUNK = 1 << 21
+# Elements looked at together: on the CPU few enough for the caches, on a device many enough to
+# outweigh the calls.
+CHUNK = 1 << 18
+DEVICE_CHUNK = 1 << 21
 # The spread of one perturbation by u/2 * uniform[-1, 1], in units of u.
 ONE_ROUNDING = 0.5 / math.sqrt(3)
 
@@ -66,6 +69,8 @@ class Noise:
             in step, as on equal inputs, are larger than perturbed runs make them.
         spread: s, one value per element, or None if the program was not perturbed.
         relative: noise per element as a share of |r| + rms(r), where only a dtype is known.
+        sets_aside: whether a value that some perturbed run turned into none is left out: only where
+            the meaning of the program is settled otherwise.
         factor: everything times this (lifted runs: both sides are equally noisy there).
         source: where it comes from, in words.
     """
@@ -76,6 +81,7 @@ class Noise:
     reference: Tensor | None = None
     spread: Tensor | None = None
     relative: float = 0.0
+    sets_aside: bool = False
     factor: float = 1.0
     source: str = ""
 
@@ -108,10 +114,12 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     for place, parts in chunks(*tensors):
         r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[-1]
+        leaves: Tensor | None = None
         rounding = noise.unit * r.abs() / 2 + noise.step + noise.relative * (r.abs() + scale)
         local = noise.factor * (rounding + floor)
         if spread is not None:
             # An infinite spread is about being finite or not; it is no measure of a value's noise.
+            leaves = torch.isinf(spread) if noise.sets_aside else None
             spread = torch.where(torch.isinf(spread), 0.0, spread)
             # Perturbed runs leave exact results exact; another way to compute them rounds once.
             once = ONE_ROUNDING * noise.unit * r.abs()
@@ -119,14 +127,17 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
         if noise.reference is not None:
             mine = ((parts[2].double() - r).abs() / 2).nan_to_num(0.0, 0.0, 0.0)
             local = torch.maximum(local, noise.factor * (rounding + mine))
+        if leaves is not None:
+            local = torch.where(leaves, math.inf, local)
         error = (c - r).abs()
         z = torch.where(error == 0, 0.0, error / local)
         z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
         if spread is not None:
             typical = noise.factor * (rounding + usual)
-            shaky = (spread > KNIFE_EDGE_SHARE * (r.abs() + scale)) & (error > MAX_Z * typical)
-            total.knife_edges += int(shaky.sum())
+            wavers = spread > KNIFE_EDGE_SHARE * (r.abs() + scale)
+            wavers = wavers if leaves is None else wavers | leaves
+            total.knife_edges += int((wavers & (error > MAX_Z * typical)).sum())
     return total.scored(noise.source)
 
 
@@ -177,15 +188,29 @@ def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, fl
     Of few operations, for use on every call; None where something is not finite or all is zero.
     """
     candidate, reference = _real_view(candidate), _real_view(reference)
+    if not reference.numel():
+        return None
+    figures = map(float, difference_figures(candidate, reference))
+    return relative_sizes(reference.numel(), *figures)
+
+
+def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
+    """What `relative_sizes` needs to know, still where the tensors are."""
+    candidate, reference = _real_view(candidate), _real_view(reference)
     apart = candidate - reference
     norm = torch.linalg.vector_norm
     # In the dtype itself, if that is not a half precision: it is the proportion that is asked for.
     dtype = torch.float32 if reference.dtype.itemsize == 2 else None  # noqa: PLR2004
-    size, total = float(norm(reference, dtype=dtype)), float(norm(apart, dtype=dtype))
+    return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), *torch.aminmax(apart)]
+
+
+def relative_sizes(
+    numel: int, size: float, total: float, least: float, most: float
+) -> tuple[float, float] | None:
+    """The worst and the rms difference, relative, from norms and the ends of the difference."""
     if not (math.isfinite(total) and math.isfinite(size) and size > 0):
         return None
-    worst = max(abs(float(end)) for end in torch.aminmax(apart))
-    return worst * math.sqrt(reference.numel()) / size, total / size
+    return max(abs(least), abs(most)) * math.sqrt(numel) / size, total / size
 
 
 def error_ratios(
@@ -261,7 +286,8 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor
         yield (0, 0, 1), [tensor.reshape(1) for tensor in tensors]
         return
     axis = max(range(first.dim()), key=lambda d: first.shape[d])
-    width = max(1, CHUNK * first.shape[axis] // first.numel())
+    most = CHUNK if first.is_cpu else DEVICE_CHUNK
+    width = max(1, most * first.shape[axis] // first.numel())
     for start in range(0, first.shape[axis], width):
         length = min(width, first.shape[axis] - start)
         parts = [tensor.narrow(axis, start, length) for tensor in tensors]

@@ -17,6 +17,12 @@ class Evidence(Protocol):
     def unit(self) -> float | None:
         """Unit roundoff of the precision the program runs in; None if there is no program."""
 
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the program, if it was looked for.
+
+        Asked of equal bits, so it must cost little; None where a look would cost more.
+        """
+
     @property
     def lift_unit(self) -> float:
         """Unit roundoff at which the lifted run is judged.
@@ -46,6 +52,10 @@ class NoEvidence:
 
     unit: float | None = None
     lift_unit: float = UNIT_F64
+
+    def coarsest(self) -> float | None:
+        """No program, so nothing inside."""
+        return None
 
     def arbiter(self) -> Tensor | None:
         """No program, so no arbiter."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paritas._torch.accumulation import Call, accumulation
 from paritas._torch.perturbing import PerturbMode
 
 UNIT = 2.0**-24
@@ -98,3 +99,31 @@ def test_a_mean_that_comes_with_a_spread_is_as_noisy_as_one_by_itself(statistics
         with PerturbMode(torch.float32, torch.float32, UNIT, seed=0):
             noise.append(rms(mean() - still))
     assert 0.5 < noise[1] / noise[0] < 2
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-30, 1e-12, 1.0, 1e9, 1e40, 1e140])
+@pytest.mark.parametrize("name", ["mm", "addmm", "convolution"])
+def test_the_amplitude_of_a_product_is_that_of_its_formula_at_every_scale(name, scale):
+    aten = torch.ops.aten
+    a, b, bias = values(8, 32) * scale, values(32, 16, seed=1), values(16, seed=2)
+    q, n = a.square() @ b.square(), 32
+    if name == "mm":
+        func, args = aten.mm.default, (a, b)
+    elif name == "addmm":  # a bias may outweigh the products by any factor
+        func, args = aten.addmm.default, (bias, a, b)
+    else:
+        func, args = aten.convolution.default, (a[:, :, None], b.t()[:, :, None], None)
+        args = (*args, [1], [0], [1], False, [0], 1)
+        q = q[:, :, None]
+    result = func(*args)
+    expected = (n * (result.square() / 3 + q / 2)).sqrt()
+    (found,) = accumulation(Call(name, func, args, {}, result))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=0.0)
+
+
+def test_an_infinity_in_one_row_leaves_the_amplitudes_of_the_others():
+    a, b = values(4, 8), values(8, 3, seed=1)
+    whole = accumulation(Call("mm", torch.ops.aten.mm.default, (a, b), {}, a @ b))[0]
+    a[0, 0] = torch.inf
+    found = accumulation(Call("mm", torch.ops.aten.mm.default, (a, b), {}, a @ b))[0]
+    assert torch.allclose(found[1:], whole[1:], rtol=1e-5, atol=0.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from paritas._torch.lifting import DtypeLog
-from paritas._torch.perturbing import UNIT_F32, PerturbMode
+from paritas._torch.perturbing import UNIT_F32, NoisePool, PerturbMode
 
 U32 = 2.0**-24
 RUNS = 6
+INDEX = torch.tensor([0, 1, 0, 2, 2, 2, 3, 1]).expand(8, 8)
 
 
 def values(*shape, seed=0):
@@ -91,21 +93,70 @@ def test_cancellation_is_seen_where_it_happens():
         lambda x: x.argmax(1),
         lambda x: x.argmax(1).to(torch.float32),
         lambda x: (x > 0).float(),
+        lambda x: x.scatter_reduce(0, INDEX, x, "amax"),
+        lambda x: x.index_reduce(0, INDEX[0], x, "amin"),
+        lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([3, 5])),
+        lambda x: torch.aminmax(x).max,
+        lambda x: x.cummax(0).values,
+        lambda x: x.kthvalue(2).values,
+        lambda x: x.clone().index_put((INDEX[0],), x),
+        lambda x: x.scatter(0, INDEX, x),
     ],
 )
+@pytest.mark.filterwarnings("ignore:index_reduce")
 def test_what_rounds_nothing_is_not_perturbed(program):
     x = values(8, 8)
     assert torch.equal(perturbed(program, x), program(x))
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.scatter_reduce(0, INDEX, x, "sum"),
+        lambda x: x.index_put((INDEX[0],), x, accumulate=True),
+        lambda x: x.scatter(0, INDEX, x, reduce="add"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+def test_what_meets_in_one_place_and_is_added_up_is_rounded(program):
+    x = values(8, 8)
+    assert 0 < rms(perturbed(program, x) - program(x)) < 10 * U32
+
+
+def test_the_gradient_of_a_greatest_value_finds_it_in_every_run():
+    x = values(8, 8).requires_grad_()
+
+    def gradient(x):
+        greatest = x.new_full((8, 8), -9.0).scatter_reduce(0, INDEX, x * 3, "amax")
+        return torch.autograd.grad(greatest.sum(), x)[0]
+
+    assert rms(spread(gradient, x)) < 10 * U32
+
+
+def in_order(x):
+    return (x[0] + x[1]) + x[2]
+
+
+def test_a_term_below_the_last_digit_of_two_that_cancel_is_lost_in_float64_too():
+    huge = torch.tensor([1e30, -1e30, 4.0])
+    assert spread(in_order, huge, unit=2.0**-53) > 1e12
+    assert spread(lambda x: x.cumsum(0)[-1], huge, unit=2.0**-53) > 1e12
+    # Scale has no part in it, but distance has: whole numbers are exact in every order.
+    assert spread(in_order, huge * 1e-30, unit=2.0**-53) > 1e-18
+    for near in (torch.tensor([7.0, -7.0, 4.0]), torch.tensor([5e8, -5e8, 4.0])):
+        assert spread(in_order, near, unit=2.0**-53) == 0
+        assert spread(lambda x: x.sum(), near - near.mean().round(), unit=2.0**-53) == 0
+
+
+@pytest.mark.parametrize("one", [1.0, torch.ones(4)])
 @pytest.mark.parametrize("unit", [U32, 2.0**-53])
-def test_a_mask_of_ones_and_zeros_masks_in_every_run(unit):
+def test_a_mask_of_ones_and_zeros_masks_in_every_run(unit, one):
     # Everybody's attention mask: 1 - 1 is 0 in any precision, and is then multiplied by 1e38.
     mask = torch.tensor([1, 1, 1, 0])
     scores = values(4, 4)
 
     def attend(scores):
-        return F.softmax(scores + (1.0 - mask.float()) * torch.finfo(torch.float32).min, -1)
+        return F.softmax(scores + (one - mask.float()) * torch.finfo(torch.float32).min, -1)
 
     assert rms(spread(attend, scores, unit=unit)) < 100 * unit
 
@@ -249,3 +300,17 @@ def test_a_result_that_is_no_tensor_is_left_as_it_is():
     with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0):
         optimizer.step()
     assert torch.allclose(weight.detach(), torch.full((3,), 0.97))
+
+
+def test_runs_that_share_a_pool_differ_and_noise_follows_the_layout_of_a_tensor():
+    pool, x = NoisePool(0), torch.rand(64, 48, dtype=torch.float64).t() + 1
+    moved = []
+    for seed in range(3):
+        with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed, pool=pool):
+            moved.append(x * 1.1)
+    noise = [run / (x * 1.1) - 1 for run in moved]
+    assert all(run.stride() == x.stride() for run in moved)
+    assert not any(torch.equal(left, right) for left, right in itertools.pairwise(noise))
+    for one in noise:
+        assert float(one.abs().max()) <= 0.51 * UNIT_F32
+        assert float(one.std()) > 0.25 * UNIT_F32

@@ -14,11 +14,13 @@ from paritas.diagnosis.patterns import (
     permutations,
     random_streams,
     reductions,
+    selections,
     shifts,
     ties,
 )
 
 ALL = (
+    selections,
     shifts,
     permutations,
     operands,
@@ -125,6 +127,45 @@ def test_a_missing_tail_of_a_contraction_is_counted():
     assert found.sentence == "the last 16 of the 64 terms of each sum are missing"
 
 
+def convolution(stride: int = 1) -> tuple[Context, list[torch.Tensor]]:
+    x, weight, bias = noise(2, 8, 6, 6), noise(5, 8, 3, 3, seed=1), noise(5, seed=2)
+    arguments = {"stride": [stride, stride], "padding": [1, 1], "dilation": [1, 1], "groups": 1}
+    context = Context("aten.convolution.default", (x, weight, bias), arguments)
+    return context, [x, weight, bias]
+
+
+def test_channels_that_a_convolution_lacks_are_counted():
+    context, (x, weight, bias) = convolution(stride=2)
+    right = torch.conv2d(x, weight, bias, 2, 1)
+    half = torch.conv2d(x[:, :4], weight[:, :4], bias, 2, 1)
+    pattern = only(partial_sums, Case(half, right, context=context))
+    assert pattern.sentence == "the last 4 of the 8 terms of each sum are missing"
+
+
+def test_a_product_there_twice_with_its_bias_once_is_a_doubled_reduction():
+    context, (x, weight, bias) = convolution()
+    right = torch.conv2d(x, weight, bias, 1, 1)
+    pattern = only(
+        partial_sums, Case(torch.conv2d(2 * x, weight, bias, 1, 1), right, context=context)
+    )
+    assert pattern.kind == "doubled reduction"
+    a, b, c = noise(8, 12), noise(12, 9, seed=1), noise(9, seed=2)
+    context = Context("aten.addmm.default", (c, a, b))
+    pattern = only(partial_sums, Case(c + 2 * (a @ b), c + a @ b, context=context))
+    assert pattern.kind == "doubled reduction"
+
+
+@pytest.mark.parametrize(("way", "words"), [(1, "one index too late"), (-2, "2 indices too early")])
+def test_a_piece_taken_from_beside_is_a_shift(way, words):
+    x = noise(6, 9)
+    context = Context("aten.select.int", (x,), {"dim": 1, "index": 4})
+    case = Case(x.select(1, 4 + way), x.select(1, 4), context=context)
+    assert only(selections, case).sentence == f"taken from {words}"
+    context = Context("aten.slice.Tensor", (x,), {"dim": 1, "start": 3, "end": 6})
+    case = Case(x[:, 3 + way : 6 + way], x[:, 3:6], context=context)
+    assert only(selections, case).sentence == f"taken from {words}"
+
+
 def test_a_part_that_was_never_reduced_is_told_by_the_sum_of_the_parts():
     parts = tuple(noise(5, 6, seed=seed) for seed in range(4))
     case = Case(parts[2], sum(parts), context=Context(parts=parts))
@@ -140,6 +181,19 @@ def test_another_eps_is_named():
     norm = torch.nn.functional.layer_norm
     case = Case(norm(x, (16,), eps=1e-3), norm(x, (16,), eps=1e-5), context=context)
     assert only(norms, case).sentence == "eps is 0.001 in place of 1e-05"
+
+
+@pytest.mark.parametrize(
+    ("eps", "words"), [(0.0, "eps is left out"), (1e-2, "eps is 0.01 in place")]
+)
+def test_another_eps_of_a_batch_is_named(eps, words):
+    x, weight, bias = 0.2 * noise(6, 5, 4), noise(5, seed=1), noise(5, seed=2)
+    context = Context("aten.native_batch_norm.default", (x, weight, bias), {"training": True})
+
+    def norm(eps):
+        return torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, eps)[0]
+
+    assert only(norms, Case(norm(eps), norm(1e-5), context=context)).sentence.startswith(words)
 
 
 def test_a_causal_mask_off_by_one_is_named():

@@ -119,3 +119,30 @@ def test_a_nan_that_is_swallowed_is_said() -> None:
     right[1, :3] = math.nan
     (pattern,) = nonfinite.propose(Case(right.nan_to_num(0.0), right))
     assert pattern.sentence == "0 in the place of NaN"
+
+
+def test_what_was_computed_in_float8_is_told_by_all_of_its_values() -> None:
+    a, b = normal(6, 7, seed=3).bfloat16(), normal(6, 7, seed=4).bfloat16()
+    right = a.double() * b.double()
+
+    def narrow(value: Tensor) -> Tensor:
+        return value.to(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    noise = right.abs() * 2.0**-8
+    low = narrow(narrow(a) * narrow(b))
+    (pattern,) = precision.propose(Case(low, right.bfloat16(), right, noise))
+    assert pattern.sentence == "computed in float8_e4m3: every value is one of its numbers"
+    # Whole numbers are numbers of any format: that says nothing.
+    counts = (a * 4).round().double()
+    wrong = (counts + (normal(6, 7, seed=5) > 0.5) * counts.abs().clamp(max=1)).bfloat16()
+    assert precision.propose(Case(wrong, counts.bfloat16(), counts, counts.abs() * 2.0**-8)) == []
+
+
+def test_an_infinity_is_no_overflow_of_a_format_that_no_value_comes_near() -> None:
+    right = torch.cat([RIGHT.flatten(), torch.tensor([1e30])])
+    given = torch.cat([RIGHT.flatten(), torch.tensor([math.inf])])
+    kinds = [pattern.kind for pattern in nonfinite.propose(Case(given, right))]
+    assert kinds == ["nonfinite"]
+    near = torch.cat([RIGHT.flatten(), torch.tensor([7e4])])
+    (pattern,) = nonfinite.propose(Case(given.half(), near))
+    assert pattern.evidence["format"] == "float16"

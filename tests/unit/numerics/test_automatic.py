@@ -40,6 +40,9 @@ class Program:
         self.lift_unit = lift_unit
         self.asked = []
 
+    def coarsest(self):
+        return None
+
     def arbiter(self):
         self.asked.append("arbiter")
         return self._arbiter

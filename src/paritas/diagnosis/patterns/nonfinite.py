@@ -20,6 +20,7 @@ __all__ = ["propose"]
 _OVERFLOWS = {"float8_e5m2": 61440.0, "float16": 65520.0, "float32": 3.4028235677973366e38}
 _MOST = 0.98
 _HALF = 0.5
+_NEAR = 256.0
 
 
 def propose(case: Case) -> list[Pattern]:
@@ -46,8 +47,11 @@ def _overflow(case: Case) -> list[Pattern]:
     """
     infinite = torch.isinf(case.given) & torch.isfinite(case.right)
     share = float((infinite & case.wrong).sum()) / float(case.wrong.sum())
-    for name, limit in _OVERFLOWS.items():
+    own = str(case.candidate.dtype).removeprefix("torch.")
+    for name, limit in sorted(_OVERFLOWS.items(), key=lambda item: item[0] != own):
         beyond = case.right.abs() > limit
+        if name != own and not _is_tried(case.right.abs(), limit):
+            continue
         prediction = torch.where(beyond, torch.copysign(_infinity(case), case.right), case.given)
         agreed = float((infinite & (case.given == prediction) & beyond).sum())
         if agreed < _MOST * float(infinite.sum()) or agreed < _MOST * float(beyond.sum()):
@@ -67,6 +71,14 @@ def _overflow(case: Case) -> list[Pattern]:
             )
         ]
     return []
+
+
+def _is_tried(sizes: Tensor, limit: float) -> bool:
+    """Whether some value is near a format's limit: a gap of many powers of ten tells of no limit.
+
+    The dtype's own limit needs no such evidence.
+    """
+    return bool(((sizes > limit / _NEAR) & (sizes < limit * _NEAR)).any())
 
 
 def _infinity(case: Case) -> Tensor:

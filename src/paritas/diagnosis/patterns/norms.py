@@ -88,6 +88,8 @@ def _norm_of(operation: Operation) -> _Norm | None:
     x = inputs[0]
     if not x.is_floating_point():
         return None
+    if name in ("batch_norm", "native_batch_norm"):
+        return _batch_norm_of(operation)
     if name in ("layer_norm", "native_layer_norm", *_RMS):
         shape = operation.argument("normalized_shape", 1, None)
         count = len(shape) if isinstance(shape, list | tuple) else 0
@@ -102,6 +104,22 @@ def _norm_of(operation: Operation) -> _Norm | None:
         if isinstance(eps, float | int) and not isinstance(eps, bool) and dims:
             return _Norm(x, dims, float(eps), weight, bias, centred)
     return None
+
+
+def _batch_norm_of(operation: Operation) -> _Norm | None:
+    """In training: in evaluation nothing is taken of the batch."""
+    arguments, inputs = operation.context.arguments, operation.inputs
+    x, *parameters = inputs
+    eps = arguments.get("eps", _DEFAULTS["batch_norm"])
+    if arguments.get("training") is not True or x.dim() < 2 or not isinstance(eps, float):  # noqa: PLR2004
+        return None
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    weight, bias = (
+        parameters[place].view(channels) if len(parameters) > place else default
+        for place, default in enumerate((1.0, 0.0))
+    )
+    dims = (0, *range(2, x.dim()))
+    return _Norm(x, dims, eps, weight, bias, centred=True)
 
 
 def _variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | None, float]]:

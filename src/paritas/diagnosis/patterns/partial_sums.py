@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.patterns.hypotheses import Probe, stated, unravelled
-from paritas.diagnosis.patterns.operations import Operation, attempted, operation_of, trusted
+from paritas.diagnosis.patterns.contractions import Contraction, contraction_of
+from paritas.diagnosis.patterns.hypotheses import Probe, stated
+from paritas.diagnosis.patterns.operations import attempted, operation_of, trusted
 from paritas.diagnosis.patterns.weighing import beyond_noise
 from paritas.numerics.criterion import MAX_Z, unit_roundoff
 
@@ -128,27 +129,34 @@ def _of_terms(case: Case) -> Pattern | None:
     operation = operation_of(case)
     if operation is None or not case.shape:
         return None
-    factors = _factors(operation)
-    if factors is None:
+    sums = contraction_of(operation, case.shape)
+    if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
         return None
-    left, right, added = factors
-    length = left.shape[-1]
+    everything = torch.ones(sums.length, dtype=torch.bool)
+    if trusted(case, lambda: sums.product(everything)) is None:
+        return None
+    return _twice(case, sums, everything) or _without_some(case, sums)
+
+
+def _twice(case: Case, sums: Contraction, everything: Tensor) -> Pattern | None:
+    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
+    if not sums.adds:
+        return None  # a scale, and called so
+    said = "reduced twice: two times the sum of products, and once what is added to it"
+    value = sums.product(everything, 2.0)
+    return stated(case, value, "doubled reduction", said, cost=1.0, evidence={"times": 2.0})
+
+
+def _without_some(case: Case, sums: Contraction) -> Pattern | None:
     probe = Probe(case)
-    terms = attempted(lambda: _written_out(case, probe, left, right))
-    if terms is None or not 2 <= length <= _LONGEST:  # noqa: PLR2004
+    terms = attempted(lambda: sums.terms(probe.flat[:_WRITTEN_OUT]))
+    if terms is None:
         return None
-
-    def product(chosen: Tensor) -> Tensor:
-        value = (left[..., chosen] @ right[..., chosen, :]).reshape(case.shape)
-        return value if added is None else value + added
-
-    everything = torch.ones(length, dtype=torch.bool)
-    if trusted(case, lambda: product(everything)) is None:
-        return None
+    length = sums.length
     for missing, words in _missing(case, probe, terms, length):
         found = stated(
             case,
-            product(~missing),
+            sums.product(~missing),
             _KIND,
             f"{words} of the {length} terms of each sum are missing",
             cost=math.log2(length) + 2,
@@ -157,36 +165,6 @@ def _of_terms(case: Case) -> Pattern | None:
         if found is not None:
             return found
     return None
-
-
-def _factors(operation: Operation) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """A contraction as left @ right + added."""
-    inputs, name = operation.inputs, operation.name
-    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
-    if name in ("mm", "bmm", "matmul") and two and min(x.dim() for x in inputs[:2]) >= 2:  # noqa: PLR2004
-        return inputs[0], inputs[1], None
-    if name in ("addmm", "baddbmm") and three:
-        return inputs[1], inputs[2], inputs[0]
-    if name == "linear" and two and inputs[0].dim():
-        return inputs[0], inputs[1].mT, inputs[2] if three else None
-    if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
-        x = inputs[0].movedim(operation.dims[0], -1)
-        return x, torch.ones(x.shape[-1], 1, dtype=x.dtype), None
-    return None
-
-
-def _written_out(case: Case, probe: Probe, left: Tensor, right: Tensor) -> Tensor | None:
-    """The terms of the sums of some wrong elements: one row each."""
-    columns = right.shape[-1]
-    places = torch.arange(case.right.numel()).reshape(*case.shape)
-    lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    rows = left.shape[-2] if left.dim() > 1 else 1
-    numbered = places.reshape(*lead, rows, columns)
-    at = unravelled(probe.flat[:_WRITTEN_OUT], numbered.shape)
-    batch, row, column = at[:-2], at[-2], at[-1]
-    a = left.expand(*lead, rows, left.shape[-1])[(*batch, row)]
-    b = right.expand(*lead, *right.shape[-2:]).mT[(*batch, column)]
-    return a * b
 
 
 def _missing(case: Case, probe: Probe, terms: Tensor, length: int) -> list[tuple[Tensor, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,9 @@ _MOST = 0.98
 _FEWEST = 3
 # The spacing of a result in a sum's format says which; the sum may be off by this share of it.
 _STILL_ROUNDING = 0.2
+# Of the reference's own values, so many at the most may be such numbers: masks and counts are.
+_HELD_ANYWAY = 0.5
+_ENOUGH_BITS = 20.0
 
 
 def propose(case: Case) -> list[Pattern]:
@@ -40,7 +44,7 @@ def _output(case: Case) -> list[Pattern]:
     """Every wrong value is a number of a narrower format, the nearest to what it should be."""
     given, right = case.given[case.wrong], case.right[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
-        return []
+        return _computed(case)
     some = case.given.reshape(-1)[sample(case)]
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
@@ -51,6 +55,40 @@ def _output(case: Case) -> list[Pattern]:
         pattern = _of_format(case, form, given, right, held)
         if pattern is not None:
             return [pattern]
+    return _computed(case)
+
+
+def _computed(case: Case) -> list[Pattern]:
+    """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
+
+    The elements that are not wrong by themselves bear witness as well: by chance each is such a
+    number once in 2^b times, with b the bits that the format lacks.
+    """
+    told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
+    given, right = case.given[told], case.right[told]
+    digits = -math.log2(2 * unit_roundoff(case.candidate.dtype))
+    for form in FORMATS:
+        if form.unit <= unit_roundoff(case.candidate.dtype):
+            break
+        bits = given.numel() * (digits - form.digits)
+        held = float(form.holds(given).double().mean()) if bits >= _ENOUGH_BITS else 0.0
+        usual = case.reference.detach().cpu().double()[told]
+        if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
+            continue
+        share = float((given - right).square().mean() / right.square().mean()) ** 0.5
+        if not share <= _STILL_ROUNDING:
+            continue
+        name = "float16 or tf32" if form.name == "float16" else form.name
+        evidence: dict[str, float | str] = {
+            "format": form.name,
+            "representable": held,
+            "elements": float(given.numel()),
+        }
+        evidence["error to value"] = float(f"{share:.3g}")
+        sentence = f"computed in {name}: every value is one of its numbers"
+        return [
+            Pattern(kind="precision", confidence=0.85 * held, sentence=sentence, evidence=evidence)
+        ]
     return []
 
 
