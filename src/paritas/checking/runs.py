@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.compiled import CountingBackend, lifted_backend, room_for_entries
-from paritas._torch.lifting import WIDE, LiftMode, is_rounding
+from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
+from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
-from paritas.numerics.criterion import UNIT_F32
+from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from paritas.checking.config import Inputs
     from paritas.checking.subjects import Subject
     from paritas.recording.isolation import RandomState
+
+_LONGEST_REASON = 200
 
 
 class Runs(NoiseRuns):
@@ -56,6 +59,7 @@ class Runs(NoiseRuns):
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
         self._lifted: list[Observation] | None = None
         self._graphs: int | None = None
+        self._inside: float | None = None
 
     def lifted(self) -> list[Observation] | None:
         """The candidate in float64, call by call, or None if that cannot be."""
@@ -73,6 +77,24 @@ class Runs(NoiseRuns):
             ):
                 self._lifted = seen
         return self._lifted
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.
+
+        Inputs, state and results do not show what autocast does between them. One more forward run
+        does, which a verdict on equal bits is worth.
+        """
+        if self._no_lift():
+            return None
+        if self._inside is None:
+            log = DtypeLog()
+            # A dispatch mode has no business in compiled code, which would be compiled again.
+            looks = self.unit <= UNIT_F32 and not self.reference.is_compiled
+            if looks and self.native[0].error is None:
+                self._observe(self.reference, watch=log, forward_once=True)
+            inside = [unit_roundoff(dtype) for dtype in log.calls.values()]
+            self._inside = max([self.unit, *inside])
+        return self._inside
 
     def _no_lift(self) -> str | None:
         if not self.lift:
@@ -100,6 +122,8 @@ class Runs(NoiseRuns):
             leaks = set(backend.leaks)
             if not self.candidate.is_wholly_compiled:
                 leaks.add("eager code around the compiled may compute in float32")
+        elif isinstance(self.candidate.call, ForeignProgram):
+            return self._lift_foreign(self.candidate.call)
         elif self.candidate.is_foreign:
             leaks = set()
             seen = self._observe(self.candidate, wide=True)
@@ -113,6 +137,24 @@ class Runs(NoiseRuns):
             reason = "; ".join(sorted(leaks)) or "the candidate may compute in float32 inside"
             self.notes.append(f"the lifted run is judged at float32 noise: {reason}")
         return seen
+
+    def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
+        """Another runtime's program, made once more in float64."""
+        if program.lift is None:
+            self.notes.append(f"only the native run was made: {program.name} has no float64 form")
+            return None
+        try:
+            lifted = program.lift(frozenset(self.dtypes))
+        except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
+            text = " ".join(str(error).split())[:_LONGEST_REASON]
+            told = f"{program.name} cannot be made in float64: {type(error).__name__}: {text}"
+            self.notes.append(f"only the native run was made: {told}")
+            return None
+        if lifted.leaks:
+            self.lift_unit = UNIT_F32
+            reason = "; ".join(sorted(lifted.leaks))
+            self.notes.append(f"the lifted run is judged at float32 noise: {reason}")
+        return self._observe(dataclasses.replace(self.candidate, call=lifted.call), wide=True)
 
     def ran_uncompiled(self) -> bool:
         """Whether a compiled candidate really ran eagerly: Dynamo skips some code without a word.
@@ -165,12 +207,15 @@ class Runs(NoiseRuns):
         wide: bool = False,
         mode: LiftMode | None = None,
         watch: contextlib.AbstractContextManager[Any] | None = None,
+        forward_once: bool = False,
     ) -> list[Observation]:
         conditions = dataclasses.replace(
             self.conditions, wide=wide, mode=mode, watch=watch, changing=self.changing
         )
+        if forward_once:
+            conditions = dataclasses.replace(conditions, gradients=False)
         with running(subject, self.rng, conditions) as call:
-            return [call(self.inputs) for _ in self.native]
+            return [call(self.inputs) for _ in (self.native[:1] if forward_once else self.native)]
 
     def _count_dtypes(self, native: Observation) -> dict[torch.dtype, int]:
         """The floating dtypes of the program's state, inputs and outputs, with element counts."""

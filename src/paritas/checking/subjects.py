@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch import compiled
+from paritas.checking.foreign import ForeignProgram
 from paritas.checking.isolation import ModuleState, reachable_modules
 from paritas.errors import UsageError
 
@@ -55,6 +56,8 @@ class Subject:
         if self.is_compiled:
             names = ", ".join(dict.fromkeys(map(compiled.backend_name, self.backends)))
             return f"torch.compile ({names})"
+        if isinstance(self.call, ForeignProgram):
+            return self.call.name
         name = getattr(self.call, "__qualname__", None)
         return str(name or type(self.call).__name__)
 

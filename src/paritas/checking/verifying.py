@@ -11,6 +11,7 @@ import torch
 from paritas._torch.compiled import room_for_entries
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
+from paritas.checking.foreign import limited
 from paritas.checking.observing import Conditions, Observation, input_tensors, running
 from paritas.checking.remembering import FailedPair, remember
 from paritas.checking.runs import Runs
@@ -57,16 +58,21 @@ def verify(
     sets = input_sets(inputs)
     reference = subject(framework_model, "reference", "framework_model")
     candidate = subject(compiled_model, "candidate", "compiled_model")
+    config, limits, around = limited(config, compiled_model)
     tell = on_progress or (lambda _: None)
     rng = RandomState.now()
     verdicts = []
     try:
-        for position, given in enumerate(sets):
-            label = f" (inputs {position + 1})" if len(sets) > 1 else ""
-            verdicts.append(_Verification(reference, candidate, given, config, label, tell).run())
+        with around:
+            for position, given in enumerate(sets):
+                label = f" (inputs {position + 1})" if len(sets) > 1 else ""
+                one = _Verification(reference, candidate, given, config, label, tell)
+                verdicts.append(one.run())
     finally:
         rng.restore()
     verdict = Verdict.merge(verdicts)
+    if limits:
+        verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
     if verdict.enabled and not verdict.passed:
         remember(verdict, [FailedPair(framework_model, compiled_model, sets)])
     if config.raise_on_mismatch and verdict.enabled and not verdict.passed:

@@ -10,11 +10,14 @@ import difflib
 import errno
 import importlib
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from paritas.cli.settling import settle
 from paritas.errors import ParitasError
+from paritas.settings import NO_TABLE, bind_variables
 
 UNVERIFIED, INTERRUPTED = 3, 130
 
@@ -31,6 +34,8 @@ _HOMES = {
     "power": "paritas.cli.power:power",
     "report": "paritas.cli.report:report",
     "shrink": "paritas.cli.shrink:shrink",
+    "config": "paritas.cli.config:config",
+    "doctor": "paritas.cli.doctor:doctor",
 }
 
 
@@ -53,6 +58,8 @@ class LazyGroup(click.Group):
             return None
         module, _, name = _HOMES[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        if cmd_name not in NO_TABLE:
+            bind_variables(cmd_name, command)
         return command
 
     def resolve_command(
@@ -63,7 +70,11 @@ class LazyGroup(click.Group):
             near = difflib.get_close_matches(args[0], _HOMES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_HOMES)}"
             ctx.fail(f"no command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        # Help is given whatever the settings are like: it may be what is needed to mend them.
+        if not ctx.resilient_parsing and found[2][:1] not in (["-h"], ["--help"]):
+            ctx.obj = settle(ctx, self, str(found[0]))
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -90,8 +101,18 @@ def _fail_ourselves(ctx: click.Context) -> NoReturn:
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="paritas", message="%(prog)s %(version)s")
-def main() -> None:
+@click.option(
+    "--config",
+    "settings_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Take settings from this file, not from the nearest pyproject.toml or paritas.toml.",
+)
+@click.option("--no-config", is_flag=True, help="Take settings from no file.")
+def main(settings_file: Path | None, *, no_config: bool) -> None:
     """Does the candidate still compute what the reference computes?
+
+    What a project always wants, its settings file can say: see `paritas config`.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.candidates.making import make
+from paritas.candidates.names import is_named
+from paritas.cli.hugging_face import build_model, is_hugging_face
 from paritas.cli.loading import call, model_and_inputs, resolve
 from paritas.errors import UsageError
 from paritas.numerics.trees import map_leaves
@@ -24,11 +27,9 @@ def build_reference(factory: str, options: Options) -> tuple[Any, Any]:
     """The model and its inputs, moved to where and in what they are to run."""
     device = None if options.device is None else usable_device(options.device)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    make_model = resolve(factory, "FACTORY")
     make_inputs = None if options.inputs is None else resolve(options.inputs, "--inputs")
     torch.manual_seed(SEED)
-    made = call(make_model, factory, "FACTORY")
-    model, inputs = model_and_inputs(made, factory, model_alone=make_inputs is not None)
+    model, inputs = _made(factory, model_alone=make_inputs is not None)
     if make_inputs is not None and options.inputs is not None:
         inputs = call(make_inputs, options.inputs, "--inputs")
     if isinstance(model, torch.nn.Module):
@@ -36,8 +37,23 @@ def build_reference(factory: str, options: Options) -> tuple[Any, Any]:
     return model, map_leaves(inputs, lambda leaf: _moved(leaf, device, dtype))
 
 
-def build_candidate(model: Any, options: Options) -> Callable[..., Any]:
-    """What the user's own function makes of the model, or else `torch.compile`."""
+def _made(factory: str, *, model_alone: bool) -> tuple[Any, Any]:
+    if not is_hugging_face(factory):
+        made = call(resolve(factory, "FACTORY"), factory, "FACTORY")
+        return model_and_inputs(made, factory, model_alone=model_alone)
+    model, inputs = build_model(factory)
+    if inputs is None and not model_alone:
+        raise UsageError(
+            f"FACTORY {factory!r}: what {type(model).__name__} takes is not known here; name a "
+            "function that makes it with --inputs module:function"
+        )
+    return model, inputs
+
+
+def build_candidate(model: Any, inputs: Any, options: Options) -> Callable[..., Any]:
+    """The candidate of that name, what the user's function makes, or else `torch.compile`."""
+    if options.candidate is not None and is_named(options.candidate):
+        return make(options.candidate, model, inputs)
     if options.candidate is not None:
         return _from_function(model, options.candidate)
     _check_backend(options.backend)

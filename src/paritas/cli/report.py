@@ -1,4 +1,4 @@
-"""`paritas report`: the report of a comparison, made again."""
+"""`paritas report`: the report of a comparison, made again, or made for Model Explorer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,23 @@ import click
     type=click.Path(path_type=Path),
     help="Write it to this file; by default report.html beside comparison.json.",
 )
-def report(*, comparison: Path, output: Path | None) -> None:
+@click.option(
+    "--model-explorer",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write it for Model Explorer instead, as JSON: the graph, and what colours its nodes.",
+)
+def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
     """Make the HTML report of a comparison again, from its comparison.json.
 
-    OUT is the folder that paritas compare wrote, or the file comparison.json itself.
+    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
+    --model-explorer it may be the folder of paritas verify-graph as well.
 
     Exit codes: 0 the report is written, whatever it says; 2 no comparison or wrong usage.
     """
+    if model_explorer is not None:
+        _write_for_model_explorer(comparison, model_explorer)
+        return
     from paritas.numerics.wording import headline
     from paritas.reporting import comparison_files
     from paritas.reporting.json_file import check_writable
@@ -33,3 +43,25 @@ def report(*, comparison: Path, output: Path | None) -> None:
     comparison_files.write_html(target, found)
     click.echo(headline(found.verdict))
     click.echo(f"written: {target}")
+
+
+def _write_for_model_explorer(source: Path, target: Path) -> None:
+    from paritas.graphs import results_folder
+    from paritas.numerics.wording import headline
+    from paritas.reporting import comparison_files, model_explorer
+    from paritas.reporting.json_file import check_writable
+
+    check_writable(target)
+    results = source / results_folder.JSON if source.is_dir() else source
+    if results.name == results_folder.JSON and results.is_file():
+        from paritas.numerics.graph_reports import GraphReport
+
+        graph = GraphReport.from_json(results.read_bytes())
+        model_explorer.write_graph_report(target, graph)
+        click.echo(headline(graph.verdict))
+        click.echo(f"written: {target}, node data for {graph.graph}")
+        return
+    found = comparison_files.read(source)
+    written = model_explorer.write_comparison(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {', '.join(map(str, written))}")

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.formatting import Format, format_options, subject_file
+
 if TYPE_CHECKING:
     from paritas.numerics.findings import Verdict
+    from paritas.reporting.annotations import Account
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # What `torch.compile` is told; it says nothing about a candidate that the user makes.
@@ -43,9 +46,9 @@ class Options:
 @click.option("--fullgraph", is_flag=True, help="Of torch.compile: refuse graph breaks.")
 @click.option(
     "--candidate",
-    metavar="MODULE:FUNCTION",
-    help="Function that is given a copy of the model and returns what to compare it with, in "
-    "place of torch.compile.",
+    metavar="NAME|MODULE:FUNCTION",
+    help="In place of torch.compile: onnxruntime, aot_inductor, export or export-decomposed; or a "
+    "function that is given a copy of the model and returns what to compare it with.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
 @click.option("--device", metavar="DEVICE", help="Run on this device, for example cuda.")
@@ -60,13 +63,17 @@ class Options:
     type=click.Path(path_type=Path),
     help="Write the verdict with all its findings to this file.",
 )
+@format_options
 @click.pass_context
-def verify(ctx: click.Context, /, factory: str, json_path: Path | None, **given: Any) -> None:
+def verify(
+    ctx: click.Context, /, factory: str, json_path: Path | None, form: Format, **given: Any
+) -> None:
     """Compare a model with what a compiler makes of it.
 
     The factory takes no arguments and returns (model, inputs), where inputs is a list of
     positional inputs, a paritas.Inputs(args, kwargs), or a list of these; with --inputs it may
-    return the model alone. Random seeds are set to 0 before it is called.
+    return the model alone. Random seeds are set to 0 before it is called. hf:LlamaForCausalLM, or
+    any class of transformers, stands for a small model of that class with random weights.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
@@ -79,7 +86,8 @@ def verify(ctx: click.Context, /, factory: str, json_path: Path | None, **given:
 
         check_writable(json_path)
     verdict = _run(factory, options)
-    _show(verdict, json_path)
+    form.write(lambda: _account(verdict, factory))
+    _show(verdict, json_path, form)
     ctx.exit(verdict.exit_code)
 
 
@@ -96,9 +104,12 @@ def _refuse_compile_options(ctx: click.Context, candidate: str) -> None:
 
 def _check_forms(factory: str, options: Options) -> None:
     """A slip of the pen is told at once, before torch is imported."""
+    from paritas.candidates.names import check_name, is_named
     from paritas.cli.loading import check_form
 
     named = {"FACTORY": factory, "--inputs": options.inputs, "--candidate": options.candidate}
+    if options.candidate is not None and is_named(options.candidate):
+        check_name(named.pop("--candidate") or "")
     for parameter, spec in named.items():
         if spec is not None:
             check_form(spec, parameter)
@@ -114,7 +125,7 @@ def _run(factory: str, options: Options) -> Verdict:
 
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
-        candidate = build_candidate(model, options)
+        candidate = build_candidate(model, inputs, options)
         asked = config.VerifyConfig(
             verify_gradients=False if options.no_gradients else None,
             lift=not options.no_lift,
@@ -124,7 +135,13 @@ def _run(factory: str, options: Options) -> Verdict:
         return verifying.verify(inputs, model, candidate, asked, on_progress=tell)
 
 
-def _show(verdict: Verdict, json_path: Path | None) -> None:
+def _account(verdict: Verdict, factory: str) -> Account:
+    from paritas.reporting.annotations import of_verdict
+
+    return of_verdict(verdict, command="verify", subject=factory, file=subject_file(factory))
+
+
+def _show(verdict: Verdict, json_path: Path | None, form: Format) -> None:
     from rich.console import Console
 
     from paritas.reporting.terminal import report
@@ -133,4 +150,4 @@ def _show(verdict: Verdict, json_path: Path | None) -> None:
         from paritas.reporting.json_file import write_verdict
 
         write_verdict(json_path, verdict)
-    Console(highlight=False).print(report(verdict), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(report(verdict), crop=False)
