@@ -82,6 +82,17 @@ format: $(VENV)/.installed-test ## Put the code into shape
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
 
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing what builds the documentation into $(VENV)"
+	@$(PIP) -e '.[docs]'
+	@touch $(VENV)/.installed $@
+
+# Nothing is fetched while it is built. The links are then checked, those to other sites aside.
+.PHONY: docs
+docs: $(VENV)/.installed-docs $(VENV)/.installed-test ## Build the documentation into build/site
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m pytest -q tests/docs/test_links.py tests/docs/test_site.py
+
 # About 20 minutes; BENCH_WHOLE=1 measures whole corpora instead of a share of them, which takes hours.
 .PHONY: bench
 bench: $(VENV)/.installed-test ## Measure power and speed, or ONLY=verify; then make the page
@@ -90,6 +101,25 @@ bench: $(VENV)/.installed-test ## Measure power and speed, or ONLY=verify; then 
 .PHONY: bench-page
 bench-page: $(VENV)/.installed ## Make docs/benchmarks.md from benchmarks/results
 	$(BIN)/python -m benchmarks.lab.page
+
+# --- release: docs/releasing.md -------------------------------------------------------------------
+
+.PHONY: dist
+dist: $(VENV)/.installed-test ## Build the wheel and the sdist into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist -t sdist -t wheel
+	DIST_FOLDER=dist $(TEST_ENV) $(BIN)/python -m pytest tests/integration/test_release.py $(PYTEST_ARGS)
+
+.PHONY: dist-demo
+dist-demo: ## Install each archive of dist/ into a fresh environment, and show the demo
+	@test -d dist || { echo "there is no dist/: say make dist first"; exit 2; }
+	@for archive in dist/*.whl dist/*.tar.gz; do \
+		echo "installing $$archive into build/fresh" && rm -rf build/fresh && \
+		$(PYTHON) -m venv build/fresh && \
+		build/fresh/bin/python -m pip install --quiet -c constraints.txt "$$archive" && \
+		build/fresh/bin/paritas --version && build/fresh/bin/paritas demo || exit 1; \
+	done
+	@rm -rf build/fresh
 
 .PHONY: clean
 clean: ## Remove caches and builds (the environment stays)

@@ -96,6 +96,13 @@ def test_what_is_vendored_is_what_versions_says_it_is():
         assert licence == "MIT"
 
 
+def test_the_page_bears_the_licence_of_every_script_of_others():
+    page = html_report(transformer())
+    texts = [file.read_text() for file in (ASSETS / "vendor").iterdir() if "LICENSE" in file.name]
+    assert len(texts) == 3
+    assert all(f"/*\n{text}*/" in page for text in texts)
+
+
 # --- what it says ---------------------------------------------------------------------------------
 
 

@@ -72,7 +72,13 @@ def _environment() -> jinja2.Environment:
 @functools.cache
 def _scripts(layout: Layout) -> tuple[str, ...]:
     own = "\n".join(_asset(name) for name in layout.own)
-    return (*map(_without_map, layout.vendored), f'"use strict";\n(() => {{\n{own}\n}})();\n')
+    return (*map(_licensed, layout.vendored), f'"use strict";\n(() => {{\n{own}\n}})();\n')
+
+
+def _licensed(name: str) -> str:
+    """A script of others below its licence, which asks to be in every copy: a page is one."""
+    work = name.partition(".")[0]
+    return f"/*\n{_asset(f'{work}.LICENSE')}*/\n{_without_map(name)}"
 
 
 def _without_map(name: str) -> str:
