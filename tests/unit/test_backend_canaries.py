@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch import backends, compiled, operators, tracing
+from paritas._torch import (
+    ahead_of_time,
+    backends,
+    cancelling,
+    compiled,
+    exported_lifting,
+    operators,
+    tracing,
+)
 
 
 def test_a_backend_is_known_by_its_name_and_its_function():
@@ -56,3 +64,33 @@ def test_a_function_that_branches_on_a_value_is_traced_along_the_branch_it_took(
     module = tracing.trace_calls(step, [torch.ones(2)])
     (result,) = module(torch.ones(2))
     assert result.tolist() == [2.0, 2.0]
+
+
+def test_the_two_doors_of_ahead_of_time_compilation_are_there():
+    import torch._inductor
+
+    assert callable(torch._inductor.aoti_compile_and_package)
+    assert callable(torch._inductor.aoti_load_package)
+    assert callable(ahead_of_time.compiled_package)
+
+
+def test_an_exported_program_is_lifted_with_the_casts_in_it():
+    class Rounds(nn.Module):
+        def forward(self, x):
+            return (x.float() * 0.1).to(torch.bfloat16) + torch.ones(2, dtype=torch.float16)
+
+    x = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    program = torch.export.export(Rounds(), (x,))
+    used = frozenset({torch.float32, torch.bfloat16, torch.float16})
+    lifted, leaks = exported_lifting.lift_captured(program, (x,), used)
+    assert torch.equal(lifted.module()(x), x * 0.1 + 1)
+    assert not leaks
+    # A cast narrower than anything the reference uses is part of what is computed.
+    kept, _ = exported_lifting.lift_captured(program, (x,), frozenset({torch.float32}))
+    assert not torch.equal(kept.module()(x).double(), x * 0.1 + 1)
+
+
+def test_terms_far_apart_are_known_not_to_add_up_in_any_order():
+    near, far = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1e30, 4.0])
+    assert cancelling.is_exact_in_any_order(near, near.sum())
+    assert not cancelling.is_exact_in_any_order(far, far.sum())
