@@ -87,10 +87,14 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/pip
 	@$(PIP) -e '.[docs]'
 	@touch $(VENV)/.installed $@
 
-# Nothing is fetched while it is built. The links are then checked, those to other sites aside.
+# Nothing is fetched while it is built. It is built from a copy, because zensical takes the folder
+# .cache beside its settings for its own, and ours holds the compiled kernels of the tests.
 .PHONY: docs
 docs: $(VENV)/.installed-docs $(VENV)/.installed-test ## Build the documentation into build/site
-	$(BIN)/zensical build --strict --clean
+	@rm -rf build/staged build/site && mkdir -p build/staged
+	@cp -R docs src zensical.toml build/staged/
+	cd build/staged && "$(abspath $(BIN))/zensical" build --strict
+	@mv build/staged/build/site build/site && rm -rf build/staged
 	$(BIN)/python -m pytest -q tests/docs/test_links.py tests/docs/test_site.py
 
 # About 20 minutes; BENCH_WHOLE=1 measures whole corpora instead of a share of them, which takes hours.
