@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
+import math
 import multiprocessing
 import sys
 import time
@@ -12,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from benchmarks.detection.cases import HALVES, Unit, units
-from benchmarks.detection.measuring import Entry, measured
-from benchmarks.detection.programs import DTYPES, names
+from benchmarks.detection.measuring import Entry, measured_before
+from benchmarks.detection.programs import DTYPES, EVERY_DTYPE, TF32, names
 from benchmarks.detection.summing import report
-from benchmarks.lab.figures import write
+from benchmarks.lab.figures import RESULTS, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,16 +25,18 @@ if TYPE_CHECKING:
 JOURNAL = Path(__file__).parents[2] / ".cache" / "detection"
 
 
-def results(todo: list[Unit], jobs: int) -> Iterator[Entry]:
-    """Entries as they are done."""
+def results(todo: list[Unit], jobs: int, until: float) -> Iterator[Entry]:
+    """Entries as they are done; after a time, none is begun."""
+    work = functools.partial(measured_before, until)
     if jobs == 1:
-        yield from map(measured, todo)
+        yield from filter(None, map(work, todo))
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        waiting = [pool.submit(measured, unit) for unit in todo]
+        waiting = [pool.submit(work, unit) for unit in todo]
         for done in concurrent.futures.as_completed(waiting):
-            yield done.result()
+            if entry := done.result():
+                yield entry
 
 
 def read_journal(path: Path) -> list[Entry]:
@@ -51,15 +55,20 @@ def read_journal(path: Path) -> list[Entry]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the programs, drawn")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated")
+    parser.add_argument("--dtype", action="append", choices=EVERY_DTYPE, help="may be repeated")
     parser.add_argument("--half", action="append", choices=list(HALVES), help="may be repeated")
     parser.add_argument("--program", action="append", choices=names(), metavar="NAME")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after them")
     parser.add_argument("--resume", action="store_true", help="go on where a run was broken off")
     parser.add_argument("--journal", default="journal", help="its name, below .cache/detection")
     parser.add_argument("--script", default="detection", help="name of the file of results")
-    return parser.parse_args()
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the file of results")
+    asked = parser.parse_args()
+    if TF32 in (asked.dtype or ()) and asked.device == "cpu":
+        parser.error(f"{TF32} is a way of CUDA devices: ask for it with --device cuda")
+    return asked
 
 
 def main() -> None:
@@ -80,7 +89,7 @@ def main() -> None:
     todo = [unit for unit in wanted if unit not in done]
     began = time.monotonic()
     with journal.open("ab") as lines:
-        for count, entry in enumerate(results(todo, asked.jobs), 1):
+        for count, entry in enumerate(results(todo, asked.jobs, began + asked.seconds), 1):
             done[entry.unit] = entry
             lines.write(msgspec.json.encode(entry) + b"\n")
             lines.flush()
@@ -89,7 +98,9 @@ def main() -> None:
             if count % 20 == 0 or count == len(todo):
                 spent = time.monotonic() - began
                 print(f"  {count} of {len(todo)} programs, {spent:.0f} s", file=sys.stderr)
-    path = write(report([one for unit in wanted for one in done[unit].outcomes], asked.script))
+    entries = [done[unit] for unit in wanted if unit in done]
+    told = report([one for entry in entries for one in entry.outcomes], asked.script)
+    path = write(told, asked.folder)
     print(f"wrote {path.parent.name}/{path.name}")
     broken = sum(bool(entry.error) for entry in done.values())
     if broken:

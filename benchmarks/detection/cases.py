@@ -31,7 +31,7 @@ class Unit(msgspec.Struct, frozen=True):
     Attributes:
         name: as `programs.names()` has it.
         seed: even for tuning, odd for what is held out.
-        dtype: float32, bfloat16, float16, autocast.
+        dtype: float32, bfloat16, float16, autocast, tf32.
         device: where it runs.
         mutants: how many faults are planted, one at a time.
         benign: how many rewrites are made, one at a time.
@@ -86,7 +86,7 @@ def units(
 
     Args:
         halves: of `HALVES`.
-        dtypes: of `DTYPES`.
+        dtypes: of `EVERY_DTYPE`.
         device: where programs run.
         share: of the units, drawn.
         only: names of programs; all by default.

@@ -10,7 +10,7 @@ import torch
 from benchmarks.detection.benign import rewrite
 from benchmarks.detection.cases import Unit, drawn_benign, drawn_mutants
 from benchmarks.detection.locating import Located, Locator, distance
-from benchmarks.detection.programs import make_program
+from benchmarks.detection.programs import allow_tf32, make_program
 from benchmarks.detection.rules import OURS, Values, judged, rules
 
 from paritas._torch.graphs import as_traced
@@ -222,7 +222,13 @@ class Entry(msgspec.Struct):
 def measured(unit: Unit) -> Entry:
     """One unit; a program that cannot be measured is told, not dropped."""
     torch.set_num_threads(1)
+    allow_tf32(unit.dtype)
     try:
         return Entry(unit, Measuring(unit).run())
     except Exception as error:  # noqa: BLE001  (kept in the journal and counted)
         return Entry(unit, error=_told(error))
+
+
+def measured_before(until: float, unit: Unit) -> Entry | None:
+    """One unit, if it is not too late to begin; the clock is the same in all processes."""
+    return measured(unit) if time.monotonic() < until else None

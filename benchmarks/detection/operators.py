@@ -96,6 +96,11 @@ ARITHMETIC: dict[str, tuple[Callable[..., Tensor], Callable[[int], list[Tensor]]
     "log_softmax": (functools.partial(torch.log_softmax, dim=-1), lambda n: [3 * _randn(n, 19)]),
     "logsumexp": (functools.partial(torch.logsumexp, dim=-1), lambda n: [3 * _randn(n, 19)]),
     "attention": (_attend, lambda n: [_randn(2, 2, n, 8) for _ in range(3)]),
+    # On the device it is flash attention, where the dtype has that.
+    "attention_fused": (
+        functools.partial(F.scaled_dot_product_attention, is_causal=True),
+        lambda n: [_randn(2, 2, n, 8) for _ in range(3)],
+    ),
     "swiglu": (_swiglu, lambda n: [_randn(n, 16), _randn(16, 12), _randn(16, 12)]),
     "bilinear_pool": (_bilinear_pool, lambda n: [_randn(n, 5), _randn(n, 6)]),
     "avg_pool": (

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from paritas.mutants.effects import ProgramNoise
 
 # What torch's own benchmark harness allows, for the dtypes it is asked for (`torchbench.py`).
-DYNAMO_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-3, "float16": 1e-3, "autocast": 1e-3}
+DYNAMO_TOLERANCE = dict.fromkeys(("bfloat16", "float16", "autocast", "tf32"), 1e-3)
+DYNAMO_TOLERANCE["float32"] = 1e-4
 OURS, OURS_NATIVE = "ours", "ours_native"
 
 
@@ -50,7 +51,7 @@ class Values:
     Attributes:
         noise: what is known of the reference, for the rule that runs programs itself.
         changed: the candidate, for the same.
-        dtype: one of float32, bfloat16, float16, autocast.
+        dtype: one of float32, bfloat16, float16, autocast, tf32.
         reference: e, all results.
         candidate: c, all results.
         arbiter: r, all results; in float64 where they are not exact by nature.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks.detection.cases import HALVES
 from benchmarks.detection.expected import EXPECTED
 from benchmarks.detection.measuring import BENIGN, MUTANT, Outcome
-from benchmarks.detection.programs import DTYPES
+from benchmarks.detection.programs import EVERY_DTYPE
 from benchmarks.detection.rules import OURS, OURS_NATIVE, has_polygraphy
 from benchmarks.lab.figures import Cell, Figure, Report, Table
 
@@ -63,6 +63,12 @@ class Cases:
         return [one for one in self.mutants if one.band == band]
 
     @property
+    def dtypes(self) -> list[str]:
+        """Those that were tried."""
+        tried = {one.unit.dtype for one in (*self.mutants, *self.benign)}
+        return [dtype for dtype in EVERY_DTYPE if dtype in tried]
+
+    @property
     def to_locate(self) -> list[Outcome]:
         """What a user would look for: caught, and more than a whisper."""
         return [one for one in self.mutants if one.caught and one.band != "faint"]
@@ -111,10 +117,8 @@ def report(outcomes: Iterable[Outcome], script: str = "detection") -> Report:
 
 def _figures(held_out: Cases) -> list[Figure]:
     figures = []
-    for dtype in DTYPES:
+    for dtype in held_out.dtypes:
         mine = held_out.where(lambda one, dtype=dtype: one.unit.dtype == dtype)
-        if not mine.mutants and not mine.benign:
-            continue
         for band, bar in BARS.items():
             found = mine.band(band)
             name = f"{dtype}: {band} faults caught"
@@ -161,7 +165,7 @@ def _sizes(cases: Cases) -> Table:
 def _rules(half: str, cases: Cases) -> Table:
     """Every rule: faults caught by band, false alarms by dtype, and its time."""
     columns = ["rule", *(f"{band} %" for band in BANDS), "clear, values only %"]
-    columns += [*(f"false alarms {dtype} %" for dtype in DTYPES), "no verdict", "ms a case"]
+    columns += [*(f"false alarms {dtype} %" for dtype in cases.dtypes), "no verdict", "ms a case"]
     rows: list[list[Cell]] = []
     everything = [*cases.mutants, *cases.benign]
     for rule in cases.rules:
@@ -169,7 +173,7 @@ def _rules(half: str, cases: Cases) -> Table:
         row += [_cell(alarmed(cases.band(band), rule)) for band in BANDS]
         values = [one for one in cases.band("clear") if one.change not in NO_VALUES]
         row.append(_cell(alarmed(values, rule)))
-        for dtype in DTYPES:
+        for dtype in cases.dtypes:
             benign = [one for one in cases.benign if one.unit.dtype == dtype]
             row.append(_cell(alarmed(benign, rule)))
         row.append(sum(isinstance(one.alarms.get(rule), str) for one in everything))
@@ -182,7 +186,7 @@ def _ours_by_dtype(cases: Cases) -> Table:
     columns = ["half", "dtype", "rule", *(f"{band} %" for band in BANDS), "false alarms"]
     rows: list[list[Cell]] = []
     for half in HALVES:
-        for dtype in DTYPES:
+        for dtype in cases.dtypes:
             mine = cases.half(half).where(lambda one, dtype=dtype: one.unit.dtype == dtype)
             for rule in (OURS, OURS_NATIVE):
                 false = sum(one.alarms.get(rule) is True for one in mine.benign)

@@ -63,13 +63,13 @@ def resident_peak(function: Callable[[], object], pause: float = 0.002) -> int:
     function()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = peak = _resident()
+    before = peak = resident()
     ended = threading.Event()
 
     def watch() -> None:
         nonlocal peak
         while not ended.wait(pause):
-            peak = max(peak, _resident())
+            peak = max(peak, resident())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -81,7 +81,7 @@ def resident_peak(function: Callable[[], object], pause: float = 0.002) -> int:
     return peak - before
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes of this process that no file stands behind, by Linux's account."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if found is None:

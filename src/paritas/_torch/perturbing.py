@@ -190,7 +190,8 @@ class PerturbMode(LiftMode):
 
     def _input_unit(self, kind: Traits, args: tuple[Any, ...]) -> float:
         """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""
-        if self.native is not torch.float32 or not self.widths:
+        # In a lifted run nothing is float32 any more, on either side.
+        if self.native is not torch.float32 or not self.widths or self._cancelled is not None:
             return 0.0
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
         return _UNIT_TF32 if on_cuda and _may_use_tf32(kind.name) else 0.0

@@ -27,13 +27,13 @@ _HOPPER = (9, 0)
 _ALIGNED = 16
 _PAIR_BYTES = 8
 _LANES, _WARPS = 128, 4
-# Turns at once, as measured on an H200.
-_UNROLLS = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Turns at once, as measured on an H200; of 16-bit numbers they are a group of `device_scans`.
+_UNROLL = 4
 # Turns of a program: many for large tensors, that few figures are left to add up, and few for
 # small ones, that no multiprocessor idles.
 _MOST_TURNS, _PROGRAMS = 512, 1024
 _SAMPLE = 1024
-_PARTS = 32
+_PARTS = 128
 # Below this ratio of squares a product found by way of a difference has lost digits.
 _EVEN = 2.0**-12
 
@@ -107,14 +107,14 @@ def _begin(reference: Tensor, candidate: Tensor, *, shift: bool) -> PendingPair:
 
     device, numel = reference.device, reference.numel()
     kind = _KINDS[reference.dtype]
-    unroll = _UNROLLS[kind]
     r, c = reference.detach().view(-1), candidate.detach().view(-1)
     per_pair = _PAIR_BYTES // r.itemsize
-    pairs = numel // per_pair
-    turns = pairs // (_LANES * _PROGRAMS) // unroll * unroll
-    turns = max(unroll, min(turns, _MOST_TURNS))
-    span = turns * _LANES * per_pair
-    height = -(-numel // span)
+    per_turn = _LANES * per_pair
+    most_turns = numel // (per_turn * _UNROLL) * _UNROLL
+    turns = most_turns // _PROGRAMS // _UNROLL * _UNROLL
+    turns = max(_UNROLL, min(turns, _MOST_TURNS))
+    covered, span = most_turns * per_turn, turns * per_turn
+    height = -(-most_turns // turns) + (covered < numel)
     rows = torch.empty(kernels.COLUMNS * height, dtype=torch.float64, device=device)
     out = torch.empty(len(finishing.RESULTS) + 4, dtype=torch.float64, device=device)
     anchors = out[-4:]
@@ -122,20 +122,21 @@ def _begin(reference: Tensor, candidate: Tensor, *, shift: bool) -> PendingPair:
         finishing.anchor[(1,)](
             r, c, anchors, numel, max(1, numel // _SAMPLE), int(shift), num_warps=8
         )
-        if pairs:
-            wide = [side[: pairs * per_pair].view(torch.int64) for side in (r, c)]
+        if covered:
+            wide = [side[:covered].view(torch.int64) for side in (r, c)]
             kernels.tally[(height,)](
-                *wide, anchors, rows, pairs, turns,
-                KIND=kind, LANES=_LANES, UNROLL=unroll, num_warps=_WARPS,
+                *wide, anchors, rows, most_turns, turns,
+                KIND=kind, LANES=_LANES, UNROLL=_UNROLL, num_warps=_WARPS,
             )  # fmt: skip
         else:
             rows.fill_(1.0)
-        finishing.tally_carefully[(height,)](r, c, anchors, rows, numel, span, KIND=kind)
-        finishing.finish[(len(kernels.SUMS) + 1,)](r, c, rows, out, height, numel, GROUP=per_pair)
+        extent = (covered, numel, span)
+        finishing.tally_carefully[(height,)](r, c, anchors, rows, *extent, KIND=kind, num_warps=8)
+        finishing.finish[(len(kernels.SUMS) + 1,)](
+            r, c, rows, out, height, numel, GROUP=_UNROLL * per_turn, num_warps=8
+        )
         for programs, parts in ((_PARTS, _PARTS), (height, 1)):
-            finishing.refine[(programs,)](
-                r, c, rows, out, height, numel, span, PARTS=parts, KIND=kind
-            )
+            finishing.refine[(programs,)](r, c, rows, out, height, *extent, PARTS=parts, KIND=kind)
         host = out.to("cpu", non_blocking=True)
         ready = torch.Event(device=device)
         ready.record(torch.cuda.current_stream(device))

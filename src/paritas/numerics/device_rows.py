@@ -22,8 +22,8 @@ from paritas.numerics.device_kernels import (
     ULP_COLUMN,
     UNLIKE_COLUMN,
     WHERE_COLUMN,
-    steps_apart,
 )
+from paritas.numerics.device_scans import steps_apart
 
 # What `finish` and `refine` give.
 RESULTS = (
@@ -37,7 +37,7 @@ _FOUND_ROW: tl.constexpr = tl.constexpr(25)
 # A median so many times the spread about it is shifted away before anything is squared.
 _FAR: tl.constexpr = tl.constexpr(4.0)
 # Squares further apart than this are not added to find the product of their roots.
-_UNEVEN: tl.constexpr = tl.constexpr(256.0)
+_UNEVEN: tl.constexpr = tl.constexpr(16.0)
 _LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
 _LANES: tl.constexpr = tl.constexpr(1024)
 
@@ -95,16 +95,22 @@ def _kind(x):
     return tl.where(x != x, 1, kind)
 
 
-@triton.jit(do_not_specialize=["numel", "span"])
-def tally_carefully(r_ptr, c_ptr, anchors, rows, numel, span, KIND: tl.constexpr):
-    """Fill the row of a span that ends early, or in which some numbers are not finite."""
+@triton.jit
+def _span(row, span, covered, numel):
+    """Where a row starts and stops; the last one has what the spans do not cover."""
+    start = tl.minimum(row.to(tl.int64) * span, covered)
+    return start, tl.where(start < covered, tl.minimum(start + span, covered), numel)
+
+
+@triton.jit(do_not_specialize=["covered", "numel", "span"])
+def tally_carefully(r_ptr, c_ptr, anchors, rows, covered, numel, span, KIND: tl.constexpr):
+    """Fill the row of what is left over, or of a span in which some numbers are not finite."""
     row = tl.program_id(0)
     height = tl.num_programs(0)
     if tl.load(rows + REDO_COLUMN * height + row) == 0:
         return
     a, b = tl.load(anchors), tl.load(anchors + 1)
-    start = row.to(tl.int64) * span
-    stop = tl.minimum(start + span, numel)
+    start, stop = _span(row, span, covered, numel)
     lanes = tl.arange(0, _LANES)
     zero = tl.zeros([_LANES], tl.float64)
     s_r, s_c, rr, cc, rc, dd, absolute, worst = zero, zero, zero, zero, zero, zero, zero, zero
@@ -223,13 +229,16 @@ def finish(r_ptr, c_ptr, rows, out, height, numel, GROUP: tl.constexpr):
     quotients = rows + QUOTIENT_COLUMN * height
     _, row = _least(quotients, quotients, largest, height)
     unlike, _ = _least(rows + UNLIKE_COLUMN * height, rows + REDO_COLUMN * height, 1.0, height)
-    # A row tells in which group of neighbours the largest difference is: which of them is it?
+    # A row tells among how many neighbours the largest difference is: which of them is it?
     start = tl.where(most > 0, where, 0.0).to(tl.int64)
     places = start + tl.arange(0, GROUP)
     inside = places < numel
     r = tl.load(r_ptr + places, mask=inside, other=0).to(tl.float64)
     c = tl.load(c_ptr + places, mask=inside, other=0).to(tl.float64)
-    hit = inside & (tl.abs(c - r) == most)
+    size = tl.abs(c - r)
+    size = tl.where(inside & (size < float("inf")), size, 0.0)
+    most = tl.max(size)
+    hit = inside & (size == most)
     place = tl.min(tl.where(hit, places.to(tl.float64), NOWHERE))
     place = tl.where(unlike < NOWHERE, unlike, tl.where(most > 0, place, -1.0))
     index = tl.maximum(place, 0.0).to(tl.int64)
@@ -257,9 +266,9 @@ def _settled(largest, KIND: tl.constexpr):
     return False
 
 
-@triton.jit(do_not_specialize=["height", "numel", "span"])
+@triton.jit(do_not_specialize=["height", "covered", "numel", "span"])
 def refine(
-    r_ptr, c_ptr, rows, out, height, numel, span, PARTS: tl.constexpr, KIND: tl.constexpr
+    r_ptr, c_ptr, rows, out, height, covered, numel, span, PARTS: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
     """Find the largest quotient exactly, where those of float32 leave several to choose from.
 
@@ -270,9 +279,10 @@ def refine(
     largest = tl.load(out + _FOUND_QUOTIENT)
     row = part
     if PARTS > 1:
-        row = first
-        start = row.to(tl.int64) * span + part * (span // PARTS)
-        stop = start + span // PARTS
+        start, stop = _span(first, span, covered, numel)
+        piece = tl.cdiv(span, PARTS)
+        start += part * piece
+        stop = tl.minimum(stop, start + piece)
     else:
         mine = tl.load(rows + QUOTIENT_COLUMN * height + row)
         # In float32 quotients are off by less.
@@ -281,9 +291,7 @@ def refine(
         done = _settled(largest, KIND) | (known == float("inf")) | (row == first)
         if done | ((mine < near) & (largest < float("inf"))):
             return
-        start = row.to(tl.int64) * span
-        stop = start + span
-    stop = tl.minimum(stop, numel)
+        start, stop = _span(row, span, covered, numel)
     lanes = tl.arange(0, _LANES)
     found = tl.zeros([_LANES], tl.float64)
     for begin in range(start, stop, _LANES):
