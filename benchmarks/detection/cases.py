@@ -34,6 +34,7 @@ class Unit(msgspec.Struct, frozen=True):
         dtype: float32, bfloat16, float16, autocast, tf32.
         device: where it runs.
         mutants: how many faults are planted, one at a time.
+        graded: how many faults of sizes near the limit.
         benign: how many rewrites are made, one at a time.
     """
 
@@ -42,6 +43,7 @@ class Unit(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     mutants: int
+    graded: int
     benign: int
 
     @property
@@ -65,13 +67,17 @@ class Size:
 
     seeds: int
     mutants: int
+    graded: int
     benign: int
 
 
 # So many times as many sites are looked at as are taken.
 CHOICE = 3
 # A model has hundreds of places for a fault, an operator a handful.
-MODEL, OPERATOR = Size(seeds=3, mutants=16, benign=6), Size(seeds=1, mutants=5, benign=2)
+MODEL, OPERATOR = (
+    Size(seeds=3, mutants=16, graded=4, benign=10),
+    Size(1, mutants=5, graded=2, benign=4),
+)
 
 
 def units(
@@ -93,7 +99,7 @@ def units(
     """
     wanted = [name for name in names() if not only or name in set(only)]
     found = [
-        Unit(name, 2 * number + HALVES[half], dtype, device, size.mutants, size.benign)
+        Unit(name, 2 * number + HALVES[half], dtype, device, size.mutants, size.graded, size.benign)
         for name in wanted
         for size in [MODEL if name in FAMILIES else OPERATOR]
         for half in halves

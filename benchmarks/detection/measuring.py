@@ -9,6 +9,7 @@ import msgspec
 import torch
 from benchmarks.detection.benign import rewrite
 from benchmarks.detection.cases import Unit, drawn_benign, drawn_mutants
+from benchmarks.detection.graded import GRADED, graded
 from benchmarks.detection.locating import Located, Locator, distance
 from benchmarks.detection.programs import allow_tf32, make_program
 from benchmarks.detection.rules import OURS, Values, judged, rules
@@ -102,6 +103,7 @@ class Measuring:
             if outcome.caught:
                 self._locate(outcome, mutant)
             outcomes.append(outcome)
+        outcomes += self._graded()
         rewritten = [self._rewritten(site) for site in drawn_benign(self.unit, self.program)]
         outcomes += [outcome for outcome, _ in rewritten if outcome.error]
         for outcome, changed in _telling(rewritten, self.unit.benign):
@@ -128,6 +130,20 @@ class Measuring:
         outcome.over_noise = min(effect.over_noise, BEYOND_NUMBERS)
         outcome.relative = min(effect.relative, BEYOND_NUMBERS)
         return outcome, mutant
+
+    def _graded(self) -> list[Outcome]:
+        """Faults of sizes near the limit."""
+        outcomes = []
+        for fault in graded(self.program, self.noise, self.unit.graded, str(self.unit)):
+            outcome = Outcome(unit=self.unit, kind=MUTANT, change=GRADED, node=fault.node)
+            outcome.detail = f"by {fault.delta:.2g}"
+            outcome.band, outcome.relative = fault.effect.band, fault.effect.relative
+            outcome.over_noise = fault.effect.over_noise
+            self._ask(outcome, fault.mutant)
+            if outcome.caught:
+                self._locate(outcome, fault.mutant)
+            outcomes.append(outcome)
+        return outcomes
 
     def _rewritten(self, site: Any) -> tuple[Outcome, GraphModule | None]:
         """A rewrite, and whether it changes any bit."""

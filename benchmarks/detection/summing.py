@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.detection.cases import HALVES
 from benchmarks.detection.expected import EXPECTED
+from benchmarks.detection.graded import GRADED
 from benchmarks.detection.measuring import BENIGN, MUTANT, Outcome
 from benchmarks.detection.programs import EVERY_DTYPE
 from benchmarks.detection.rules import OURS, OURS_NATIVE, has_polygraphy
@@ -101,7 +102,7 @@ def report(outcomes: Iterable[Outcome], script: str = "detection") -> Report:
         *(_rules(half, cases.half(half)) for half in HALVES),
         _ours_by_dtype(cases),
         _by(held_out, "program", lambda one: one.unit.name if one.unit.is_family else "operators"),
-        _by(held_out, "mutation", lambda one: one.change, list(MUTATIONS)),
+        _by(held_out, "mutation", lambda one: one.change, [*MUTATIONS, GRADED]),
         _rewrites(cases),
         _located(cases),
         _calibration(cases),
