@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
 AFTER = " after the call"
+
+# What was in force before each change of the default dtype that is not over yet, of all threads.
+_defaults: list[torch.dtype] = []
+_default_lock = threading.Lock()
 
 
 @dataclasses.dataclass
@@ -304,13 +309,19 @@ def _stable_hash(text: str) -> int:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Another default dtype for a while."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    """Another default dtype for a while.
+
+    torch has one for the whole process. Where threads overlap in here, what the last one restores
+    has to be what the first one found, or the other dtype would stay for good.
+    """
+    with _default_lock:
+        _defaults.append(torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        with _default_lock:
+            torch.set_default_dtype(_defaults.pop())
 
 
 @contextlib.contextmanager

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from paritas.comparison.replaying.runs import Leaf, Result
 from paritas.errors import UsageError
 from paritas.minimizing.script_inputs import input_lines
 from paritas.minimizing.script_text import CHECK
+from paritas.minimizing.scripts import write_file
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def write_recorded(facts: Recorded, path: Path) -> WrittenRecord:
     parts += ["\n\n", CHECK[CHECK.index("def excess") :], _MAIN]
     path.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        save_file(lines.stored, data)
-    path.write_text("".join(parts), encoding="utf-8")
+        write_file(data, save(lines.stored))
+    write_file(path, "".join(parts).encode())
     return WrittenRecord(path, data)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from paritas.errors import UsageError
 from paritas.minimizing.programs import EXCEPTION
@@ -78,8 +78,8 @@ def write_script(  # noqa: PLR0913  (what it is about, and what is known of it)
     text = _text(program, candidate, signature, about, (names, lines.expressions, data_path))
     path.parent.mkdir(parents=True, exist_ok=True)
     if data_path is not None:
-        save_file(lines.stored, data_path)
-    path.write_text(text, encoding="utf-8")
+        write_file(data_path, save(lines.stored))
+    write_file(path, text.encode())
     if not run:
         return Written(path, data_path, ran=False, failed=False, output="")
     ran, failed, output = run_script(path, seconds)
@@ -88,8 +88,18 @@ def write_script(  # noqa: PLR0913  (what it is about, and what is known of it)
         warning = f"NOTE: run by itself, this script did not show the failure: {last[0]:.200}"
         about = _about(program, signature, diagnosis, (warning, *notes))
         text = _text(program, candidate, signature, about, (names, lines.expressions, data_path))
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text.encode())
     return Written(path, data_path, ran=ran, failed=failed, output=output)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write it whole or not at all: Ctrl-C may come while the best so far is written."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def run_script(path: Path, seconds: float) -> tuple[bool, bool, str]:

@@ -38,5 +38,6 @@ def write_whole(path: Path, content: bytes) -> None:
         unfinished.write_bytes(content + b"\n")
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:  # Ctrl-C, too, leaves no part of it
+        unfinished.unlink(missing_ok=True)

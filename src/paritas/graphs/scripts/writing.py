@@ -108,8 +108,11 @@ def _store(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     from safetensors.torch import save
 
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    unfinished.write_bytes(save(tensors))
-    unfinished.replace(path)
+    try:
+        unfinished.write_bytes(save(tensors))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _tried(script: Path) -> str:
