@@ -7,6 +7,7 @@ the other half are convolutions, whose layout in memory a compiler likes to chan
 from __future__ import annotations
 
 import operator
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,11 @@ DEVICES = [
     ),
 ]
 on_devices = pytest.mark.parametrize("device", DEVICES)
+# Training has all of inference in it, which is run by itself where all is asked for.
+TRAIN = [False, True] if os.environ.get("PARITAS_WHOLE_CORPUS") else [True]
+in_training = pytest.mark.parametrize(
+    "train", TRAIN, ids=lambda train: "training" if train else "inference"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +181,7 @@ def run_or_train(model: nn.Module, x: Tensor, *, train: bool) -> list[Tensor]:
 
 @pytest.mark.slow
 @on_devices
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@in_training
 @pytest.mark.parametrize("model_class", [TwoConvolutions, ThreeConvolutions])
 def test_convolutions_across_a_graph_break(model_class: Any, train: bool, device: str) -> None:
     model, x = model_class(breaking=True).to(device), torch.rand(2, 3, 16, 16, device=device)
@@ -190,7 +196,7 @@ def test_convolutions_across_a_graph_break(model_class: Any, train: bool, device
 @on_devices
 # Of a depthwise weight, whose strides can be told in two ways; torch says so without compiling.
 @pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides")
-@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@in_training
 @pytest.mark.parametrize("model_class", [TwoConvolutions, ThreeConvolutions])
 def test_convolutions_of_a_data_parallel_model(model_class: Any, train: bool, device: str) -> None:
     model, x = model_class(breaking=False).to(device), torch.rand(2, 3, 16, 16, device=device)

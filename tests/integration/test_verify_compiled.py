@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from torch import nn
 
 from paritas import Inputs, Status, Verdict, VerifyConfig, verify
 
+# float16 where all is asked for: see tests/README.md.
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
+DTYPES = [torch.float32, torch.bfloat16, *([torch.float16] if WHOLE else [])]
 FINE = {Status.IDENTICAL, Status.EQUIVALENT}
 
 
@@ -32,7 +36,8 @@ class Net(nn.Module):
         return {"scores": scores, "best": scores.argmax(-1), "positive": hidden > 0, "three": 3}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_forward_and_backward_by_inductor(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Net().to(dtype)
@@ -61,7 +66,8 @@ def test_batch_norm_in_training_compares_its_statistics_over_two_calls() -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    verdict = verdict_on([torch.randn(2, 3, 8, 8)], model, torch.compile(model))
+    inputs, compiled = [torch.randn(2, 3, 8, 8)], torch.compile(model)
+    verdict = verdict_on(inputs, model, compiled, verify_gradients=False)
     assert verdict.passed, str(verdict)
     paths = {finding.path for finding in verdict.findings}
     assert "state 1.running_mean after the call" in paths
@@ -71,7 +77,7 @@ def test_batch_norm_in_training_compares_its_statistics_over_two_calls() -> None
 
 def test_autocast_is_respected() -> None:
     torch.manual_seed(0)
-    model = Net()
+    model = nn.Sequential(nn.Linear(16, 8), nn.GELU())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         verdict = verdict_on([torch.randn(4, 16)], model, torch.compile(model))
     assert verdict.passed, str(verdict)

@@ -1,4 +1,5 @@
 import math
+import os
 import re
 import tracemalloc
 from random import Random
@@ -10,6 +11,9 @@ import torch
 from paritas.dumps.foreign.msprobe import open_dump
 from paritas.errors import UsageError
 from unit.dumps.foreign.msprobe_dumps import linear_program, scalar, tensor, write_process
+
+# More of them where that is asked for: see tests/README.md.
+ACCIDENTS = 800 if os.environ.get("PARITAS_WHOLE_CORPUS") else 300
 
 
 def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):
@@ -155,7 +159,7 @@ def test_no_accident_to_any_file_does_more_than_make_a_problem(tmp_path, monkeyp
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, **k: taken.append(a[0]) or empty(*a, **k))
     hurt = 0
-    for number in range(800):
+    for number in range(ACCIDENTS):
         victim = random.choice(texts) if number % 2 else random.choice(files)
         whole = victim.read_bytes()
         victim.write_bytes(mutated(whole, random))
@@ -182,5 +186,5 @@ def test_no_accident_to_any_file_does_more_than_make_a_problem(tmp_path, monkeyp
         )
         taken.clear()
         victim.write_bytes(whole)
-    assert hurt > 200
+    assert hurt > ACCIDENTS // 4
     assert open_dump(tmp_path).problems == []

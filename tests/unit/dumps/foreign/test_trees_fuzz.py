@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from safetensors.torch import save_file
 from paritas.dumps.foreign import npy_tree, plain_files, sglang
 from paritas.errors import ParitasError
 
-MUTANTS = 600
+# More of them where that is asked for: see tests/README.md.
+MUTANTS = 600 if os.environ.get("PARITAS_WHOLE_CORPUS") else 200
 TIMES = 64
 ROOM = 1 << 20  # for what Python itself needs, whatever the file
 SOME = torch.arange(48, dtype=torch.float32).reshape(6, 8)
