@@ -17,7 +17,7 @@ from benchmarks.detection.cases import HALVES, Unit, units
 from benchmarks.detection.measuring import Entry, measured_before
 from benchmarks.detection.programs import DTYPES, EVERY_DTYPE, TF32, names
 from benchmarks.detection.summing import report
-from benchmarks.lab.figures import RESULTS, write
+from benchmarks.lab.figures import RESULTS, line, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ def read_journal(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     entries = []
-    for line in path.read_bytes().splitlines():
+    for text in path.read_bytes().splitlines():
         try:
-            entries.append(msgspec.json.decode(line, type=Entry))
+            entries.append(msgspec.json.decode(text, type=Entry))
         except msgspec.DecodeError:
             print(f"  a line of {path.name} cannot be read and is left out", file=sys.stderr)
     return entries
@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--journal", default="journal", help="its name, below .cache/detection")
     parser.add_argument("--script", default="detection", help="name of the file of results")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="of the file of results")
+    parser.add_argument("--no-file", action="store_true", help="leave the file as it is")
     asked = parser.parse_args()
     if TF32 in (asked.dtype or ()) and asked.device == "cpu":
         parser.error(f"{TF32} is a way of CUDA devices: ask for it with --device cuda")
@@ -100,8 +101,11 @@ def main() -> None:
                 print(f"  {count} of {len(todo)} programs, {spent:.0f} s", file=sys.stderr)
     entries = [done[unit] for unit in wanted if unit in done]
     told = report([one for entry in entries for one in entry.outcomes], asked.script)
-    path = write(told, asked.folder)
-    print(f"wrote {path.parent.name}/{path.name}")
+    if asked.no_file:
+        print("\n".join(map(line, told.figures)))
+    else:
+        path = write(told, asked.folder)
+        print(f"wrote {path.parent.name}/{path.name}")
     broken = sum(bool(entry.error) for entry in done.values())
     if broken:
         sys.exit(f"{broken} of {len(done)} programs could not be measured: see above")
