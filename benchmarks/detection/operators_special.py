@@ -19,6 +19,10 @@ def _dropped(x: Tensor, w: Tensor, kept: Tensor) -> Tensor:
     return (x * kept.to(x.dtype) / 0.75) @ w
 
 
+def _drops(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout(x, 0.25) @ w
+
+
 def _holes(n: int) -> list[Tensor]:
     """Infinities of both signs and a NaN, each in a row of its own."""
     x = _randn(n, 8)
@@ -32,6 +36,10 @@ def _guarded(x: Tensor) -> Tensor:
 
 def _spread_holes(x: Tensor) -> Tensor:
     return x.softmax(-1) + x.clamp(min=-1) * 2
+
+
+def _bounded_holes(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x.clamp(min=-1), y) * 2
 
 
 def _far(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -92,6 +100,8 @@ SPECIAL: dict[str, tuple[Callable[..., object], Callable[[int], list[Tensor]]]] 
     "ratio": (_ratio, lambda n: [_randn(n, 7), _randn(n, 7)]),
     "logistic_loss": (_logistic, lambda n: [3 * _randn(n, 7), _randn(n, 7)]),
     "dropout_mask": (_dropped, lambda n: [_randn(n, 12), _randn(12, 5), torch.rand(n, 12) < 0.75]),
+    "dropout": (_drops, lambda n: [_randn(n, 12), _randn(12, 5)]),
+    "holes_bounded": (_bounded_holes, lambda n: [*_holes(n), _randn(n, 8)]),
     "holes_kept": (_spread_holes, _holes),
     "holes_guarded": (_guarded, _holes),
     "far_layer_norm": (_far, lambda n: [_randn(n, 24), _randn(24), _randn(24)]),
