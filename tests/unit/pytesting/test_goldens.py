@@ -93,7 +93,9 @@ def test_names_that_changed_are_told(tmp_path):
     )
 
 
-@pytest.mark.parametrize("tree", [[], {}, object(), [torch.float32]], ids=str)
+@pytest.mark.parametrize(
+    "tree", [[], {}, object(), [torch.float32]], ids=["list", "dict", "object", "dtype"]
+)
 def test_what_cannot_be_kept_is_refused(tree):
     with pytest.raises(UsageError, match="golden"):
         golden_of(tree)
