@@ -64,6 +64,25 @@ test-oracle: $(VENV)/.installed-test ## Install mindstudio-probe and compare its
 	$(TEST_ENV) $(BIN)/python -m pytest tests/integration/test_msprobe_real.py \
 		tests/integration/test_compare_msprobe.py $(PYTEST_ARGS)
 
+# The oldest versions of what paritas needs, in an environment of their own. Torch is the one of
+# constraints.txt. Tests of what those versions do for us: files, tables, pages and commands.
+OLDEST := .venv-oldest
+OLDEST_TESTS ?= tests/unit/numerics tests/unit/dumps tests/unit/reporting tests/unit/cli \
+	tests/unit/settings tests/integration/test_cli_compare.py tests/integration/test_cli_convert.py
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+	@echo "installing paritas with the oldest versions it allows into $(OLDEST)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@awk -F== 'NR == FNR { old[$$1]; next } !($$1 in old)' constraints-oldest.txt constraints.txt \
+		>$(OLDEST)/others.txt
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(OLDEST)/bin/python -m pip install --quiet \
+		-c constraints-oldest.txt -c $(OLDEST)/others.txt -e '.[test]'
+	@touch $@
+
+.PHONY: test-oldest
+test-oldest: $(OLDEST)/.installed ## Run a share of the tests with the oldest versions allowed
+	$(TEST_ENV) $(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OLDEST_TESTS) $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed-test ## Check style and formatting
 	$(BIN)/ruff check --quiet

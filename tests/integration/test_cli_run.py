@@ -296,11 +296,14 @@ def test_a_script_that_ends_without_a_farewell_is_reported_all_the_same():
 def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(number, code, words):
     write("endless.py", f"{TRAIN}\nprint('ready')\nwhile True:\n    pass\n")
     process = start(sys.executable, "-m", "paritas", "run", "--json", "v.json", "endless.py")
-    for line in process.stdout:
-        if line == "ready\n":
-            break
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=120)
+    try:
+        for line in process.stdout:
+            if line == "ready\n":
+                break
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()  # it would go on for ever
     assert process.returncode == code, stderr
     assert f"{words}; what it did not get to was not checked" in stderr
     assert verdict_in("v.json").coverage.compared >= 8

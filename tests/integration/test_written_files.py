@@ -1,0 +1,120 @@
+"""A command writes what it was asked to write, and nothing else: not beside, not at home."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from integration.dump_making import Making, values
+from paritas.cli import main
+
+NET = """
+import torch
+from torch import nn
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh()), [torch.randn(2, 4)]
+
+
+def graph():
+    model, inputs = build()
+    return torch.fx.symbolic_trace(model), tuple(inputs)
+"""
+RUN = """
+import torch
+import written_net
+
+model, inputs = written_net.build()
+torch.compile(model, backend="eager")(*inputs)
+"""
+# A command, its exit code, and all that lies in the working directory after it and not before.
+COMMANDS = {
+    "inspect golden": (0, set()),
+    "compare --my-path my --golden-path golden --output compared --jobs 1": (1, {"compared"}),
+    "report compared --output page.html": (0, {"page.html"}),
+    "convert golden --to stats --output converted": (0, {"converted"}),
+    "verify written_net:build --backend eager": (0, set()),
+    "verify written_net:build --backend eager --json verdict.json": (0, {"verdict.json"}),
+    "verify written_net:build --backend eager --format junit --format-file unit.xml": (
+        0,
+        {"unit.xml"},
+    ),
+    "run --json told.json run.py": (0, {"told.json"}),
+    "power written_net:build --faults 2": (0, set()),
+    "verify-graph --graph written_net:graph --outdir checked --jobs 1 --cap 2": (0, {"checked"}),
+    "config": (0, set()),
+}
+WATCHED = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
+TEMPORARY = "temporary"
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A working directory with what the commands need, and every other place they might take."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for variable, name in WATCHED.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    (tmp_path / TEMPORARY).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / TEMPORARY))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # what was found out of the old variable
+    for name in [name for name in os.environ if name.startswith("PARITAS_")]:
+        monkeypatch.delenv(name)
+    (work / "written_net.py").write_text(NET, encoding="utf-8")
+    (work / "run.py").write_text(RUN, encoding="utf-8")
+    for name in ("my", "golden"):
+        making, x = Making(work / name), values(4, 8)
+        making.call("layers.0/cos", [x], x.cos() + (name == "my"), op="aten.cos.default")
+        making.close()
+    monkeypatch.chdir(work)
+    monkeypatch.syspath_prepend(str(work))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    sys.modules.pop("written_net", None)
+    torch.compiler.reset()
+
+
+def seen(folder):
+    """Every file below, and when it was written; of folders, that they are there."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns if path.is_file() else 0
+        for path in folder.rglob("*")
+        # What torch's compiler keeps is torch's own.
+        if not any(part.startswith("torchinductor") for part in path.parts)
+    }
+
+
+def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places):
+    before = seen(places)
+    for line, (code, written) in COMMANDS.items():
+        result = CliRunner().invoke(main, line.split())
+        assert result.exit_code == code, f"{line}: {result.output}"
+        after = seen(places)
+        changed = {name for name in after if after[name] != before.get(name)}
+        tops = {"/".join(name.split("/")[:2]) for name in changed}
+        assert tops == {f"work/{name}" for name in written}, line
+        assert before.keys() <= after.keys(), f"{line} removed something"
+        before = after
+
+
+def test_a_command_that_is_refused_writes_nothing(places):
+    before = seen(places)
+    for line in (
+        "compare --my-path absent --golden-path golden --output compared",
+        "convert absent --to stats --output converted",
+        "verify written_net:absent --json verdict.json",
+        "run --json told.json absent.py",
+        "verify-graph --graph written_net:absent --outdir checked",
+        "verify written_net:build --backend eager --json absent/verdict.json",
+    ):
+        result = CliRunner().invoke(main, line.split())
+        assert result.exit_code == 2, f"{line}: {result.output}"
+        assert seen(places) == before, line
