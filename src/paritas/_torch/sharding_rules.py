@@ -26,7 +26,8 @@ def watch_redistribution(*, stop: bool = False) -> Iterator[list[str]]:
     """A list of the operators for which DTensor moved their arguments to other placements.
 
     An operator that is not in it ran on the placements that it was given: what DTensor says of
-    its result is a rule of its own. With `stop`, `Redistributed` is raised instead of moving.
+    its result is a rule of its own. One whose rule DTensor has kept from an earlier call may be
+    listed as "an operator". With `stop`, `Redistributed` is raised instead of moving.
     """
     from torch.distributed.tensor import DTensor
 
