@@ -22,7 +22,7 @@ HEAD = """# Benchmarks
 
 Every figure here was measured by a script of `benchmarks/` and is read from the file that it left;
 `make bench` measures again, `make bench ONLY=verify` one of them. Ratios are taken within one run.
-A bar is what was promised before it was measured; where it is missed, that stays here.
+A bar is what was promised, or, where nothing was, what we set; where it is missed, that stays here.
 """
 
 
