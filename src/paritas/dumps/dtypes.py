@@ -61,6 +61,8 @@ _IN_NUMPY = {
     dtype for dtype, name in _SAFETENSORS.items() if name != "BF16" and not name.startswith("F8")
 }
 
+_REAL = frozenset(_IN_NUMPY | {torch.bfloat16})
+
 
 def known_dtype(name: str) -> torch.dtype:
     """The dtype that an index calls by that name."""
@@ -116,6 +118,8 @@ def as_stored(tensor: Tensor) -> Tensor:
     Raises:
         UsageError: the tensor has no plain values of its own; the message says what it is.
     """
+    if _lies_as_stored(tensor):
+        return tensor
     _refuse_unstorable(tensor)
     plain = tensor.detach() if tensor.requires_grad else tensor
     if type(plain) is not torch.Tensor:
@@ -136,6 +140,26 @@ def as_stored(tensor: Tensor) -> Tensor:
     if carrier is None or not plain.dim():
         return plain.contiguous()
     return plain.view(carrier).contiguous().view(plain.dtype)
+
+
+def _lies_as_stored(tensor: Tensor) -> bool:
+    """Whether it is what most tensors are, by the fewest questions; the others are looked at."""
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.dtype not in _REAL
+        or not tensor.is_cpu
+        or tensor.requires_grad
+        or tensor.is_nested
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+        or 0 in tensor.stride()
+    ):
+        return False
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # inside torch.func's transforms
+        return False
+    return bool(held >= (tensor.storage_offset() + tensor.numel()) * tensor.dtype.itemsize)
 
 
 def _refuse_unstorable(tensor: Tensor) -> None:

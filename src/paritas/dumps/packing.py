@@ -7,12 +7,14 @@ the header into the room, filled up with spaces.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 
 from paritas.dumps.dtypes import in_safetensors
@@ -41,6 +43,7 @@ _LENGTH = 8  # bytes of the length that a safetensors file begins with
 _METADATA = b'{"__metadata__":{"format":"pt","writer":"paritas"}'
 _NEAR = 256 << 10  # bytes that stay in a processor's cache
 _LONGEST_FILLER = 160  # bytes that the entry of one filler takes in a header, at most
+_MOST_AT_ONCE = 1024  # buffers that systems take in one call
 
 
 class Piece(NamedTuple):
@@ -63,6 +66,19 @@ def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
         done += file.write(rest[done:]) or 0
 
 
+def _write_all(file: io.FileIO, buffers: list[Any]) -> None:
+    """Write buffers one behind the other, in one call if the system has such a call."""
+    done = 0
+    if len(buffers) > 1 and hasattr(os, "writev"):
+        done = os.writev(file.fileno(), buffers)
+    for data in buffers:
+        length = data.nbytes if isinstance(data, np.ndarray) else len(data)
+        if done < length:  # the system may take less than it was given
+            rest = memoryview(data).cast("B")[done:] if done else data
+            write_whole(file, rest, length - done)
+        done = max(0, done - length)
+
+
 def header_room(number: int) -> int:
     """Room for the header of a dump's n-th file: small dumps stay small, large ones have few."""
     return min(_LEAST_ROOM << min(number, 16), _MOST_ROOM)
@@ -71,9 +87,12 @@ def header_room(number: int) -> int:
 class PackedFile:
     """One data file, open for appending.
 
+    Small payloads are gathered, and go to the system together when `flush` is called: of each, a
+    call to the system would take longer than its bytes do.
+
     Attributes:
         path: where it is.
-        end: bytes that are in it.
+        end: bytes that are in it, or wait to be.
     """
 
     def __init__(self, path: Path, *, number: int = 0, largest: int = LARGEST_FILE) -> None:
@@ -91,6 +110,7 @@ class PackedFile:
         self._entries: list[bytes] = []
         self._keys: dict[str, int] = {}
         self._fillers = 0
+        self._buffers: list[Any] = []  # what waits; the last entries are theirs, one each
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._file.fileno(), 0, self._room)
@@ -100,7 +120,7 @@ class PackedFile:
             self._file.close()
             path.unlink(missing_ok=True)
             raise
-        self.end = self._room
+        self.end = self._written = self._room
 
     def has_room(self, key: str, tensor: Tensor) -> bool:
         """Whether the values of a tensor still go into this file."""
@@ -122,34 +142,71 @@ class PackedFile:
             data: its `raw_bytes`.
             hasher: is given them, piece by piece as they are written.
         """
+        if hasher is not None:
+            self.flush()
+        placed = self._place(key, tensor, data)
+        self.flush(hasher)
+        return placed
+
+    def gather(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
+        """Take the values of a contiguous CPU tensor, which `flush` writes; where they will be.
+
+        They must not change until then. Failures are those of `flush`, which is called when enough
+        was gathered.
+
+        Args:
+            data: its `raw_bytes`.
+        """
+        placed = self._place(key, tensor, data)
+        if self.end - self._written >= _NEAR:
+            self.flush()  # while what was hashed just now is near
+        return placed
+
+    def _place(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
         dtype, nbytes = tensor.dtype, tensor.nbytes
-        # Nothing to align in what is empty, and a hole behind the last byte would be no part of the
-        # file yet.
+        # Nothing to align in what is empty.
         over = self.end % dtype.itemsize if nbytes else 0
-        begin = self.end + dtype.itemsize - over if over else self.end
+        if over:
+            self._fillers += 1
+            filler = bytes(dtype.itemsize - over)
+            described = _described(torch.uint8, (len(filler),))
+            self._enter(f".filler.{self._fillers}", described, len(filler), filler)
+        if key in self._keys:
+            key = self._unique(key)
+        begin = self.end
+        self._enter(key, _described(dtype, tensor.shape), nbytes, data)
+        return key, begin
+
+    def flush(self, hasher: xxhash.xxh3_128 | None = None) -> None:
+        """Write what was gathered.
+
+        If that fails, the file ends behind the last payload that could be written whole.
+
+        Args:
+            hasher: is given the last payload, piece by piece as it is written.
+        """
+        buffers = self._buffers
+        if not buffers:
+            return
         try:
-            if over:
-                self._file.seek(begin)
-            if hasher is None:
-                write_whole(self._file, data, nbytes)
+            # Where the file stands is not known after an interruption.
+            self._file.seek(self._written)
+            if hasher is not None:
+                _write_all(self._file, buffers[:-1])
+                self._write_hashing(buffers[-1], hasher)
             else:
-                self._write_hashing(data, hasher)
+                for first in range(0, len(buffers), _MOST_AT_ONCE):
+                    _write_all(self._file, buffers[first : first + _MOST_AT_ONCE])
         except BaseException:
             self._take_back()
             raise
-        if over:
-            self._fillers += 1
-            filler, length = f".filler.{self._fillers}", begin - self.end
-            self._enter(filler, _described(torch.uint8, (length,)), self.end, length)
-        if key in self._keys:
-            key = self._unique(key)
-        self._enter(key, _described(dtype, tensor.shape), begin, nbytes)
-        self.end = begin + nbytes
-        return key, begin
+        self._buffers = []
+        self._written = self.end
 
     def close(self) -> None:
-        """Write the header."""
+        """Write what waits, and the header."""
         try:
+            self.flush()
             self._file.truncate(self.end)  # where what failed could not be taken back
             _write_header(self._file, self._entries, self._room)
         finally:
@@ -164,18 +221,33 @@ class PackedFile:
             write_whole(self._file, piece, len(piece))
 
     def _take_back(self) -> None:
-        try:
+        """After a failure: forget what waits, but for what was written whole."""
+        reached = self._file.tell()
+        buffers, self._buffers = self._buffers, []
+        first = len(self._entries) - len(buffers)
+        kept = 0
+        for data in buffers:
+            nbytes = memoryview(data).nbytes
+            if self._written + nbytes > reached:
+                break
+            self._written += nbytes
+            kept += 1
+        self._used -= sum(len(entry) + 1 for entry in self._entries[first + kept :])
+        del self._entries[first + kept :]
+        self.end = self._written
+        # If that fails, there are bytes behind the last payload which no index line points to.
+        with contextlib.suppress(OSError):
             self._file.truncate(self.end)
             self._file.seek(self.end)
-        except OSError:
-            # Then there are bytes behind the last payload, which no index line points to.
-            return
 
-    def _enter(self, key: str, described: str, begin: int, nbytes: int) -> None:
+    def _enter(self, key: str, described: str, nbytes: int, data: Any) -> None:
+        begin = self.end
         entry = _entry(key, described, begin - self._room, nbytes)
         self._used += len(entry) + 1
         self._entries.append(entry)
         self._keys[key] = 1
+        self._buffers.append(data)
+        self.end = begin + nbytes
 
     def _unique(self, key: str) -> str:
         unique = key
@@ -183,6 +255,9 @@ class PackedFile:
             self._keys[key] += 1
             unique = f"{key}@{self._keys[key]}"
         return unique
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 @functools.lru_cache(maxsize=4096)
@@ -194,7 +269,7 @@ def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 def _entry(key: str, described: str, begin: int, nbytes: int) -> bytes:
     """What the header says of one payload, whose bytes are counted from behind the header."""
     facts = f':{{{described},"data_offsets":[{begin},{begin + nbytes}]}}'
-    return msgspec.json.encode(key) + facts.encode()
+    return _encode(key) + facts.encode()
 
 
 def _write_header(file: io.FileIO, entries: Iterable[bytes], room: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -25,6 +27,7 @@ __all__ = ["Volume"]
 _LONGEST_KEY = 1000
 _LARGE = 1 << 20
 _GLIMPSE = 4096
+_MOST_WAITING = 8  # for the disk, each in a thread
 
 
 class Volume:
@@ -53,7 +56,7 @@ class Volume:
         return self._places.get(digest)
 
     def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Payload, str, bool]:
-        """See to it that bytes are in the data.
+        """See to it that bytes are in the data, once `flush` is called.
 
         Args:
             hashed: their digest, or "" to have it found out. Of large tensors it is, where it can
@@ -63,8 +66,8 @@ class Volume:
             Where they are, of the shape that they were written with; their digest; and whether
             that was just now.
         """
-        data = raw_bytes(stored)
-        glimpse = _glimpse(data) if stored.nbytes >= _LARGE else None
+        data, nbytes = raw_bytes(stored), stored.nbytes
+        glimpse = _glimpse(data) if nbytes >= _LARGE else None
         if not hashed and (glimpse is None or glimpse in self._glimpses):
             hashed = digest_of(data)  # these bytes may be there already
         if hashed:
@@ -75,16 +78,34 @@ class Volume:
         file = self._data
         if file is None or not file.has_room(key, stored):
             file = self._next_file()
-        hasher = None if hashed else xxhash.xxh3_128()
-        key, begin = file.append(key, stored, data, hasher)
-        if hasher is not None:
+        if hashed:
+            key, begin = file.gather(key, stored, data)
+        else:
+            hasher = xxhash.xxh3_128()
+            key, begin = file.append(key, stored, data, hasher)
             hashed = hasher.hexdigest()
         if glimpse is not None:
             self._glimpses.add(glimpse)
         place = self._places[hashed] = Payload(
-            file=self._name, nbytes=stored.nbytes, shape=tuple(stored.shape), key=key, begin=begin
+            file=self._name, nbytes=nbytes, shape=tuple(stored.shape), key=key, begin=begin
         )
         return place, hashed, True
+
+    def forget_old(self, most: int) -> None:
+        """Remember the places of so many contents: those of older ones would be written again."""
+        if len(self._places) > most:
+            self._places = dict(itertools.islice(self._places.items(), most // 2, None))
+
+    def flush(self) -> None:
+        """Write the bytes that wait; no line may point to them before."""
+        if self._data is not None:
+            self._data.flush()
+
+    def holds(self, place: Payload | None) -> bool:
+        """Whether bytes that were to be there are, after a failure to write."""
+        if place is None or place.file != self._name or self._data is None:
+            return True
+        return place.begin + place.nbytes <= self._data.end
 
     def enter(self, lines: Sequence[bytes]) -> None:
         """Append lines to the index; if not all can be, those that can, and never half of one."""
@@ -113,6 +134,7 @@ class Volume:
         self._close_data()
 
     def _next_file(self) -> PackedFile:
+        self.flush()  # of a file that could not take all, what it took is still asked for
         self._close_data()
         number = len(self.files) - 1
         path = self.folder / data_name(number)
@@ -128,15 +150,20 @@ class Volume:
 
     def see_onto_disk(self) -> None:
         """Wait until the disk has it."""
-        for path in self.files:
-            with path.open("r+b") as file:
-                os.fsync(file.fileno())
+        # All at once: the disk takes what it is asked for at the same time together.
+        with ThreadPoolExecutor(min(len(self.files), _MOST_WAITING)) as pool:
+            list(pool.map(_see_onto_disk, self.files))
         if hasattr(os, "O_DIRECTORY"):
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+def _see_onto_disk(path: Path) -> None:
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def _glimpse(data: Any) -> tuple[int, int]:

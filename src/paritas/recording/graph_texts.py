@@ -58,7 +58,18 @@ def write_graph_texts(
     }
     suffix = f"rank_{rank}_pid_{os.getpid()}_ts_{time_stamp(dt.datetime.now(dt.UTC))}"
     for kind, text in texts.items():
-        (folder / f"dynamo_{kind}_{name}_{suffix}.txt").write_text(text, encoding="ascii")
+        _write_whole(folder / f"dynamo_{kind}_{name}_{suffix}.txt", text)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that a reader sees whole or not at all."""
+    # By such a name it is known for a part of a dump, should the process be killed over it.
+    unfinished = path.with_name(f".starting-{path.name}")
+    try:
+        unfinished.write_text(text, encoding="ascii")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def node_facts(module: GraphModule) -> tuple[NodeFacts, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from paritas.dumps.records import Placement, Site, TensorFacts
 from paritas.dumps.writing import Entry
 from paritas.recording.background import Background
+from paritas.recording.snapshots import Snapshot
 from paritas.recording.summaries import Asked, PendingSummary, Summaries, Summary
 
 if TYPE_CHECKING:
@@ -14,10 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.dumps.records import Placement, Site, TensorFacts
     from paritas.dumps.writing import DumpWriter
     from paritas.recording.options import SessionOptions
-    from paritas.recording.snapshots import Snapshot
 
 __all__ = ["KEEP", "Job", "Pipeline"]
 
@@ -25,8 +26,7 @@ KEEP = object()  # a job that pins what is in the ring
 _NOTHING = Summary()
 
 
-@dataclasses.dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct, gc=False):
     """A value on its way: everything but what the writer's thread finds out."""
 
     sequence: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import torch
 
 from paritas.dumps.dtypes import (
@@ -89,9 +89,9 @@ class Rewriter:
         """Copy a record that was converted before."""
         entry = _bare(record)
         if record.sketch is not None:
-            entry = dataclasses.replace(entry, sketch=earlier.read_sketch(record))
+            entry = msgspec.structs.replace(entry, sketch=earlier.read_sketch(record))
         if record.payload is not None and record.tensor is not None:
-            entry = dataclasses.replace(entry, stored=as_stored(earlier.read(record)))
+            entry = msgspec.structs.replace(entry, stored=as_stored(earlier.read(record)))
         self._add(entry)
 
     def _add(self, entry: Entry) -> None:
@@ -112,18 +112,18 @@ class Rewriter:
         if self._target == "stats":
             return self._summary(entry, record, source)
         if record.sketch is not None:
-            entry = dataclasses.replace(entry, sketch=source.read_sketch(record))
+            entry = msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         if record.digest in self._digests:
             return entry  # the writer has these bytes
-        return dataclasses.replace(entry, stored=as_stored(_values(record, source)))
+        return msgspec.structs.replace(entry, stored=as_stored(_values(record, source)))
 
     def _summary(self, entry: Entry, record: Record, source: Dump) -> Entry:
         known = self._known.get(_content(record)) if record.digest else None
         if known is not None and known.sketch is not None:
             drawn = self._made.read_sketch(known)
-            return dataclasses.replace(entry, statistics=known.statistics, sketch=drawn)
+            return msgspec.structs.replace(entry, statistics=known.statistics, sketch=drawn)
         if record.sketch is not None and record.statistics is not None:
-            return dataclasses.replace(entry, sketch=source.read_sketch(record))
+            return msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         values, part = _values(record, source), record.placement
         drawn = sketch(
             values,
@@ -131,7 +131,7 @@ class Rewriter:
             global_offset=None if part is None else part.global_offset,
         )
         statistics = record.statistics or summarize(values)
-        return dataclasses.replace(entry, statistics=statistics, sketch=drawn)
+        return msgspec.structs.replace(entry, statistics=statistics, sketch=drawn)
 
 
 def _bare(record: Record) -> Entry:

@@ -199,13 +199,11 @@ class Session:
             # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
             return
-        alias_of = self._alias_of(plain)
+        alias_of = self._alias_of(plain) if plain.layout is torch.strided else None
         self._submit(site, facts, None, alias_of, placement, snapshot, pending)
 
     def _alias_of(self, tensor: Tensor) -> int | None:
         """The first record of this step that lies in the same memory, if that is still its own."""
-        if tensor.layout is not torch.strided:
-            return None
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
         if not place:
@@ -278,6 +276,8 @@ class Session:
             )
         if self._writer is not None:
             self._writer.close(self._header, complete=failure is None)
+        # Whoever keeps the capture does not keep the memory that its copies were made in.
+        self._pool, self._known, self._places = Pool(0), set(), {}
         if not raising:
             return
         if failure is not None:

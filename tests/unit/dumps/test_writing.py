@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 
+import msgspec
 import pytest
 import torch
 from safetensors import safe_open
@@ -39,7 +39,7 @@ def test_bytes_that_were_written_need_not_be_given_again(tmp_path):
     first = entry_of(value)
     writer = DumpWriter(tmp_path, HEADER)
     writer.add(first)
-    writer.add(dataclasses.replace(first, sequence=1, site=site("y"), stored=None))
+    writer.add(msgspec.structs.replace(first, sequence=1, site=site("y"), stored=None))
     writer.close(HEADER)
     dump = Dump.open(tmp_path)
     for record in dump.records():
@@ -48,11 +48,11 @@ def test_bytes_that_were_written_need_not_be_given_again(tmp_path):
 
 def test_an_entry_without_bytes_that_nobody_wrote_is_an_error(tmp_path):
     writer = DumpWriter(tmp_path, HEADER)
-    missing = dataclasses.replace(entry_of(torch.ones(3)), stored=None)
+    missing = msgspec.structs.replace(entry_of(torch.ones(3)), stored=None)
     with pytest.raises(ParitasError, match=r"0/forward/x#0/output\.0 came without its values"):
         writer.add(missing)
     writer.add(entry_of(torch.ones(3)))
-    larger = dataclasses.replace(missing, tensor=entry_of(torch.ones(4)).tensor)
+    larger = msgspec.structs.replace(missing, tensor=entry_of(torch.ones(4)).tensor)
     with pytest.raises(ParitasError, match=r"has 16 bytes, .* written before with 12"):
         writer.add(larger)
     writer.close(HEADER)
@@ -69,7 +69,7 @@ def test_a_digest_that_is_not_given_is_found_and_serves_to_write_once(tmp_path, 
     for number, tensor in enumerate(given):
         full = entry_of(tensor, number, name=f"x{number}")
         # The third comes with its digest: what either way wrote, the other finds.
-        entry = full if number == 2 else dataclasses.replace(full, digest="")
+        entry = full if number == 2 else msgspec.structs.replace(full, digest="")
         assert writer.add(entry).digest == full.digest
     writer.close(HEADER)
     assert writer.written_bytes == writer.saved_bytes == 2 * first.nbytes
@@ -82,9 +82,9 @@ def test_a_digest_that_is_not_given_is_found_and_serves_to_write_once(tmp_path, 
 def test_statistics_alone_write_no_values(tmp_path):
     header = Header(run="r", data="stats")
     writer = DumpWriter(tmp_path, header)
-    entry = dataclasses.replace(entry_of(torch.ones(3)), stored=None, sketch=torch.ones(4))
+    entry = msgspec.structs.replace(entry_of(torch.ones(3)), stored=None, sketch=torch.ones(4))
     assert writer.add(entry).payload is None
-    assert writer.add(dataclasses.replace(entry, sequence=1)).sketch is not None
+    assert writer.add(msgspec.structs.replace(entry, sequence=1)).sketch is not None
     writer.close(header)
     assert (writer.written_bytes, writer.saved_bytes) == (16, 16)
     dump = Dump.open(tmp_path)

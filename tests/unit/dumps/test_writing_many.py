@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from paritas.dumps import packing, writing
 from paritas.dumps.dtypes import digest
 from paritas.dumps.reading import Dump
 from paritas.dumps.records import Header, Site, TensorFacts
@@ -90,3 +93,53 @@ def test_an_index_that_is_full_takes_the_lines_that_fit(tmp_path, monkeypatch):
         writer.add_many(entries(6))
     writer.close(HEADER)
     assert [record.sequence for record in Dump.open(tmp_path).records()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("taken", [0, 8, 16, 40, 95])
+def test_a_disk_that_fills_up_keeps_what_it_took_whole(tmp_path, monkeypatch, taken):
+    writer = DumpWriter(tmp_path, HEADER)
+    write = packing._write_all
+
+    def full(file, buffers):
+        room = b"".join(bytes(memoryview(data).cast("B")) for data in buffers)[:taken]
+        write(file, [room])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(packing, "_write_all", full)
+    with pytest.raises(ParitasError, match=r"16 bytes more\): No space left"):
+        writer.add_many(entries(6))
+    monkeypatch.undo()
+    writer.close(HEADER)
+    dump = Dump.open(tmp_path)
+    whole = taken // 16
+    assert [dump.read(record)[0] for record in dump.records()] == list(range(whole))
+    assert not dump.header(0).closed
+    with safe_open(tmp_path / "rank0" / "data-0000.safetensors", framework="pt") as opened:
+        assert len(opened.keys()) == whole
+
+
+def test_a_system_that_takes_less_than_it_is_given_is_given_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "writev", lambda file, buffers: os.write(file, bytes(buffers[0])[:7]))
+    writer = DumpWriter(tmp_path, HEADER)
+    writer.add_many(entries(6))
+    writer.close(HEADER)
+    dump = Dump.open(tmp_path)
+    assert dump.problems == []
+    assert [dump.read(record).tolist() for record in dump.records()] == [
+        [float(number)] * 4 for number in range(6)
+    ]
+
+
+def test_sketches_are_remembered_up_to_a_bound_and_stay_readable(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_MOST_SKETCHES", 4)
+    header = Header(run="r", data="stats")
+    writer = DumpWriter(tmp_path, header)
+    for turn in range(2):
+        for entry in entries(10):
+            entry.sketch, entry.stored = entry.stored, None
+            entry.sequence += turn * 10
+            writer.add(entry)
+    assert len(writer._volume._places) <= 4
+    writer.close(header)
+    dump = Dump.open(tmp_path)
+    assert [float(dump.read_sketch(record)[0]) for record in dump.records()] == [*range(10)] * 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import operator
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +89,14 @@ def test_two_files_bear_the_names_that_torchair_gives_them(module, tmp_path):
     assert re.fullmatch(f"dynamo_optimized{tail}", optimized.name)
     assert original.read_text().count("\nop {") == 5
     assert optimized.read_text().count("\nop {") == 1
+
+
+def test_a_file_that_could_not_be_written_whole_is_not_there(module, tmp_path, monkeypatch):
+    def half(path, text, encoding):
+        path.write_bytes(text[: len(text) // 2].encode(encoding))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_graph_texts(tmp_path, 3, "graph_0", "backward", module, [KERNEL], site_of)
+    assert list(tmp_path.iterdir()) == []

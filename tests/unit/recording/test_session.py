@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from paritas.errors import ParitasError, UsageError
 from paritas.recording.options import SessionOptions
 from paritas.recording.selection import Selection
 from paritas.recording.session import Session
+from paritas.recording.snapshots import Snapshot
 
 
 def session(path, selection=None, **options):
@@ -234,3 +236,15 @@ def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_p
 def test_options_that_make_no_sense_show_the_value(options, message):
     with pytest.raises(UsageError, match=message):
         SessionOptions(**options)
+
+
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_closed_recording_that_is_kept_holds_no_copies(data, tmp_path):
+    recording = session(tmp_path, data=data)
+    for number in range(20):
+        put(recording, f"x{number}", torch.full((64,), float(number)))
+    recording.close()
+    gc.collect()
+    assert not any(recording._pool._free.values())
+    copies = [held for held in gc.get_objects() if type(held) is Snapshot]
+    assert copies == []
