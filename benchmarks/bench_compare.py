@@ -1,5 +1,8 @@
 """What comparing one pair of tensors costs: 32 MiB of float32 on one thread, and many small ones.
 
+Then two whole dumps of small tensors, every tenth different: what matching them, comparing them and
+writing the table, the JSON and the report costs, against just reading both indices.
+
 Against the metrics of msit, typed anew from their definitions, of which each goes over the whole
 tensor, and against one copy. Seconds are those of the processor, least of several rounds in turns;
 ratios by the wall clock stand beside them.
@@ -7,21 +10,31 @@ ratios by the wall clock stand beside them.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.lab.figures import Figure, Report, write
+from benchmarks.lab.made_dumps import write_pair
 from benchmarks.lab.timing import Spent, in_turns, measured
 
+import paritas
+from paritas.comparison.matching.pairing import match
+from paritas.comparison.matching.rules import Rules
+from paritas.comparison.sharding.assembling import operands
+from paritas.dumps.reading import Dump
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pair_figures import pair_figures, quick_figures
+from paritas.reporting.comparison_files import write_all
 
 NUMEL = 8 << 20  # 32 MiB of float32
 EQUAL_OF = 16
 ROUNDS = 5
 SMALL_PAIRS = 50_000
+RECORDS = 10_000
 SMALL_NUMELS = (1, 16, 64, 256, 1024, 4096)
 EPSILON = 1.1920929e-07
 
@@ -146,6 +159,36 @@ def small_pairs() -> Iterator[Figure]:
     )
 
 
+def records() -> Iterator[Figure]:
+    """Dumps of many small tensors, where every record costs and no element does."""
+    with tempfile.TemporaryDirectory() as folder:
+        my, golden = write_pair(Path(folder), RECORDS, 64, every=10)
+        opened = Dump.open(my), Dump.open(golden)
+        found = []
+        works = {
+            "indices": lambda: (Dump.open(my), Dump.open(golden)),
+            "matching": lambda: matched(*opened),
+            "comparing": lambda: found.append(paritas.compare(my, golden, jobs=1)),
+            "writing": lambda: write_all(Path(folder, "table"), found[-1]),
+        }
+        spent = in_turns(works, ROUNDS, take="least")
+        assert len(matched(*opened)) == len(found[-1].rows) == RECORDS
+        assert sum(not row.status.passes() for row in found[-1].rows) == RECORDS // 10
+    base = spent["indices"].processor
+    note = f"reading both indices takes {base:.2g} s"
+    for name in ("matching", "comparing", "writing"):
+        took = spent[name].processor
+        yield Figure(f"{name} {RECORDS} records", took, "s", note=note)
+        yield Figure(f"{name} {RECORDS} records over reading both indices", took / base, "x")
+
+
+def matched(mine, theirs):
+    """The pairs of two dumps."""
+    rules = Rules.of()
+    my_operands, golden_operands, _ = operands(mine, theirs, rules)
+    return match(my_operands, golden_operands, rules, {0: 0}).pairs
+
+
 def ratio(name, unit, baseline, ours, bar, pairs=1) -> Figure:
     """How many times as fast."""
     speed = pairs * 2 * 4 * NUMEL / ours.processor / 1e9
@@ -155,7 +198,9 @@ def ratio(name, unit, baseline, ours, bar, pairs=1) -> Figure:
 
 def main():
     torch.set_num_threads(1)
-    figures = [figure for section in (full_set, tiers, small_pairs) for figure in section()]
+    figures = [
+        figure for section in (full_set, tiers, small_pairs, records) for figure in section()
+    ]
     write(Report("compare", figures, what=__doc__))
 
 

@@ -104,9 +104,12 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
     _check_output(output, overwrite=overwrite, parquet=parquet)
+    from paritas.comparison.collecting import few_full_collections
+
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
-    found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
-    names = _write(output, found, parquet=parquet, html=not no_html)
+    with few_full_collections():
+        found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
+        names = _write(output, found, parquet=parquet, html=not no_html)
     form.write(lambda: _account(found))
     _show(found, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
     ctx.exit(found.exit_code)

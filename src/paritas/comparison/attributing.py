@@ -117,6 +117,16 @@ def _resolve(
     replayed: Replayed | None,
 ) -> Resolved:
     measured = draft.measured
+    if measured.status is Status.IDENTICAL:  # as most are
+        return Resolved(
+            measured.status,
+            measured.reason,
+            measured.judged_by,
+            measured.advice,
+            own=0.0,
+            inherited=0.0,
+            score=measured.score,
+        )
     plain = Resolved(
         measured.status,
         measured.reason,
@@ -124,8 +134,6 @@ def _resolve(
         measured.advice,
         score=measured.score,
     )
-    if measured.status is Status.IDENTICAL:
-        return dataclasses.replace(plain, own=0.0, inherited=0.0)
     if measured.status is Status.UNVERIFIED:
         return plain
     # One that is missing here is part of a ring, and tells nothing.

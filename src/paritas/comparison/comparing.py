@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from paritas.comparison.attributing import resolve
+from paritas.comparison.collecting import few_full_collections
 from paritas.comparison.diverging import first_divergence, first_non_finite
 from paritas.comparison.executors import executor_of, opened
 from paritas.comparison.matching.aligning import align_steps
@@ -59,6 +60,7 @@ MOST_DIAGNOSED_ELEMENTS = 1 << 20
 MOST_DETAIL_BYTES = 64 << 20
 
 
+@few_full_collections()
 def compare(  # noqa: PLR0913  (each is a choice of the user's)
     my: str | os.PathLike[str],
     golden: str | os.PathLike[str],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,16 +38,23 @@ class Operand:
     Attributes:
         parts: a record, or what the recipe takes.
         recipe: None for a record by itself.
+        record: the first record, which names the whole.
+        is_single: whether it is a record by itself, as most are.
     """
 
     parts: tuple[Record | Operand, ...]
     recipe: Recipe | None = None
+    # Found once: whoever deals with operands asks for these, again and again.
+    record: Record = dataclasses.field(init=False, repr=False, compare=False)
+    is_single: bool = dataclasses.field(init=False, repr=False, compare=False)
 
-    @property
-    def record(self) -> Record:
-        """The first record, which names the whole."""
+    def __post_init__(self) -> None:
+        """Find what is asked for most."""
         first = self.parts[0]
-        return first.record if isinstance(first, Operand) else first
+        record = first.record if isinstance(first, Operand) else first
+        object.__setattr__(self, "record", record)
+        single = self.recipe is None and len(self.parts) == 1 and record is first
+        object.__setattr__(self, "is_single", single)
 
     @property
     def step(self) -> int:
@@ -56,22 +64,26 @@ class Operand:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that it is of, ascending."""
+        if self.is_single:
+            return (self.record.rank,)
         return tuple(sorted({record.rank for record in self.records()}))
 
     @property
     def words(self) -> str:
         """How it was put together; empty for a record by itself."""
+        if self.is_single:
+            return ""
         inner = [part.words for part in self.parts if isinstance(part, Operand)]
         own = [] if self.recipe is None else [self.recipe.words]
         return ", then ".join(words for words in dict.fromkeys((*inner, *own)) if words)
 
     def records(self) -> Iterator[Record]:
         """All records that it is made of."""
-        for part in self.parts:
-            if isinstance(part, Operand):
-                yield from part.records()
-            else:
-                yield part
+        if self.is_single:
+            return iter((self.record,))
+        return itertools.chain.from_iterable(
+            part.records() if isinstance(part, Operand) else (part,) for part in self.parts
+        )
 
     def read(self, values: Callable[[Record], Tensor]) -> Tensor:
         """Its value, given those of records.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from paritas.numerics.comparisons import SideFacts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
     from paritas.comparison.operands import Operand
@@ -45,14 +47,17 @@ def described(operand: Operand, kind: str) -> SideFacts:
 
 def as_read(side: SideFacts, tensor: Tensor, extremes: Extremes | None = None) -> SideFacts:
     """The same, with what was found when the values were read."""
-    read = msgspec.structs.replace(
-        side, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(tensor.shape)
-    )
+    read = {"dtype": _dtype_name(tensor.dtype), "shape": tuple(tensor.shape)}
     if extremes is None:
-        return read
+        return msgspec.structs.replace(side, **read)
     return msgspec.structs.replace(
-        read, minimum=extremes.minimum, maximum=extremes.maximum, mean=extremes.mean
+        side, minimum=extremes.minimum, maximum=extremes.maximum, mean=extremes.mean, **read
     )
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def same_digest(my: Operand, golden: Operand) -> bool:

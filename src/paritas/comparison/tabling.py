@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from paritas.comparison.attributing import Draft
@@ -166,13 +165,17 @@ class Table:
             guess = _GUESS if pair.matched_by == "order" else ""
             known = (measured.limits, self._unreplayed.get(place), guess)
             limits = "; ".join(filter(None, known))
-            told = dataclasses.replace(measured, limits=limits)
-            rows.append(_row(place, pair, told, end, draft.sources))
+            rows.append(_row(place, pair, measured, end, limits, draft.sources))
         return rows
 
 
 def _row(
-    place: int, pair: Pair, measured: Measured, end: Resolved, sources: tuple[int, ...]
+    place: int,
+    pair: Pair,
+    measured: Measured,
+    end: Resolved,
+    limits: str,
+    sources: tuple[int, ...],
 ) -> Row:
     record = pair.leading.record
     site = record.site
@@ -203,7 +206,7 @@ def _row(
         reason=end.reason,
         advice=end.advice,
         judged_by=end.judged_by,
-        limits=measured.limits,
+        limits=limits,
         figures=measured.figures,
         score=end.score,
         own=end.own,

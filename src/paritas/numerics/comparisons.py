@@ -23,6 +23,7 @@ from paritas.numerics.findings import (
     Verdict,
     spell_nonfinite,
 )
+from paritas.numerics.plain_json import json_of_each
 
 __all__ = [
     "FORMAT",
@@ -291,7 +292,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal comparison."""
-        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
+        rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
+        # Row by row: as plain objects, all rows at once take ten times the memory of their text.
+        return msgspec.json.encode(spell_nonfinite(rest) | {"rows": json_of_each(self.rows)})
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:

@@ -15,7 +15,7 @@ from paritas.numerics.metrics import bitwise_equal, blocks
 from paritas.numerics.pair_sums import BLOCK, ROOM, Array
 from paritas.numerics.ulps import first_unequal
 
-__all__ = ["Chunk", "Walk", "largest_step", "same_bits"]
+__all__ = ["Chunk", "Walk", "largest_step", "same_bits", "small_numbers"]
 
 # Up to so many elements calls cost more than numbers: they go in float64, and are exact.
 _SMALL = 1 << 12
@@ -93,6 +93,14 @@ class Walk:
             return True
         r, c = (float(source.flat[at]) for source in self._sources)
         return math.isnan(r) and math.isnan(c) and bitwise_equal(first, second)
+
+
+def small_numbers(tensor: Tensor) -> Array | None:
+    """What a walk over one small tensor gives, without the walk; None where it takes one."""
+    if not 0 < tensor.numel() <= _SMALL or tensor.dtype not in _NUMPY or not _is_plain(tensor):
+        return None
+    flat: Array = tensor.numpy().reshape(-1)
+    return flat.astype(np.float64, copy=False)
 
 
 class _Source:

@@ -346,3 +346,12 @@ def test_memory_stays_flat():
     finally:
         tracemalloc.stop()
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("size", [0, 1, 300, 5000])
+def test_a_tensor_and_itself_have_the_figures_of_a_tensor_and_its_copy(dtype, size):
+    torch.manual_seed(0)
+    values = (torch.randn(size, 3) * 10).to(dtype)
+    for tensor in (values, values.T, values[::2]):
+        assert pair_figures(tensor, tensor) == pair_figures(tensor, tensor.clone())

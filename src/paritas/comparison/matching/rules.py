@@ -207,6 +207,8 @@ def _load(path: Path) -> _File:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is no file of rules: it is nested too deeply") from None
     except msgspec.ValidationError as error:
         known = ", ".join(_File.__struct_fields__)
         raise UsageError(f"{path} is no file of rules: {error}; it may have {known}") from None

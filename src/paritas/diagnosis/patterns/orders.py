@@ -11,6 +11,8 @@ import torch
 from paritas.numerics.criterion import MAX_Z
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from paritas.diagnosis.cases import Case
@@ -32,18 +34,21 @@ class Order:
     cost: float
 
 
-def regular_orders(size: int) -> list[Order]:
-    """Flipped; (h d) read as (d h); each pair of neighbours, or of halves, exchanged."""
+def regular_orders(size: int) -> Iterator[Order]:
+    """Flipped; (h d) read as (d h); each pair of neighbours, or of halves, exchanged.
+
+    One by one: of a long axis, all of them are fifty times as large as the axis.
+    """
     if size < 2:  # noqa: PLR2004
-        return []
+        return
     index = torch.arange(size)
-    found = [Order(index.flip(0), "flipped", 2.0)]
+    yield Order(index.flip(0), "flipped", 2.0)
     inner = [one for one in range(2, size // 2 + 1) if size % one == 0]
     for width in inner:
         count = size // width
         text = f"interleaved otherwise: {count} groups of {width} read as {width} groups of {count}"
         source = index.reshape(count, width).T.flatten()
-        found.append(Order(source, text, 2 + math.log2(1 + len(inner))))
+        yield Order(source, text, 2 + math.log2(1 + len(inner)))
     for width in [1, *inner]:
         if (size // width) % 2:
             continue
@@ -51,12 +56,11 @@ def regular_orders(size: int) -> list[Order]:
         text = f"neighbouring blocks of {width} exchanged" if width > 1 else "neighbours exchanged"
         if width * 2 == size:
             text = "the two halves exchanged"
-        found.append(Order(source, text, 3 + math.log2(1 + len(inner))))
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
     for width in inner:
         source = index.reshape(-1, width).flip(1).flatten()
         text = f"flipped within each block of {width}"
-        found.append(Order(source, text, 3 + math.log2(1 + len(inner))))
-    return found
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
 
 
 def matched_rows(case: Case, axis: int) -> Tensor | None:

@@ -97,6 +97,7 @@ def test_a_plain_name_has_no_pass_call_and_side(name, plain):
         ("colour = 1", "unknown field `colour`.*it may have ignore, steps, rules"),
         ("ignore = 3", "Expected `array`"),
         ("rules = [", "is not TOML"),
+        pytest.param(f"steps = {'[' * 5000}", "is nested too deeply", id="nested"),
         ("ignore = ['(']", r"ignore: '\(' is no regular expression"),
         ("[rules]\n'(' = 'rel_l2 < 1'", r"rules: '\(' is no regular expression"),
         ("[rules]\na = 'rel_l3 < 1'", "rules: for 'a', a rule cannot be read: no figure is"),

@@ -1,0 +1,25 @@
+"""Python's search for unreachable objects, while a table grows."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from paritas.comparison.collecting import few_full_collections
+
+
+def test_full_collections_are_rarer_within_and_as_before_afterwards():
+    before = gc.get_threshold()
+    with few_full_collections():
+        within = gc.get_threshold()
+    assert within[:2] == before[:2]
+    assert within[2] > before[2]
+    assert gc.get_threshold() == before
+
+
+def test_an_error_within_leaves_them_as_before():
+    before = gc.get_threshold()
+    with pytest.raises(ZeroDivisionError), few_full_collections():
+        1 / 0  # noqa: B018
+    assert gc.get_threshold() == before
