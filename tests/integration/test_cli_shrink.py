@@ -117,15 +117,29 @@ def test_a_model_that_is_right_is_3_and_nothing_is_written(net):
     assert not (net / "shrunk").exists()
 
 
-def test_an_interruption_keeps_the_best_so_far(untried, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
+def interrupted(*_):
+    raise KeyboardInterrupt
 
+
+def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypatch):
     monkeypatch.setattr(shrinking, "reduce_shapes", interrupted)
-    result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong")
-    assert result.exit_code == 1, result.output
-    assert "stopped before it could get no smaller" in result.stdout
+    result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--json", "j")
+    assert result.exit_code == 130, result.output
+    assert "interrupted before it could get no smaller" in result.stdout
     assert "-> 1 operator call" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("script: shrunk/repro.py; run by itself")
+    told = json.loads((net / "j").read_bytes())
+    assert (told["ended"], told["interrupted"], told["shows"]) == (False, True, True)
+
+
+def test_a_script_whose_own_run_is_interrupted_is_kept_and_said_to_be_untried(net, monkeypatch):
+    monkeypatch.setattr("paritas.minimizing.scripts.run_script", interrupted)
+    result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out")
+    assert result.exit_code == 130, result.output
+    assert result.stdout.splitlines()[-1] == (
+        "script: out/repro.py; interrupted before it was run by itself"
+    )
+    compile((net / "out" / "repro.py").read_bytes(), "repro.py", "exec")
 
 
 # --- a script -------------------------------------------------------------------------------------
@@ -186,6 +200,16 @@ def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared,
     assert diagnosis == "  scaled by 1.5; in row 2 of 4 (25 % of the elements)"
     assert "run by itself it fails: the fault is there" in result.stdout
     assert "torch.ops.aten.addmm.default(v0, v1, v2)" in (net / "out" / "repro.py").read_text()
+
+
+@pytest.mark.parametrize("where", ["_part", "run_script"])
+def test_an_interruption_keeps_the_operator_as_small_as_it_is(compared, net, monkeypatch, where):
+    monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))
+    monkeypatch.setattr(comparisons, where, interrupted)
+    result = shrink("compared", "--output", "out")
+    assert result.exit_code == 130, result.output
+    assert "script: out/repro.py" in result.stdout.splitlines()[-1]
+    assert (net / "out" / "repro.py").exists()
 
 
 def test_the_diagnosis_is_in_the_table_and_the_report_of_compare(compared):

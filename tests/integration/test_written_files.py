@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 
@@ -26,6 +27,10 @@ def build():
 def graph():
     model, inputs = build()
     return torch.fx.symbolic_trace(model), tuple(inputs)
+
+
+def wrong(graph, inputs):
+    return lambda *args: [value + 1 for value in graph.forward(*args)]
 """
 RUN = """
 import torch
@@ -50,6 +55,27 @@ COMMANDS = {
     "power written_net:build --faults 2": (0, set()),
     "verify-graph --graph written_net:graph --outdir checked --jobs 1 --cap 2": (0, {"checked"}),
     "config": (0, set()),
+    "partition torch:mul --arg 4x4 --arg 4x4 --annotation 'a b, a b -> a b'": (0, set()),
+    "partition torch:mul --arg 4x4 --arg 4x4 --option 0,0 --json split.json": (0, {"split.json"}),
+    "verify-parallel written_net:build --plan ddp --steps 1 --json ranks.json": (
+        0,
+        {"ranks.json"},
+    ),
+    "doctor --quick --json looked_at.json": (0, {"looked_at.json"}),
+}
+# These run processes of their own, or compile.
+SLOW_COMMANDS = {
+    "shrink written_net:build --backend written_net:wrong --json told.json": (
+        1,
+        {"shrunk", "told.json"},
+    ),
+    "shrink compared --output operator": (1, {"operator"}),
+    "partition torch:mm --arg 4x4 --arg 4x4 --annotation 'm k, k n -> m n' --shrink split": (
+        1,
+        {"split"},
+    ),
+    "demo": (0, set()),
+    "doctor": (0, set()),
 }
 WATCHED = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
 TEMPORARY = "temporary"
@@ -93,9 +119,21 @@ def seen(folder):
 
 
 def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places):
+    check_written(places, COMMANDS)
+
+
+@pytest.mark.slow
+def test_so_does_one_that_runs_processes_of_its_own_or_compiles(places, monkeypatch):
+    # What the processes compile of the modules they import is Python's own.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    compared = next(line for line in COMMANDS if line.startswith("compare "))
+    check_written(places, {compared: COMMANDS[compared], **SLOW_COMMANDS})
+
+
+def check_written(places, commands):
     before = seen(places)
-    for line, (code, written) in COMMANDS.items():
-        result = CliRunner().invoke(main, line.split())
+    for line, (code, written) in commands.items():
+        result = CliRunner().invoke(main, shlex.split(line))
         assert result.exit_code == code, f"{line}: {result.output}"
         after = seen(places)
         changed = {name for name in after if after[name] != before.get(name)}

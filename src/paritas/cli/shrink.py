@@ -109,7 +109,7 @@ def shrink(
     written.
 
     Exit codes: 1 a fault was found and the script shows it, 2 wrong usage or bad input, 3 nothing
-    fails, or the script does not show it by itself.
+    fails, or the script does not show it by itself, 130 interrupted.
     """  # noqa: D301  (click's mark for lines that stay as they are)
     from paritas.cli.progress import progress
 
@@ -205,12 +205,15 @@ def report_lines(report: ShrinkReport) -> list[str]:
         lines.append(f"  {report.diagnosis.sentence}")
     lines += [f"  {step}" for step in report.steps]
     lines += [f"  it goes away with {remedy}" for remedy in report.remedies]
-    stopped = "" if report.ended else ", stopped before it could get no smaller"
+    how = "interrupted" if report.interrupted else "stopped"
+    stopped = "" if report.ended else f", {how} before it could get no smaller"
     tried = f"{report.queries} program{'' if report.queries == 1 else 's'} tried"
     lines.append(f"  {tried} in {report.seconds:.0f} s{stopped}")
     beside = f", with its values in {report.data}" if report.data else ""
     if report.shows:
         lines.append(f"script: {report.script}{beside}; run by itself it fails: {report.said}")
+    elif report.interrupted and not report.said:
+        lines.append(f"script: {report.script}{beside}; interrupted before it was run by itself")
     else:
         lines.append(
             f"script: {report.script}{beside}; run by itself it does NOT show the failure: "

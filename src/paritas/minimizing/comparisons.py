@@ -78,7 +78,7 @@ def shrink_comparison(
             "the difference came in with the inputs"
         )
     before = case.elements
-    ended = True
+    ended, interrupted = True, False
     queries = 0
     try:
         for smaller in _smaller(case, began + seconds):
@@ -87,9 +87,13 @@ def shrink_comparison(
             tell(f"taking single rows ({case.elements} numbers so far)")
     except KeyboardInterrupt:
         ended = False
+        interrupted = True
     written = write_recorded(_facts(case, comparison, row), outdir / SCRIPT)
     tell("running the script by itself")
-    _, shows, output = run_script(written.path, max(30.0, seconds))
+    try:
+        _, shows, output = run_script(written.path, max(30.0, seconds))
+    except KeyboardInterrupt:
+        interrupted, shows, output = True, False, ""
     lines = output.strip().splitlines()
     return ShrinkReport(
         script=str(written.path),
@@ -103,7 +107,8 @@ def shrink_comparison(
         queries=queries,
         seconds=time.monotonic() - began,
         ended=ended and time.monotonic() < began + seconds,
-        said=lines[-1] if lines else "it printed nothing",
+        interrupted=interrupted,
+        said=lines[-1] if lines else "" if interrupted else "it printed nothing",
     )
 
 

@@ -30,6 +30,7 @@ class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         queries: how many programs were tried.
         seconds: it took.
         ended: False if it was stopped before it could get no smaller.
+        interrupted: it was Ctrl-C that stopped it.
         said: what the script printed last.
     """
 
@@ -45,11 +46,14 @@ class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queries: int = 0
     seconds: float = 0.0
     ended: bool = True
+    interrupted: bool = False
     said: str = ""
 
     @property
     def exit_code(self) -> int:
-        """1, for a fault was found; 3 where the script does not show it by itself."""
+        """1, for a fault was found; 3 where the script does not show it itself; 130 on Ctrl-C."""
+        if self.interrupted:
+            return 130
         return 1 if self.shows else 3
 
 
@@ -70,6 +74,7 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         queries=shrunk.queries,
         seconds=shrunk.seconds,
         ended=shrunk.ended,
+        interrupted=shrunk.interrupted,
         said=lines[-1] if lines else "",
     )
 

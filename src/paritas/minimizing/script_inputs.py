@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paritas.errors import UsageError
+from paritas.graphs.scripts.storing import is_storable, stored_form, taken_back
+
 __all__ = ["InputLines", "input_lines"]
 
 # A list of so many numbers can still be read.
@@ -30,16 +33,25 @@ class InputLines:
 
 
 def input_lines(names: list[str], values: tuple[Any, ...]) -> InputLines:
-    """Write each input as an expression; `stored` holds those that have none."""
+    """Write each input as an expression; `stored` holds those that have none.
+
+    Raises:
+        UsageError: one is of a dtype that no file holds.
+    """
     expressions, stored = [], {}
     for position, (name, value) in enumerate(zip(names, values, strict=True)):
         if not isinstance(value, Tensor):
             expressions.append(repr(value))
             continue
+        if not is_storable(value.dtype):
+            raise UsageError(
+                f"input {name!r} is of dtype {value.dtype}, of which a script can neither write "
+                "nor store the values; make such tensors inside the program"
+            )
         text = _expression(value.detach(), position)
         if text is None:
-            stored[name] = value.detach().cpu().contiguous().clone()
-            text = f"stored[{name!r}]"
+            stored[name] = stored_form(value)
+            text = taken_back(f"stored[{name!r}]", value.dtype)
         text = _laid_out(text, value)
         if value.device.type != "cpu":
             text += f".to({str(value.device)!r})"

@@ -55,6 +55,7 @@ class Shrunk:
         steps: what was done, in words, in order.
         remedies: compiler options each of which alone makes the failure go away.
         ended: False if the time ran out or it was interrupted; the best so far is what was kept.
+        interrupted: whether it was.
     """
 
     script: Written
@@ -68,6 +69,7 @@ class Shrunk:
     steps: tuple[str, ...]
     remedies: tuple[str, ...]
     ended: bool
+    interrupted: bool = False
 
 
 def shrink(
@@ -128,16 +130,20 @@ class _Shrinking:
         except OutOfTimeError as error:
             message = f"{error} before a graph was seen to fail; give more of them"
             raise UsageError(message) from None
-        ended = True
+        ended, interrupted = True, False
         try:
             if self.best is program:
                 self._reduce_calls(wanted)
             self._reduce_inputs(wanted)
         except (OutOfTimeError, KeyboardInterrupt) as stop:
-            ended = False
-            self.steps.append("interrupted" if isinstance(stop, KeyboardInterrupt) else str(stop))
+            ended, interrupted = False, isinstance(stop, KeyboardInterrupt)
+            self.steps.append("interrupted" if interrupted else str(stop))
         self.tell("running the script by itself")
-        written = self._write(wanted, run=True)
+        try:
+            written = self._write(wanted, run=True)
+        except KeyboardInterrupt:
+            interrupted = True
+            written = self._write(wanted, run=False)
         return Shrunk(
             script=written,
             program=self.best,
@@ -150,6 +156,7 @@ class _Shrinking:
             steps=tuple(self.steps),
             remedies=self.remedies,
             ended=ended,
+            interrupted=interrupted,
         )
 
     def _known(self, programs: list[Program], known: Signature | None) -> _Start | None:

@@ -39,7 +39,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kind: str
     confidence: float
     sentence: str
-    evidence: dict[str, float | str] = {}
+    evidence: dict[str, int | float | str] = {}
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

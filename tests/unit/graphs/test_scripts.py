@@ -129,6 +129,22 @@ def test_the_handed_script_fails_by_itself_and_mends_when_the_rule_is_right(tmp_
     assert printed.splitlines()[-1] == "no fault is seen"
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_arguments_are_stored_and_come_back(tmp_path, monkeypatch, capsys, dtype):
+    generator = torch.Generator().manual_seed(0)
+    args = tuple(torch.randn(4, 6, generator=generator, dtype=dtype) for _ in range(2))
+    call = OperatorCall(torch.mul, args, {}, name="torch.mul")
+    recipe = Annotation.parse("a b, a b -> a b").recipe(call, Option(0, 0, 2))
+    facts = Facts("torch.mul", call, recipe, 2, ("A failure.",))
+    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    handed = write_script(tmp_path, "00_mul", facts, recorded=True)
+    script = tmp_path / handed.path
+    names = {"__name__": "script", "__file__": str(script)}
+    exec(compile(script.read_text(), "script.py", "exec"), names)
+    given = names["arguments"](None)
+    assert all(torch.equal(given[place], value) for place, value in enumerate(args))
+
+
 def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "paritas.graphs.scripts.writing._tried", lambda script: "it exits with 0: no fault is seen"

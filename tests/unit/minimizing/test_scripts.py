@@ -4,6 +4,7 @@ import runpy
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import fx
 
 from paritas.errors import UsageError
@@ -41,7 +42,7 @@ def here(monkeypatch):
 
 def evaluated(values):
     lines = input_lines([f"x{i}" for i in range(len(values))], tuple(values))
-    names = {"torch": torch, "stored": lines.stored}
+    names = {"torch": torch, "stored": load(save(lines.stored))}
     return [eval(text, names) for text in lines.expressions], lines
 
 
@@ -58,6 +59,9 @@ def evaluated(values):
         torch.ones(64, 64),
         torch.empty(0, 3),
         torch.tensor([1 + 2j, -0.5j]),
+        torch.randn(9, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(9)),
+        torch.randn(9, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(9)),
+        torch.randn(9, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(9)).mH,
         torch.ones(3, requires_grad=True),
         7,
     ],
@@ -73,6 +77,12 @@ def test_inputs_come_back_bit_for_bit(value):
     assert made.requires_grad == value.requires_grad
     assert torch.equal(torch.isnan(made), torch.isnan(value))
     assert torch.equal(made.nan_to_num(), value.nan_to_num())
+
+
+def test_an_input_that_no_file_holds_is_refused_by_its_dtype():
+    bits = torch.arange(100, dtype=torch.uint8).view(torch.bits8)
+    with pytest.raises(UsageError, match=r"input 'x' is of dtype torch\.bits8"):
+        input_lines(["x"], (bits,))
 
 
 def test_numbers_that_a_line_makes_are_not_stored():

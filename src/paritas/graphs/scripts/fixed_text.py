@@ -13,7 +13,9 @@ def load():
     header = json.loads(content[8 : 8 + length])
     dtypes = {{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
               "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
-              "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64}}
+              "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
+              "U64": torch.uint64, "BOOL": torch.bool, "C64": torch.complex64,
+              "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}}
     found = {{}}
     for name, entry in header.items():
         if name != "__metadata__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.graphs.scripts.fixed_text import BODY, JUDGING, JUDGING_NATIVE, LOADER, MAIN
+from paritas.graphs.scripts.storing import taken_back
 from paritas.graphs.scripts.values import NoScriptError, drawn, function_text, literal
 from paritas.partition.recipes import Concat, Once, Partial, Reduce, Same, Split, Whole
 from paritas.partition.running.placing import Terms, bounds, name_of, split_values, tensors_in
@@ -162,7 +163,9 @@ def _tensor(facts: Facts, value: Any, name: str, here: str, seen: dict[int, str]
         return f"{seen[id(value)]}.clone()"
     if here:
         seen[id(value)] = here
-    return f"stored[{name!r}]" if facts.stored else drawn(value, value.dtype)
+    if facts.stored:
+        return taken_back(f"stored[{name!r}]", value.dtype)
+    return drawn(value, value.dtype)
 
 
 def _asked(facts: Facts) -> tuple[Place, ...]:

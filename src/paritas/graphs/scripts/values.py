@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.graphs.scripts.storing import stored_form
 from paritas.numerics.trees import map_leaves
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _Verbatim:
 def stored_tensors(value: Any, path: str) -> dict[str, torch.Tensor]:
     """The tensors of an argument by their paths, ready to be put into a file."""
     if isinstance(value, torch.Tensor):
-        return {path: value.detach().cpu().contiguous().clone()}
+        return {path: stored_form(value)}
     if isinstance(value, list | tuple):
         found: dict[str, torch.Tensor] = {}
         for place, item in enumerate(value):

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from paritas.graphs.scripts.storing import is_storable
 from paritas.graphs.scripts.text import Facts, script_text
 from paritas.graphs.scripts.values import NoScriptError, stored_tensors
-from paritas.partition.running.placing import name_of
+from paritas.partition.running.placing import name_of, tensors_in
 from paritas.reporting.json_file import write_whole
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ def write_script(
 
 def _ways(facts: Facts, *, recorded: bool, degraded: bool) -> Iterator[tuple[bool, bool]]:
     """Whether values are stored and whether it runs natively, the simplest way first."""
-    size = sum(one.numel() * one.element_size() for one in _tensors(facts).values())
-    can_store = size <= _MOST_BYTES
+    tensors = [one for value in facts.values.values() for one in tensors_in(value)]
+    size = sum(one.numel() * one.element_size() for one in tensors)
+    can_store = size <= _MOST_BYTES and all(is_storable(one.dtype) for one in tensors)
     if not (recorded and can_store):
         yield False, degraded
     if can_store:
