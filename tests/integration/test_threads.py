@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.checking.observing import default_dtype
+from paritas._torch.default_dtypes import default_dtype
 
 ROUNDS = 3
 
@@ -64,11 +64,9 @@ def test_verify_in_two_threads_mixes_up_no_verdicts():
 def guarding(width, backend):
     guarded = paritas.guard(backend, on_mismatch="record", locate=False)
     compiled = torch.compile(net(width).requires_grad_(False), backend=guarded)
-    # Made beforehand: while another thread's check runs in float64, so does torch's default dtype.
-    x = torch.ones(3, width)
 
     def call():
-        compiled(x)
+        compiled(torch.ones(3, width))
         return guarded.verdict().passed
 
     return call
@@ -116,6 +114,72 @@ def test_threads_that_lift_at_once_leave_the_default_dtype_as_it_was():
         assert torch.get_default_dtype() is torch.float64
     thread.join(30)
     assert torch.get_default_dtype() is torch.float32
+
+
+def elsewhere(dtypes):
+    """Note the dtype that another thread's tensors have right now."""
+    thread = threading.Thread(target=lambda: dtypes.add(torch.ones(1).dtype))
+    thread.start()
+    thread.join(30)
+
+
+def test_tensors_of_other_threads_keep_their_dtype_while_a_check_lifts():
+    dtypes, widths = set(), set()
+
+    def wavers(x):
+        elsewhere(dtypes)
+        y = x * torch.linspace(0, 1, 4) + torch.arange(4) / 3
+        widths.add(y.dtype)
+        return y
+
+    with pytest.raises(paritas.MismatchError):
+        paritas.verify([torch.ones(3, 4)], wavers, lambda x: wavers(x) * (1 + 2**-22))
+    assert widths == {torch.float32, torch.float64}
+    assert dtypes == {torch.float32}
+
+
+def test_numbers_that_no_mode_sees_are_float64_in_lifted_runs_all_the_same():
+    dtypes, tenths = set(), set()
+
+    def tenth(x):
+        value = torch.tensor(0.1)
+        if value.dtype is torch.float64:
+            elsewhere(dtypes)
+        tenths.add(value.item())
+        return x * value
+
+    torch.manual_seed(0)
+    verdict = paritas.verify([torch.randn(3, 4)], tenth, lambda x: x / 10)
+    assert verdict.status.value == "equivalent"
+    assert 0.1 in tenths
+    # Told here, so that nobody believes otherwise: such a program changes it for every thread.
+    assert dtypes == {torch.float64}
+
+
+def test_a_guard_leaves_tensors_of_other_threads_alone():
+    dtypes = set()
+
+    def backend(graph, inputs):
+        return lambda *args: [value * (1 + 2**-22) for value in graph.forward(*args)]
+
+    guarded = paritas.guard(backend, on_mismatch="record", locate=False)
+    compiled = torch.compile(lambda x: x.sin() + torch.arange(4) / 3, backend=guarded)
+    stop = threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            dtypes.add(torch.ones(1).dtype)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        for _ in range(3):
+            compiled(torch.ones(3, 4))
+    finally:
+        stop.set()
+        thread.join(30)
+    assert guarded.verdict().coverage.compared
+    assert dtypes == {torch.float32}
 
 
 def test_operators_of_other_threads_alone_are_told_to_be_missing(tmp_path):

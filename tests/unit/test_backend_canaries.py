@@ -11,8 +11,12 @@ from paritas._torch import (
     backends,
     cancelling,
     compiled,
+    default_dtypes,
     exported_lifting,
+    foreach,
+    last_sums,
     operators,
+    overwriting,
     tracing,
 )
 
@@ -94,3 +98,52 @@ def test_terms_far_apart_are_known_not_to_add_up_in_any_order():
     near, far = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1e30, 4.0])
     assert cancelling.is_exact_in_any_order(near, near.sum())
     assert not cancelling.is_exact_in_any_order(far, far.sum())
+
+
+def test_a_mode_hears_of_what_is_made_without_a_dtype_but_not_of_numbers_before_they_are_rounded():
+    heard = []
+
+    class Listener(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            heard.append((func, (kwargs or {}).get("dtype"), args))
+            return func(*args, **(kwargs or {}))
+
+    with Listener():
+        torch.ones(2)
+        torch.tensor([0.1])
+    (ones, dtype, _), (lift, _, (fresh,)) = heard
+    assert ones is torch.ops.aten.ones.default
+    assert dtype is None
+    assert default_dtypes.takes_dtype(ones)
+    assert lift is torch.ops.aten.lift_fresh.default
+    assert operators.traits(lift).view
+    assert default_dtypes.is_of_default(fresh, torch.float32)
+    assert not default_dtypes.is_of_default(fresh, torch.float64)
+
+
+def test_norms_and_extremes_of_many_tensors_are_had_in_one_call():
+    references = [torch.tensor([3.0, 4.0]), torch.tensor(2.0), torch.tensor([[1.0, 0.0]]).t()]
+    candidates = [torch.tensor([3.0, 4.5]), torch.tensor(1.0), torch.tensor([[1.0], [0.0]])]
+    wanted = [(5.0, 0.5, 0.5), (2.0, 1.0, 1.0), (1.0, 0.0, 0.0)]
+    assert foreach.figures_of_pairs(candidates, references) == wanted
+    narrow = [tensor.half() for tensor in references]
+    found = foreach.figures_of_pairs([t.half() for t in candidates], narrow, torch.float32)
+    assert found == wanted
+
+
+def test_a_sum_is_known_again_by_the_memory_that_it_lies_in():
+    terms = torch.linspace(0, 1, 96, dtype=torch.float64).reshape(32, 3) / 3
+    sums = last_sums.LastSums()
+    total = terms.sum(0)
+    sums.note(operators.traits(torch.ops.aten.sum.dim_IntList), (terms, [0]), {}, total)
+    assert sums.behind(total.view(3, 1)).shape == (3, 1)
+    assert sums.behind(total.clone()) is None
+
+
+def test_a_graph_writes_over_operands_by_operators_told_where_to_write():
+    graph = tracing.trace_calls(lambda x: ((x @ x).exp() * 2).sum(0), [torch.ones(3, 3)])
+    lean = overwriting.overwriting(graph)
+    targets = [node.target for node in lean.graph.nodes]
+    assert torch.ops.aten.exp.out in targets
+    x = torch.linspace(-1, 1, 9).reshape(3, 3)
+    assert torch.equal(lean(x)[0], graph(x)[0])

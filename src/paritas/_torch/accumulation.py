@@ -48,7 +48,7 @@ def accumulation(call: Call) -> Amplitudes:
     return rule(call)
 
 
-def _amplitude(result: Tensor, squares: Tensor, length: int) -> Tensor:
+def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
     """The amplitude a, made in place of `squares`, which is q."""
     size = result.abs() if result.is_complex() else result
     if squares.dtype != size.dtype:
@@ -125,7 +125,7 @@ def _matmul(position: int) -> Callable[[Call], Amplitudes]:
             if amplitude is not None:
                 return [amplitude]
         squares = torch.matmul(_squared(left), _squared(right))
-        return [_amplitude(call.result, squares, length)]
+        return [amplitude_from(call.result, squares, length)]
 
     return rule
 
@@ -133,7 +133,7 @@ def _matmul(position: int) -> Callable[[Call], Amplitudes]:
 def _sum(call: Call) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(_squared(x), *rest, **call.kwargs)
-    return [_amplitude(call.result, squares, _ratio(x, call.result))]
+    return [amplitude_from(call.result, squares, _ratio(x, call.result))]
 
 
 def _mean(call: Call) -> Amplitudes:
@@ -141,13 +141,13 @@ def _mean(call: Call) -> Amplitudes:
     squares = call.func(_squared(x), *rest, **call.kwargs)
     length = _ratio(x, call.result)
     # A mean is the sum over n: so is its amplitude, and q is the mean of squares over n.
-    return [_amplitude(call.result, squares.div_(length), length)]
+    return [amplitude_from(call.result, squares.div_(length), length)]
 
 
 def _cumsum(call: Call) -> Amplitudes:
     x, dim = call.args[0], call.args[1]
     squares = call.func(_squared(x), dim, **call.kwargs)
-    return [_amplitude(call.result, squares, x.shape[dim] if x.dim() else 1)]
+    return [amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)]
 
 
 def _one_sign(call: Call) -> Amplitudes:
@@ -246,7 +246,7 @@ def _parameter_sums(
     terms = (None, _squared(grad * normal), _squared(grad))
     dims = list(over)
     return [
-        None if r is None or q is None else _amplitude(r, q.sum(dim=dims).view_as(r), n)
+        None if r is None or q is None else amplitude_from(r, q.sum(dim=dims).view_as(r), n)
         for r, q in zip(result, terms, strict=True)
     ]
 
@@ -279,7 +279,7 @@ def _convolution(call: Call) -> Amplitudes:
         if amplitude is not None:
             return [amplitude]
     squares = call.func(_squared(x), _squared(weight), None, *rest, **call.kwargs)
-    return [_amplitude(call.result, squares, length)]
+    return [amplitude_from(call.result, squares, length)]
 
 
 def _convolution_backward(call: Call) -> Amplitudes:
@@ -298,7 +298,7 @@ def _convolution_backward(call: Call) -> Amplitudes:
             return amplitudes
     squares = call.func(_squared(grad), _squared(x), _squared(weight), *rest, **call.kwargs)
     return [
-        None if r is None or q is None else _amplitude(r, q, n)
+        None if r is None or q is None else amplitude_from(r, q, n)
         for r, q, n in zip(call.result, squares, lengths, strict=True)
     ]
 
@@ -306,13 +306,13 @@ def _convolution_backward(call: Call) -> Amplitudes:
 def _embedding_backward(call: Call) -> Amplitudes:
     grad, indices, *rest = call.args
     squares = call.func(_squared(grad), indices, *rest, **call.kwargs)
-    return [_amplitude(call.result, squares, _most(indices))]
+    return [amplitude_from(call.result, squares, _most(indices))]
 
 
 def _indexed_sum(call: Call) -> Amplitudes:
     x, dim, index, source, *rest = call.args
     squares = call.func(_squared(x), dim, index, _squared(source), *rest, **call.kwargs)
-    return [_amplitude(call.result, squares.abs_(), 1 + _most(index))]  # alpha has a sign
+    return [amplitude_from(call.result, squares.abs_(), 1 + _most(index))]  # alpha has a sign
 
 
 def _most(indices: Tensor) -> int:
@@ -356,6 +356,7 @@ _RULES: dict[str, Callable[[Call], Amplitudes]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
     "var": _variance,
     "std": _variance,
     "var_mean": _variance,

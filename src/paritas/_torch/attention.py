@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[
             results.append(given["query" if result.name == "max_q" else "key"].shape[-2])
         else:
             results.append(torch.zeros((), dtype=torch.int64, device=weights.device))
-    return tuple(results)
+    return _laid_out(op, args, kwargs, results)
 
 
 def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
@@ -76,7 +77,25 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
         results.append(to_scores.sum_to_size(bias.shape) if bias is not None else None)
         wanted = given["grad_input_mask"]
         results = [result if asked else None for result, asked in zip(results, wanted, strict=True)]
-    return tuple(results)
+    return _laid_out(op, args, kwargs, results)
+
+
+def _laid_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
+    """The results in memory as the kernel lays them: a view of what it gives must be one here."""
+    given, named = tree_map_only(torch.Tensor, _shape_of, (args, kwargs))
+    return tuple(map(_in_the_layout_of, op(*given, **named), results))
+
+
+def _in_the_layout_of(kept: Any, found: Any) -> Any:
+    both = isinstance(kept, torch.Tensor) and isinstance(found, torch.Tensor)
+    if not both or kept.shape != found.shape or kept.stride() == found.stride():
+        return found
+    laid = torch.empty_strided(kept.shape, kept.stride(), dtype=found.dtype, device=found.device)
+    return laid.copy_(found)
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def wide_attention(op: OpOverload) -> Callable[..., Any] | None:

@@ -13,7 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas._torch.decisions import Decision, Decisions
+from paritas._torch.default_dtypes import is_of_default, stated, takes_dtype
 from paritas._torch.kernels import float64_kernel
+from paritas._torch.last_sums import LastSums
 from paritas._torch.operators import DRAWS_IN_ITS_DTYPE, Traits, traits
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class LiftMode(TorchDispatchMode):
     Attributes:
         casts: the narrow dtypes that the program itself cast to.
         foreign: names of operators outside aten, which may compute in any precision inside.
+        asked_default: whether torch's default dtype may have decided what no mode can see.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class LiftMode(TorchDispatchMode):
         *,
         lifts: Callable[[torch.dtype], bool] | None = None,
         remember_decisions: bool = False,
+        remember_sums: bool = False,
         widen: bool = True,
     ) -> None:
         """Make a mode for a program that runs in `native`, under the default dtype `default`.
@@ -65,7 +69,9 @@ class LiftMode(TorchDispatchMode):
         self.widths = WIDE if widen else {}
         self.casts: set[torch.dtype] = set()
         self.foreign: set[str] = set()
+        self.asked_default = False
         self._decisions = Decisions() if remember_decisions else None
+        self._sums = LastSums() if remember_sums else None
 
     def __torch_dispatch__(
         self,
@@ -78,21 +84,40 @@ class LiftMode(TorchDispatchMode):
         kwargs = kwargs or {}
         kind = traits(func)
         if kind.view:
+            if kind.name == "lift_fresh" and is_of_default(args[0], self.default):
+                self.asked_default = True
             if self.widths and kind.name == "view" and func._overloadname == "dtype":
                 message = "the program reads the bits of a float (view as another dtype)"
                 raise LiftingError(message)
             return func(*args, **kwargs)
+        if self._sums is not None:
+            self._sums.forget_written(kind, args, kwargs)
         if kind.namespace not in {"aten", "prim", "prims"}:
             self.foreign.add(f"{kind.namespace}::{kind.name}")
+            self.asked_default = True
         if self.widths and kind.random and kind.name in DRAWS_IN_ITS_DTYPE:
             return self._draw(func, kind, args, kwargs)
         if self.widths and kind.random and kind.name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
         return self._run(func, kind, args, kwargs)
 
+    def start_over(self) -> None:
+        """Forget what was seen: the same run is made once more."""
+        self.asked_default = False
+        self.casts.clear()
+        self.foreign.clear()
+        if self._decisions is not None:
+            self._decisions = Decisions()
+        if self._sums is not None:
+            self._sums = LastSums()
+
     def decision_for(self, result: Tensor) -> Decision | None:
         """The decision behind a discrete result of this run, if it was one operator's."""
         return None if self._decisions is None else self._decisions.behind(result)
+
+    def least_noise_of(self, result: Tensor) -> Tensor | None:
+        """What adding up in float32 must have made of a result of this run, if that is known."""
+        return None if self._sums is None else self._sums.behind(result)
 
     def compute(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -108,12 +133,16 @@ class LiftMode(TorchDispatchMode):
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         written: list[tuple[Tensor, Tensor]] = []
+        has_floats = False
 
         def widen(value: Any, place: int | str) -> Any:
+            nonlocal has_floats
             if isinstance(value, torch.Tensor):
-                if value.dtype not in self.widths:
+                dtype = value.dtype
+                has_floats = has_floats or dtype.is_floating_point or dtype.is_complex
+                if dtype not in self.widths:
                     return value
-                wide = value.to(self.widths[value.dtype])
+                wide = value.to(self.widths[dtype])
                 if place in kind.mutates:
                     written.append((value, wide))
                 return wide
@@ -128,16 +157,25 @@ class LiftMode(TorchDispatchMode):
         wide_kwargs = {name: widen(value, name) for name, value in kwargs.items()}
         if self.widths:
             wide_args = _without_half_to_float(kind, wide_args)
+            if not (has_floats or kind.random or kind.mutates):
+                wide_args, wide_kwargs = stated(func, wide_args, wide_kwargs)
         result = self.compute(func, kind, wide_args, wide_kwargs)
         for narrow, wide in written:
             narrow.copy_(wide)
         if written:
             result = _narrowed_back(result, written)
-        if self._decisions is not None:
-            self._decisions.note(kind.name, wide_args, wide_kwargs, result)
+        self._note(kind, wide_args, wide_kwargs, result)
         # A cast that is not lifted keeps its narrow result: the next operator widens it again.
         keeps = kind.name in {"_to_copy", "copy"} or written or not self.widths
         return result if keeps else map_tensors(result, _widened)
+
+    def _note(
+        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if self._sums is not None:
+            self._sums.note(kind, args, kwargs, result)
+        if self._decisions is not None:
+            self._decisions.note(kind.name, args, kwargs, result)
 
     def _draw(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -159,7 +197,7 @@ class LiftMode(TorchDispatchMode):
             asked = self._native_of(args[0].dtype) if _is_float(args[:1]) else self.default
         elif asked in WIDE:
             self.casts.add(asked)
-        kwargs = {**kwargs, "dtype": asked} if _takes_dtype(func) else kwargs
+        kwargs = {**kwargs, "dtype": asked} if takes_dtype(func) else kwargs
         return map_tensors(func(*args, **kwargs), _widened)
 
     def _dropout(self, func: OpOverload, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
@@ -241,7 +279,3 @@ def _without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ..
 
 def _is_float(args: tuple[Any, ...]) -> bool:
     return bool(args) and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()
-
-
-def _takes_dtype(func: OpOverload) -> bool:
-    return any(argument.name == "dtype" for argument in func._schema.arguments)

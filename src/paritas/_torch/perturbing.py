@@ -118,6 +118,11 @@ class PerturbMode(LiftMode):
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
 
+    def start_over(self) -> None:
+        """Count calls from the first one again."""
+        super().start_over()
+        self._counts.clear()
+
     def compute(
         self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -128,13 +133,13 @@ class PerturbMode(LiftMode):
         if exact and not self.shake_inputs:
             return func(*args, **kwargs)
         shaken = args
-        coarse = self._input_unit(kind, args)
+        coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
-            unit_in = max(unit, coarse)
+            reach = max(unit * self.reach, coarse / 2)
             shaken = tuple(
                 value
                 if place in kind.mutates
-                else map_tensors(value, lambda tensor: self._shaken(tensor, unit_in))
+                else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
                 for place, value in enumerate(args)
             )
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
@@ -171,7 +176,7 @@ class PerturbMode(LiftMode):
             if not _is_float(tensor):
                 continue
             repeats = _repeats(tensor)
-            noisy = self._times_noise(self._place(tensor, repeats=repeats), unit)
+            noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
             if extra is not None:
                 uniform = self._uniform(self._place(tensor, repeats=repeats))
@@ -188,10 +193,10 @@ class PerturbMode(LiftMode):
             results[position] = tensor.copy_(noisy) if kind.mutates else noisy
         return results[0] if single else type(result)(results)
 
-    def _input_unit(self, kind: Traits, args: tuple[Any, ...]) -> float:
+    def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
         """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""
         # In a lifted run nothing is float32 any more, on either side.
-        if self.native is not torch.float32 or not self.widths or self._cancelled is not None:
+        if unit != UNIT_F32 or self._cancelled is not None:
             return 0.0
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
         return _UNIT_TF32 if on_cuda and _may_use_tf32(kind.name) else 0.0
@@ -202,14 +207,14 @@ class PerturbMode(LiftMode):
         dtype = self.log.get((func, ordinal))
         return self.unit if dtype is None else torch.finfo(dtype).eps / 2
 
-    def _shaken(self, tensor: Tensor, unit: float) -> Tensor:
+    def _shaken(self, tensor: Tensor, reach: float) -> Tensor:
         if not _is_float(tensor):
             return tensor
-        return self._times_noise(self._place(tensor, repeats=_repeats(tensor)), unit)
+        return self._times_noise(self._place(tensor, repeats=_repeats(tensor)), reach)
 
-    def _times_noise(self, place: _Place, unit: float) -> Tensor:
+    def _times_noise(self, place: _Place, reach: float) -> Tensor:
         """A tensor times its noise: as a factor, so that an infinity stays one, and no NaN."""
-        tensor, reach = place.tensor, unit * self.reach
+        tensor = place.tensor
         if place.start is None:
             factor = self._uniform(place).mul_(reach).add_(1)
         else:

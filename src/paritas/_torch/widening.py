@@ -13,6 +13,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from paritas._torch.default_dtypes import takes_dtype
 from paritas._torch.graphs import copy_graph, node_draws, output_node, placeholders, returned
 from paritas._torch.kernels import float64_kernel
 from paritas._torch.lifting import WIDE
@@ -39,6 +40,8 @@ def widened(module: GraphModule, written: frozenset[int]) -> GraphModule | None:
     for node in list(result.graph.nodes):
         if node.op == "call_function":
             _widen_dtypes(node)
+            if _asks_default(node):
+                _state_dtype(result, node)
     after = {originals[node]: _widen_value(result, node) for node in inputs}
     for node in list(result.graph.nodes):
         if node.op == "get_attr" or (node.op == "call_function" and _draws(node)):
@@ -78,6 +81,35 @@ def _widen_dtypes(node: Node) -> None:
         kernel = float64_kernel(node.target, tuple(values))
         if kernel is not node.target:
             node.target = kernel
+
+
+def _asks_default(node: Node) -> bool:
+    """Whether torch's default dtype decides what it gives: floats, made of none.
+
+    That one is of the whole process, and other threads make tensors, too.
+    """
+    if not isinstance(node.target, OpOverload) or node.kwargs.get("dtype") is not None:
+        return False
+    given = [value.meta.get("val") for value in node.all_input_nodes]
+    return _is_inexact(node.meta.get("val")) and not any(_is_inexact(value) for value in given)
+
+
+def _state_dtype(module: GraphModule, node: Node) -> None:
+    if isinstance(node.target, OpOverload) and takes_dtype(node.target):
+        traced = node.meta["val"]
+        node.kwargs = {**node.kwargs, "dtype": WIDE.get(traced.dtype, traced.dtype)}
+        return
+    for given in node.all_input_nodes:
+        if isinstance(given.meta.get("val"), torch.Tensor):
+            with module.graph.inserting_before(node):
+                wide = module.graph.call_method("to", (given, torch.float64))
+            node.replace_input_with(given, wide)
+
+
+def _is_inexact(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_is_inexact(item) for item in value)
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _example(value: Any) -> Any:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.exported_lifting import lift_captured
 from paritas.checking.config import Inputs
 from paritas.checking.isolation import ModuleState, copied
-from paritas.checking.observing import default_dtype
 from paritas.errors import UsageError
 from paritas.numerics.trees import leaves, map_leaves
 

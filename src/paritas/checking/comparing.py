@@ -11,6 +11,7 @@ import torch
 from paritas._torch.compiled import draws_like_eager
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.explaining import Explainer, likely
+from paritas.checking.noise import NoiseNotYetMeasured
 from paritas.checking.observing import AFTER, input_tensors
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
@@ -83,6 +84,7 @@ class Comparer:
             checkers=config.checkers,
         )
         self.random_differs = False
+        self._put_off: list[tuple[int, str, Any, Any]] = []
         self.explainer = Explainer(notes=self.out.notes)
 
     def compare(self, reference: Observation, candidate: Observation) -> Collected:
@@ -91,6 +93,8 @@ class Comparer:
             self._compare_errors(reference.error, candidate.error, f"call{self.label}")
             return self.out
         self._compare_random(reference, candidate)
+        # One perturbed run with a backward pass for everything costs as much as all other runs.
+        self.runs.puts_off = self.runs.conditions.gradients
         self._compare_outputs(reference, candidate)
         if self.config.verify_aliasing:
             self._compare_aliases(reference, candidate)
@@ -100,6 +104,7 @@ class Comparer:
             self._compare_state(reference, candidate)
         if self.runs.conditions.gradients:
             self._compare_gradients(reference, candidate)
+        self._compare_put_off()
         return self.out
 
     def _compare_errors(
@@ -281,14 +286,29 @@ class Comparer:
         if self.random_differs:
             self._compare_random_item(path, left, right)
             return
+        try:
+            findings, notes = check_pair(path, left, right, self.checks, evidence)
+            if not all(finding.status.passes() for finding in findings):
+                context = self._context(path, left)
+                findings = self.explainer.explain(findings, left, right, evidence, context)
+        except NoiseNotYetMeasured:
+            self._put_off.append((len(self.out.findings), path, left, right))
+            return
         self.out.compared += 1
-        findings, notes = check_pair(path, left, right, self.checks, evidence)
-        if not all(finding.status.passes() for finding in findings):
-            context = self._context(path, left)
-            findings = self.explainer.explain(findings, left, right, evidence, context)
         self.runs.settled.add((self.call, path))
         self.out.findings += relabelled(findings, self.label)
         self.out.notes += notes
+
+    def _compare_put_off(self) -> None:
+        """Compare what needs perturbed runs, now that these can leave out all the rest."""
+        self.runs.puts_off = False
+        before, self.out.findings = self.out.findings, []
+        told = 0
+        for position, path, left, right in self._put_off:
+            self.out.findings += before[told:position]
+            told = position
+            self._compare_item(path, left, right)
+        self.out.findings += before[told:]
 
     def _context(self, path: str, value: Any) -> Context:
         """What a value may have been mixed up with."""

@@ -61,6 +61,17 @@ class ItemEvidence:
         """The rms deviation over perturbed runs."""
         return self.runs.spread(unit, self.call, self.path, runs)
 
+    def least_spread(self) -> Tensor | None:
+        """What the last sum behind a narrow value rounds, as the arbiter shows it."""
+        arbiter = self.runs.arbiter()
+        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        if arbiter is None or len(arbiter) <= self.call or not isinstance(native, torch.Tensor):
+            return None
+        least = arbiter[self.call].least_noise.get(self.path)
+        # Of a sum in float64 there is no such rounding.
+        narrow = native.dtype in WIDE and least is not None and least.shape == native.shape
+        return least if narrow else None
+
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's value and this one."""
         reference: Any = self.runs.complete(self.runs.native[self.call], self.path)

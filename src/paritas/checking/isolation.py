@@ -37,6 +37,7 @@ class ModuleState:
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         """Remember the state of `modules` as it is now."""
         self.tensors: dict[str, Tensor] = {}
+        self._modules = modules
         self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._attributes: list[tuple[nn.Module, dict[str, _Kept]]] = []
@@ -67,6 +68,11 @@ class ModuleState:
             if key not in INTERNALS and not isinstance(value, torch.nn.Module)
         }
         self._attributes.append((module, {key: _Kept(value) for key, value in own.items()}))
+
+    def is_of(self, modules: dict[str, nn.Module]) -> bool:
+        """Whether these modules, by these names, are the ones whose state this is."""
+        same_names = modules.keys() == self._modules.keys()
+        return same_names and all(self._modules[name] is modules[name] for name in modules)
 
     def changed(self, among: frozenset[str] | None = None) -> dict[str, Tensor]:
         """The parameters and buffers whose bits are no longer what they were, copied.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.default_dtypes import own_default
 from paritas._torch.lifting import DtypeLog, LiftMode
 from paritas._torch.perturbing import NoisePool, PerturbMode
+from paritas.checking.defaults import WideDefault
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.criterion import UNIT_F64, unit_roundoff
 
@@ -28,6 +30,10 @@ DECIDING_RUNS = 12
 MOST_LEAVING = 0.5
 
 
+class NoiseNotYetMeasured(Exception):  # noqa: N818  (nothing went wrong: it is asked again later)
+    """Perturbed runs were asked for while they are put off."""
+
+
 @dataclasses.dataclass
 class _Spread:
     runs: int = 0
@@ -41,10 +47,12 @@ class NoiseRuns(abc.ABC):
         native: what the reference did, call by call.
         notes: why something could not be run, for the verdict.
         settled: paths that need no evidence any more; their spread is not kept.
+        puts_off: perturbed runs are refused for now, until it is known what needs them.
         tell: hears of every step that may take long.
         dtype: the floating dtype that most of the program is in.
         dtypes: all of them.
         default: the default dtype under which it runs.
+        wide_default: how the reference gets another one in a lifted run.
         lift_unit: unit roundoff at which a lifted run is judged.
         seed: of the perturbations.
         shake_inputs: whether the inputs are themselves known to rounding only.
@@ -57,8 +65,10 @@ class NoiseRuns(abc.ABC):
         self.native = native
         self.notes: list[str] = []
         self.settled: set[tuple[int, str]] = set()
+        self.puts_off = False
         self.tell: Callable[[str], None] = lambda _: None
-        self.default = torch.get_default_dtype()
+        self.default = own_default()
+        self.wide_default = WideDefault()
         counts = dtypes or {self.default: 0}
         self.dtypes = set(counts)
         self.dtype = max(counts.items(), key=lambda item: item[1])[0]
@@ -67,6 +77,7 @@ class NoiseRuns(abc.ABC):
         self.shake_inputs = False
         self._asked: set[str] = set()
         self._arbiter: list[Observation] | None = None
+        self._shows_dtypes = False  # the arbiter: every cast in it was seen
         self._log: dict[Any, torch.dtype] | None = None
         self._spreads: dict[float, _Spread] = {}
         self._decided: dict[float, list[list[Observation]]] = {}
@@ -100,12 +111,13 @@ class NoiseRuns(abc.ABC):
             self._asked.add("arbiter")
             if self.is_narrow:
                 self.tell("running the reference in float64")
-                mode = LiftMode(self.dtype, self.default)
+                mode = LiftMode(self.dtype, self.default, remember_sums=True)
                 watch = _AutocastWatch()
                 seen = self.run_reference(mode=mode, wide=True, watch=watch)
                 if self.is_usable(seen, "no arbiter: the reference in float64"):
                     self._arbiter = seen
                 self.dtypes |= mode.casts | watch.dtypes
+                self._shows_dtypes = self._arbiter is not None and not mode.foreign
             else:
                 self.notes.append("the program runs in float64: there is no wider arbiter")
         return self._arbiter
@@ -128,8 +140,10 @@ class NoiseRuns(abc.ABC):
         """The rms deviation of one item over perturbed runs; infinite where one left it."""
         spread = self._spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
+            if self.puts_off:
+                raise NoiseNotYetMeasured
             self.tell(f"measuring the noise, perturbed run {spread.runs + 1}")
-            seen = self._perturbed(unit, spread.runs)
+            seen = self.perturbed(unit, spread.runs)
             if not self.is_usable(seen, "a perturbed run of the reference"):
                 return None
             self._add_run(spread, seen)
@@ -158,18 +172,25 @@ class NoiseRuns(abc.ABC):
     def decided(self, unit: float) -> list[list[Observation]]:
         """Runs that remember what decided their discrete results: a plain one, then perturbed."""
         if unit not in self._decided:
+            if self.puts_off:
+                raise NoiseNotYetMeasured
             plain = LiftMode(self.dtype, self.default, remember_decisions=True)
             runs = [self.run_reference(wide=True, mode=plain)]
             runs += [
-                self._perturbed(unit, seed, remember_decisions=True)
-                for seed in range(DECIDING_RUNS)
+                self.perturbed(unit, seed, remember_decisions=True) for seed in range(DECIDING_RUNS)
             ]
             self._decided[unit] = runs
         return self._decided[unit]
 
-    def _perturbed(
+    def unsettle(self) -> None:
+        """Everything needs evidence again: other values are compared with the same runs."""
+        self.settled.clear()
+        self._spreads.clear()
+
+    def perturbed(
         self, unit: float, seed: int, *, remember_decisions: bool = False
     ) -> list[Observation]:
+        """Run the reference with its roundings drawn at random."""
         wide = self.arbiter() is not None or not self.is_narrow
         native = unit == self.unit and len(self.dtypes) > 1
         mode = PerturbMode(

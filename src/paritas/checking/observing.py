@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
 AFTER = " after the call"
 
-# What was in force before each change of the default dtype that is not over yet, of all threads.
-_defaults: list[torch.dtype] = []
-_default_lock = threading.Lock()
-
 
 @dataclasses.dataclass
 class Observation:
@@ -48,6 +43,7 @@ class Observation:
         requires_grad: path -> flag of the returned tensors.
         aliases: pairs of paths that share memory, an output being one of each.
         decisions: path -> what decided a discrete output (lifted runs only).
+        least_noise: path -> what its last sum must have rounded, per element (the arbiter only).
         rng_before: the random state it started from.
         rng_after: the random state it left.
         error: what the call raised.
@@ -63,6 +59,7 @@ class Observation:
     requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
     aliases: frozenset[tuple[str, str]] = frozenset()
     decisions: dict[str, Decision] = dataclasses.field(default_factory=dict)
+    least_noise: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     rng_before: RandomState | None = None
     rng_after: RandomState | None = None
     error: Exception | None = None
@@ -106,8 +103,9 @@ class Conditions:
 
     Attributes:
         gradients: differentiate, with cotangents from `seed`.
+        wanted: the paths of the gradients to make; None for all of them.
         seed: see above.
-        wide: inputs and state in float64.
+        wide: inputs and state in float64; the default dtype is the caller's affair.
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
         changing: the parameters and buffers to look at after the call; None for all of them.
@@ -116,6 +114,7 @@ class Conditions:
 
     gradients: bool
     seed: int
+    wanted: frozenset[str] | None = None
     wide: bool = False
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
@@ -145,7 +144,6 @@ def running(
         if conditions.wide:
             values = subject.state.widened()
             stack.enter_context(subject.state.swapped(values))
-            stack.enter_context(default_dtype(torch.float64))
         if conditions.mode is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
 
@@ -181,8 +179,8 @@ def _observe_call(
     seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
-    for path, leaf in live.items():
-        _note_output(path, leaf, conditions.mode, seen)
+    del result
+    _note_outputs(live, conditions, seen)
     for path, tensor in named_inputs.items():
         if not bitwise_equal(tensor.detach(), before[path]):
             seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
@@ -192,6 +190,14 @@ def _observe_call(
         _differentiate(subject, live, named_inputs, values, conditions, seen)
 
 
+def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:
+    """Copy what was returned, and let go of each that nobody differentiates."""
+    for path, leaf in live.items():
+        _note_output(path, leaf, conditions.mode, seen)
+        if not conditions.gradients:
+            live[path] = None
+
+
 def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation) -> None:
     seen.outputs[path] = _kept(leaf)
     if not isinstance(leaf, torch.Tensor):
@@ -199,10 +205,20 @@ def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation)
     seen.requires_grad[path] = leaf.requires_grad
     if leaf.layout is torch.strided and not leaf.is_nested:
         seen.strides[path] = tuple(leaf.stride())
-    if mode is not None and not (leaf.is_floating_point() or leaf.is_complex()):
+    if mode is None:
+        return
+    if leaf.is_floating_point():
+        _note_least_noise(path, leaf, mode, seen)
+    elif not leaf.is_complex():
         decision = mode.decision_for(leaf)
         if decision is not None:
             seen.decisions[path] = decision
+
+
+def _note_least_noise(path: str, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
+    least = mode.least_noise_of(leaf)
+    if least is not None:
+        seen.least_noise[path] = least
 
 
 def _differentiate(
@@ -220,7 +236,13 @@ def _differentiate(
     }
     named_values = {f"{GRADIENT} of {name}": tensor for name, tensor in values.items()}
     named_values |= {f"{GRADIENT} of {path}": tensor for path, tensor in named_inputs.items()}
-    targets = {name: t for name, t in named_values.items() if t.requires_grad and t.is_leaf}
+    targets = {
+        name: t
+        for name, t in named_values.items()
+        if t.requires_grad
+        and t.is_leaf
+        and (conditions.wanted is None or name in conditions.wanted)
+    }
     if not outputs or not targets:
         return
     cotangents = [
@@ -238,6 +260,8 @@ def _differentiate(
         return
     for path, gradient in zip(targets, gradients, strict=True):
         seen.gradients[path] = None if gradient is None else _kept(gradient)
+        if gradient is not None and conditions.mode is not None:
+            _note_least_noise(path, gradient, conditions.mode, seen)
 
 
 def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
@@ -305,23 +329,6 @@ def _kept(leaf: Any) -> Any:
 
 def _stable_hash(text: str) -> int:
     return sum((position + 1) * ord(letter) for position, letter in enumerate(text)) % 1_000_003
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Another default dtype for a while.
-
-    torch has one for the whole process. Where threads overlap in here, what the last one restores
-    has to be what the first one found, or the other dtype would stay for good.
-    """
-    with _default_lock:
-        _defaults.append(torch.get_default_dtype())
-        torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        with _default_lock:
-            torch.set_default_dtype(_defaults.pop())
 
 
 @contextlib.contextmanager

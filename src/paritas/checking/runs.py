@@ -15,6 +15,7 @@ import torch
 
 from paritas._torch.compiled import CountingBackend, lifted_backend, room_for_entries
 from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
+from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
@@ -57,6 +58,7 @@ class Runs(NoiseRuns):
         self.lift = lift
         self.changing: frozenset[str] | None = None
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
+        self._wanted: frozenset[str] | None = None
         self._lifted: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
@@ -81,11 +83,13 @@ class Runs(NoiseRuns):
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.
 
-        Inputs, state and results do not show what autocast does between them. One more forward run
-        does, which a verdict on equal bits is worth.
+        Inputs, state and results do not show what autocast does between them. The arbiter does, if
+        it was made; else one more forward run, which a verdict on equal bits is worth.
         """
         if self._no_lift():
             return None
+        if self._shows_dtypes:
+            return self.unit
         if self._inside is None:
             log = DtypeLog()
             # A dispatch mode has no business in compiled code, which would be compiled again.
@@ -175,6 +179,33 @@ class Runs(NoiseRuns):
             self._graphs = backend.graphs
         return self._graphs == 0 and bool(self._dtype_log())
 
+    def can_make_less(self) -> bool:
+        """Whether a perturbed run may leave out gradients that nobody asks about any more.
+
+        Not where it is told by their order in which dtype operators run, nor where a second call
+        goes on from what the first one left.
+        """
+        self.arbiter()  # it shows all dtypes
+        return self.conditions.gradients and len(self.native) == 1 and len(self.dtypes) == 1
+
+    def perturbed(
+        self, unit: float, seed: int, *, remember_decisions: bool = False
+    ) -> list[Observation]:
+        """Run the reference with its roundings drawn at random, as far as anything depends on it.
+
+        Its gradients are no discrete values, about which decisions are remembered.
+        """
+        if self.can_make_less():
+            self._wanted = frozenset(
+                path
+                for path in self.native[0].gradients
+                if (0, path) not in self.settled and not remember_decisions
+            )
+        try:
+            return super().perturbed(unit, seed, remember_decisions=remember_decisions)
+        finally:
+            self._wanted = None
+
     def complete(self, seen: Observation, path: str) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
         value = seen.value(path)
@@ -210,12 +241,25 @@ class Runs(NoiseRuns):
         forward_once: bool = False,
     ) -> list[Observation]:
         conditions = dataclasses.replace(
-            self.conditions, wide=wide, mode=mode, watch=watch, changing=self.changing
+            self.conditions,
+            wide=wide,
+            mode=mode,
+            watch=watch,
+            changing=self.changing,
+            wanted=self._wanted,
         )
         if forward_once:
             conditions = dataclasses.replace(conditions, gradients=False)
-        with running(subject, self.rng, conditions) as call:
-            return [call(self.inputs) for _ in (self.native[:1] if forward_once else self.native)]
+
+        def once() -> list[Observation]:
+            with running(subject, self.rng, conditions) as call:
+                calls = self.native[:1] if forward_once else self.native
+                return [call(self.inputs) for _ in calls]
+
+        if not wide:
+            return once()
+        default = self.wide_default if subject is self.reference else WideDefault()
+        return default.run(mode, once)
 
     def _count_dtypes(self, native: Observation) -> dict[torch.dtype, int]:
         """The floating dtypes of the program's state, inputs and outputs, with element counts."""

@@ -62,8 +62,12 @@ class Subject:
         return str(name or type(self.call).__name__)
 
 
-def subject(function: Any, role: str, parameter: str) -> Subject:
-    """Look at what the caller passed as one side."""
+def subject(function: Any, role: str, parameter: str, known: ModuleState | None = None) -> Subject:
+    """Look at what the caller passed as one side.
+
+    `known` is the other side's state: a model and its compiled form compute with the same modules,
+    of which one copy is enough.
+    """
     if not callable(function) or isinstance(function, type):
         what = "a class; pass an instance" if isinstance(function, type) else "not callable"
         message = f"{parameter} is {what}: {function!r:.120}"
@@ -79,7 +83,8 @@ def subject(function: Any, role: str, parameter: str) -> Subject:
         backends.extend(b for b in compiled.backends_of(value) if b not in backends)
         return compiled.original_of(value)
 
-    state = ModuleState(reachable_modules(function, unwrapped))
+    modules = reachable_modules(function, unwrapped)
+    state = known if known is not None and known.is_of(modules) else ModuleState(modules)
     return Subject(
         call=function,
         role=role,

@@ -10,7 +10,7 @@ import torch
 
 from paritas._torch.graphs import as_traced
 from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import Observation, default_dtype
+from paritas.checking.observing import Observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +37,21 @@ class ValueRuns(NoiseRuns):
         watch: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[Observation]:
         """Run it once more."""
-        run = self.prepare(wide=wide)
+
+        def once() -> list[Observation]:
+            return self._run_once(self.prepare(wide=wide), mode, watch)
+
+        return self.wide_default.run(mode, once) if wide else once()
+
+    def _run_once(
+        self,
+        run: Callable[[], Any],
+        mode: LiftMode | None,
+        watch: contextlib.AbstractContextManager[Any] | None,
+    ) -> list[Observation]:
         seen = Observation()
         try:
             with (
-                default_dtype(torch.float64) if wide else contextlib.nullcontext(),
                 as_traced(),
                 watch or contextlib.nullcontext(),
                 mode or contextlib.nullcontext(),

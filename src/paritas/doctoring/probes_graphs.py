@@ -121,6 +121,16 @@ def naming() -> None:
     expect(f"inputs of a captured layer ({sorted(names)})", {"bias", "weight"} <= names)
 
 
+def overwriting() -> None:
+    """A traced graph is rewritten to write results over operands."""
+    from paritas._torch.overwriting import overwriting as lean
+
+    found = lean(_traced())
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+    same = found is not None and bool(torch.equal(found(x)[0], _wave(x)))
+    expect("a lean graph's values", same)
+
+
 def random_twins() -> None:
     """Inductor's random operators are told from torch's."""
     from paritas._torch.random_twins import draws_by_inductor
@@ -214,6 +224,7 @@ PROBES = {
     "graphs": graphs,
     "higher_order": higher_order,
     "naming": naming,
+    "overwriting": overwriting,
     "random_twins": random_twins,
     "replaying": replaying,
     "selecting": selecting,

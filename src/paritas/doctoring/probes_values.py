@@ -64,6 +64,20 @@ def decisions() -> None:
     expect("margin of a floor", None if margin is None else margin.tolist(), [-0.75, -0.75])
 
 
+def default_dtypes() -> None:
+    """A mode hears of a tensor made without a dtype, and of one that was rounded before."""
+    from paritas._torch.lifting import LiftMode
+
+    mode = LiftMode(torch.float32, torch.float32)
+    with mode:
+        made = [torch.ones(2), torch.arange(0, 1, 0.5), torch.arange(2) / 3]
+    expect("dtypes of what states none", {value.dtype for value in made}, {torch.float64})
+    expect("a default that no mode can see", mode.asked_default, wanted=False)
+    with mode:
+        torch.tensor(0.1)
+    expect("a number that was rounded before", mode.asked_default)
+
+
 def equality() -> None:
     """A graph that asks for equality of floats is given a tolerant one."""
     from paritas._torch.equality import nearly_equal, with_tolerant_equality
@@ -72,6 +86,14 @@ def equality() -> None:
     graph = with_tolerant_equality(trace_calls(lambda x: x == x.amax(0), [_values(3, 2)]))
     targets = [] if graph is None else [node.target for node in graph.graph.nodes]
     expect("a graph with tolerant equality", nearly_equal in targets)
+
+
+def foreach() -> None:
+    """Many tensors are measured in one call."""
+    from paritas._torch.foreach import figures_of_pairs
+
+    left, right = [torch.tensor([3.0, 4.5])], [torch.tensor([3.0, 4.0])]
+    expect("figures of a pair", figures_of_pairs(left, right), [(5.0, 0.5, 0.5)])
 
 
 def indexing() -> None:
@@ -99,6 +121,17 @@ def kernels() -> None:
 
     kernel = float64_kernel(ATEN.gelu.default, (_values(8).double(),))
     expect("the float64 kernel of gelu", kernel is ATEN.gelu.default)
+
+
+def last_sums() -> None:
+    """What a lifted run's last sum must round is known by the memory that it lies in."""
+    from paritas._torch.lifting import LiftMode
+
+    mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
+    with mode:
+        total = _values(64, 3).sum(0)
+    known = mode.least_noise_of(total)
+    expect("rounding of a sum", known is not None and bool((known > 0).all()))
 
 
 def lifting() -> None:
@@ -161,10 +194,13 @@ PROBES = {
     "attention": attention,
     "cancelling": cancelling,
     "decisions": decisions,
+    "default_dtypes": default_dtypes,
     "equality": equality,
+    "foreach": foreach,
     "indexing": indexing,
     "kernel_checks": kernel_checks,
     "kernels": kernels,
+    "last_sums": last_sums,
     "lifting": lifting,
     "modules": modules,
     "named_operators": named_operators,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paritas._torch.lifting import LiftMode
 from paritas.checking.config import Inputs
+from paritas.checking.defaults import WideDefault
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.noise import is_inexact
 from paritas.checking.observing import Conditions, Observation, running
@@ -194,8 +195,13 @@ def _run(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Observation
     runs = noise.runs
     mode = LiftMode(runs.dtype, runs.default) if wide else None
     conditions = dataclasses.replace(runs.conditions, wide=wide, mode=mode)
-    with running(subject(mutant, "candidate", "mutant"), runs.rng, conditions) as call:
-        return call(runs.inputs)
+    side = subject(mutant, "candidate", "mutant")
+
+    def once() -> Observation:
+        with running(side, runs.rng, conditions) as call:
+            return call(runs.inputs)
+
+    return WideDefault().run(mode, once) if wide else once()
 
 
 def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:

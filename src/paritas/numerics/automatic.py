@@ -69,9 +69,10 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
+    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
     above: _Outcome | None = None
     if arbiter is not None and lifted is not None:
-        above = _judge_lifted(reference, arbiter, lifted, evidence)
+        above = _judge_lifted(own_error, arbiter, lifted, evidence)
         if not above.passed:
             return Judgement(
                 status=Status.DIFFERENT,
@@ -86,11 +87,11 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
         own = criterion.own_error_score(candidate, reference, arbiter)
         if own.passed and metrics.nonfinite_mismatches == 0:
             # The meaning is settled above, and no accuracy is lost: no need to measure the noise.
-            status, reason = _conclude_by_own_error(reference, arbiter)
+            status, reason = _conclude_by_own_error(own_error, arbiter)
             return Judgement(
                 status=status, reason=reason, metrics=metrics, native=own, lifted=lifted_score
             )
-    native = _judge_native(reference, candidate, arbiter, metrics, evidence, above)
+    native = _judge_native(reference, candidate, arbiter, own_error, metrics, evidence, above)
     status, reason = _conclude(native, above)
     return Judgement(
         status=status,
@@ -137,13 +138,12 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Jud
 
 
 def _judge_lifted(
-    reference: Tensor, arbiter: Tensor, lifted: Tensor, evidence: Evidence
+    own_error: float, arbiter: Tensor, lifted: Tensor, evidence: Evidence
 ) -> _Outcome:
+    """`own_error` is the reference's, natively."""
     unit = evidence.lift_unit
     exact_inside = unit == UNIT_F64
-    own_error = 0.0
-    if evidence.unit is not None:
-        own_error = criterion.rms_difference(reference, arbiter) * unit / evidence.unit
+    own_error = 0.0 if evidence.unit is None else own_error * unit / evidence.unit
     mismatch = nonfinite_mismatch(arbiter, lifted)
     scaled = Noise(
         unit=unit,
@@ -164,6 +164,7 @@ def _judge_native(
     reference: Tensor,
     candidate: Tensor,
     arbiter: Tensor | None,
+    own_error: float,
     metrics: Metrics,
     evidence: Evidence,
     above: _Outcome | None,
@@ -172,7 +173,6 @@ def _judge_native(
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
-    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
     noise = Noise(
         unit=unit,
         step=step,
@@ -196,6 +196,12 @@ def _judge_native(
     if scored.score.passed and mismatch is None:
         shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
         return _Outcome(scored, passed=True, shaky=shaky)
+    least = evidence.least_spread() if arbiter is not None else None
+    known = _with_least_spread(noise, least)
+    if arbiter is not None and least is not None and mismatch is None:
+        outcome = _by_least_spread(candidate, arbiter, known)
+        if outcome is not None:
+            return outcome
     if evidence.unit is None or evidence.spread(evidence.unit, RUNS[0]) is None:
         if mismatch is not None:
             return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
@@ -204,9 +210,31 @@ def _judge_native(
         scored = criterion.score(candidate, truth, noise)
         return _Outcome(scored, passed=scored.score.passed)
     where = "float64" if arbiter is not None else _short(reference.dtype)
-    noise = dataclasses.replace(noise, source=f"perturbed {where} runs")
+    noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
+
+
+def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
+    """The same noise with a part of its spread that is known without a run: a lower bound."""
+    if least is None:
+        return noise
+    spread = least if noise.spread is None else torch.maximum(least, noise.spread)
+    return dataclasses.replace(noise, spread=spread)
+
+
+def _by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _Outcome | None:
+    """A pass by the lower bound of the spread alone; None if it is none, or more is to be told.
+
+    More noise makes every z smaller, so perturbed runs would end no worse. They tell more only
+    where rounding decides values; there they are made.
+    """
+    if noise.own_error > criterion.KNIFE_EDGE_SHARE * criterion.rms(arbiter):
+        return None
+    noise = dataclasses.replace(noise, source="the rounding of its last sum alone")
+    scored = criterion.score(candidate, arbiter, noise)
+    settled = scored.score.passed and not scored.knife_edges
+    return _Outcome(scored, passed=True) if settled else None
 
 
 def _blind(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
@@ -310,8 +338,8 @@ def _conclude(native: _Outcome, above: _Outcome | None) -> tuple[Status, str]:
     return Status.DIFFERENT, by
 
 
-def _conclude_by_own_error(reference: Tensor, arbiter: Tensor) -> tuple[Status, str]:
-    if criterion.rms_difference(reference, arbiter) > criterion.rms(arbiter):
+def _conclude_by_own_error(own_error: float, arbiter: Tensor) -> tuple[Status, str]:
+    if own_error > criterion.rms(arbiter):
         return Status.UNSTABLE, "the reference's own rounding decides this value"
     return Status.EQUIVALENT, ""
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.numerics.findings import Score
+from paritas.numerics.mean_squares import root_mean_square
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -115,9 +116,12 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
         r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[-1]
         leaves: Tensor | None = None
-        rounding = noise.unit * r.abs() / 2 + noise.step + noise.relative * (r.abs() + scale)
-        local = noise.factor * (rounding + floor)
-        if spread is not None:
+        rounding = r.abs().mul_(noise.unit / 2).add_(noise.step)
+        if noise.relative:
+            rounding += noise.relative * (r.abs() + scale)
+        if spread is None:
+            local = (rounding + floor).mul_(noise.factor)
+        else:
             # An infinite spread is about being finite or not; it is no measure of a value's noise.
             leaves = torch.isinf(spread) if noise.sets_aside else None
             spread = torch.where(torch.isinf(spread), 0.0, spread)
@@ -129,15 +133,17 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             local = torch.maximum(local, noise.factor * (rounding + mine))
         if leaves is not None:
             local = torch.where(leaves, math.inf, local)
-        error = (c - r).abs()
-        z = torch.where(error == 0, 0.0, error / local)
-        z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
+        error = (c - r).abs_()
+        z = error / local
+        if not math.isfinite(float(z.sum())):  # a zero over a zero, or what is left out
+            z = torch.where(error == 0, 0.0, z)
+            z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
         if spread is not None:
-            typical = noise.factor * (rounding + usual)
             wavers = spread > KNIFE_EDGE_SHARE * (r.abs() + scale)
             wavers = wavers if leaves is None else wavers | leaves
-            total.knife_edges += int((wavers & (error > MAX_Z * typical)).sum())
+            wavers &= error > MAX_Z * noise.factor * (rounding + usual)
+            total.knife_edges += int(wavers.sum())
     return total.scored(noise.source)
 
 
@@ -156,10 +162,13 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     reference = _real_view(reference)
     totals = [_Totals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
-        finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
-        for total, side in zip(totals, (c, e), strict=True):
-            error = (side.double() - r.double()).abs()
-            total.add(place, torch.where(finite, error, 0.0))
+        true = r.double()
+        errors = [(side.double() - true).abs_() for side in (c, e)]
+        if not math.isfinite(sum(float(error.sum()) for error in errors)):
+            finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
+            errors = [torch.where(finite, error, 0.0) for error in errors]
+        for total, error in zip(totals, errors, strict=True):
+            total.add(place, error)
     mine, own = totals
     figures: dict[str, Any] = {}
     for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
@@ -190,8 +199,14 @@ def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, fl
     candidate, reference = _real_view(candidate), _real_view(reference)
     if not reference.numel():
         return None
-    figures = map(float, difference_figures(candidate, reference))
-    return relative_sizes(reference.numel(), *figures)
+    # In pieces, lest a difference as large as the tensors is held beside them; not where each
+    # piece would be waited for.
+    whole = candidate, reference
+    pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
+    parts = [difference_figures(c, r) for c, r in pieces]
+    sizes, totals, least, most = zip(*(map(float, part) for part in parts), strict=True)
+    ends = min(least), max(most)
+    return relative_sizes(reference.numel(), math.hypot(*sizes), math.hypot(*totals), *ends)
 
 
 def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
@@ -237,31 +252,13 @@ def error_ratios(
 
 def rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
-    return _rms(part.double() for _, (part,) in chunks(_real_view(tensor)))
+    return root_mean_square(part.double() for _, (part,) in chunks(_real_view(tensor)))
 
 
 def rms_difference(left: Tensor, right: Tensor) -> float:
     """Root mean square of the difference, where both are finite, in float64."""
     pairs = chunks(_real_view(left), _real_view(right))
-    return _rms(a.double() - b.double() for _, (a, b) in pairs)
-
-
-def _rms(parts: Iterable[Tensor]) -> float:
-    """Of the finite elements; each part scaled by its largest, so that no square leaves range."""
-    largest, squares, count = 0.0, 0.0, 0
-    for part in parts:
-        finite = torch.isfinite(part)
-        values = torch.where(finite, part, 0.0)
-        top = float(values.abs().max())
-        count += int(finite.sum())
-        if top == 0:
-            continue
-        mine = float((values / top).square().sum())
-        if top > largest:
-            squares, largest = squares * (largest / top) ** 2 + mine, top
-        else:
-            squares += mine * (top / largest) ** 2
-    return largest * math.sqrt(squares / count) if count else 0.0
+    return root_mean_square(a.double() - b.double() for _, (a, b) in pairs)
 
 
 def slice_limit(slices: int, length: int) -> float:
@@ -316,8 +313,9 @@ class _Totals:
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
         axis, start, length = place
         squared = z.square()
-        self.over += int((z > MAX_Z).sum())
         worst = float(z.max())
+        if not worst <= MAX_Z:
+            self.over += int((z > MAX_Z).sum())
         if not math.isnan(self.worst) and not worst <= self.worst:  # a NaN is kept
             self.worst = worst
             where = list(map(int, torch.unravel_index(z.argmax(), z.shape)))

@@ -1,7 +1,8 @@
-"""How far pairs of tensors on CUDA devices are apart, many pairs at once, and one wait for all.
+"""How far pairs of tensors are apart, many pairs at once: one wait for all that is on a device.
 
-A guarded program compares all its results on every checked call. To ask for the figures of one
-pair is to wait until the device has come so far, and to leave it idle until the next is asked for.
+A guarded program compares all its results on every checked call. To ask a CUDA device for the
+figures of one pair is to wait until it has come so far, and to leave it idle until the next is
+asked for. On the CPU, what a small pair costs is mostly the number of calls.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from paritas._torch.foreach import figures_of_pairs
 from paritas.numerics.criterion import difference_figures, relative_sizes
-from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.metrics import bitwise_equal, quickly_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
 __all__ = ["Apart", "all_equal", "differences", "waits"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Where most of a pair's cost is that of calls, in elements; and how many are held at once.
+SMALL, MOST_TOGETHER = 1 << 14, 1 << 15
+_TOGETHER = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Apart(NamedTuple):
@@ -43,8 +49,20 @@ def waits(reference: Tensor, candidate: Tensor) -> bool:
     )
 
 
-def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Apart]:
-    """Of candidates and references, each pair of floats of one dtype, shape and device."""
+def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Apart | None]:
+    """Of candidates and references, each pair of floats of one dtype, shape and device.
+
+    None of a pair that is better measured by itself.
+    """
+    found: dict[int, Apart] = {}
+    later = [place for place, pair in enumerate(pairs) if waits(*pair)]
+    found |= zip(later, _on_devices([pairs[place] for place in later]), strict=True)
+    for places in _small(pairs):
+        found |= zip(places, _on_the_cpu([pairs[place] for place in places]), strict=True)
+    return [found.get(place) for place in range(len(pairs))]
+
+
+def _on_devices(pairs: list[tuple[Tensor, Tensor]]) -> list[Apart]:
     figures = []
     for candidate, reference in pairs:
         same = _same_bits(candidate, reference)
@@ -56,13 +74,64 @@ def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Apart]:
     ]
 
 
+def _small(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[int]]:
+    """Places of small pairs on the CPU, those of one dtype together, but never very many."""
+    waiting: dict[torch.dtype, list[int]] = {}
+    held: dict[torch.dtype, int] = {}
+    for place, (candidate, reference) in enumerate(pairs):
+        dtype, count = reference.dtype, reference.numel()
+        is_small = 0 < count <= SMALL and dtype in _TOGETHER and reference.is_cpu
+        if not is_small or type(candidate) not in _PLAIN or type(reference) not in _PLAIN:
+            continue
+        if held.get(dtype, 0) + count > MOST_TOGETHER:
+            yield waiting.pop(dtype)
+            held[dtype] = 0
+        waiting.setdefault(dtype, []).append(place)
+        held[dtype] = held.get(dtype, 0) + count
+    yield from waiting.values()
+
+
+def _on_the_cpu(pairs: list[tuple[Tensor, Tensor]]) -> list[Apart]:
+    """Of pairs of one dtype; only where no difference shows, their bits are looked at."""
+    candidates, references = zip(*pairs, strict=True)
+    dtype = torch.float32 if references[0].dtype.itemsize == 2 else None  # noqa: PLR2004
+    return [
+        Apart(
+            not total > 0 and quickly_equal(candidate, reference),
+            relative_sizes(reference.numel(), size, total, most, most),
+        )
+        for (size, total, most), candidate, reference in zip(
+            figures_of_pairs(candidates, references, dtype), candidates, references, strict=True
+        )
+    ]
+
+
 def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     """`bitwise_equal` of each pair."""
     later = [place for place, pair in enumerate(pairs) if waits(*pair)]
     rows = _brought_over([[_same_bits(*pairs[place])] for place in later])
     found = {place: bool(same) for place, (same,) in zip(later, rows, strict=True)}
     # Two NaNs of different bits are the same, which one operator cannot tell.
-    return [found.get(place) or bitwise_equal(*pair) for place, pair in enumerate(pairs)]
+    return [
+        found.get(place) or _quickly_same(*pair) or bitwise_equal(*pair)
+        for place, pair in enumerate(pairs)
+    ]
+
+
+def _quickly_same(a: Tensor, b: Tensor) -> bool:
+    """Whether one call says of a small pair on the CPU that its bits are the same."""
+    integers = _INTEGERS.get(a.dtype.itemsize)
+    return (
+        integers is not None
+        and a.dtype is b.dtype
+        and type(a) is type(b) is torch.Tensor
+        and a.is_cpu
+        and b.is_cpu
+        and a.layout is b.layout is torch.strided
+        and not (a.is_complex() or a.is_quantized or a.is_neg() or b.is_neg())
+        and a.numel() <= SMALL
+        and torch.equal(a.view(integers), b.view(integers))
+    )
 
 
 def _same_bits(a: Tensor, b: Tensor) -> Tensor:

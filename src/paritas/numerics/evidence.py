@@ -43,6 +43,12 @@ class Evidence(Protocol):
         Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
         """
 
+    def least_spread(self) -> Tensor | None:
+        """Per element, a part of the spread at the program's own precision that costs no run.
+
+        Never more than the whole, so what passes by it passes; None where no part is known.
+        """
+
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where `candidate`'s discrete values differ, whether rounding of size `unit` decides."""
 
@@ -67,6 +73,10 @@ class NoEvidence:
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """No program, so nothing to perturb."""
+        return None
+
+    def least_spread(self) -> Tensor | None:
+        """No program, so no step of it is known."""
         return None
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:

@@ -62,3 +62,16 @@ def test_dropout_inside_the_kernel_is_refused():
     op = aten._scaled_dot_product_flash_attention.default
     with pytest.raises(NotImplementedError, match="draws inside its kernel"):
         float64_kernel(op, (q,))(q, k, v, 0.5)
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_the_output_can_be_viewed_as_the_kernels_own_can(kind):
+    """A model that joins its heads without a copy is lifted too."""
+    joined = torch.randn(2, 5, 3, 8, dtype=torch.float64)
+    q, k, v = (joined.transpose(1, 2) for _ in range(3))
+    bias = [] if kind == "flash" else [None, True]
+    op = getattr(aten, f"_scaled_dot_product_{kind}_attention").default
+    output, *_ = float64_kernel(op, (q,))(q, k, v, *bias, 0.0, False)
+    assert output.transpose(1, 2).view(2, 5, 24).shape == (2, 5, 24)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(output, expected)

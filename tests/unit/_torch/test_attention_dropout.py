@@ -46,18 +46,23 @@ def test_a_twin_computes_attention_and_its_gradient(kind, causal, dropped):
     slopes = torch.autograd.grad(expected, inputs, gradient)
     backward = getattr(ATEN, f"_scaled_dot_product_{kind}_attention_backward").default
     state = named.get("philox_seed", named.get("rng_state"))
-    given = {
-        "grad_out": gradient,
+    known = {
+        **dict.fromkeys(("grad_out", "grad_out_"), gradient),
         "query": query,
         "key": key,
         "value": value,
         "attn_bias": bias,
+        "out": results[0],
+        "logsumexp": results[1],
+        **dict.fromkeys(("philox_seed", "philox_offset"), state),
+        **dict.fromkeys(("cum_seq_q", "cum_seq_k")),
+        **dict.fromkeys(("max_q", "max_k"), 8),
         "dropout_p": dropped,
         "is_causal": causal,
-        "philox_seed": state,
+        "grad_input_mask": [True, True, True, False],
+        "scale": None,
     }
-    if kind == "efficient":
-        given |= {"grad_input_mask": [True, True, True, False]}
+    given = {argument.name: known[argument.name] for argument in backward._schema.arguments}
     got = attention.attend_backward(backward, (), given, uniform)
     for slope, own in zip(slopes, got, strict=False):
         assert torch.allclose(own, slope, rtol=1e-10, atol=1e-12)

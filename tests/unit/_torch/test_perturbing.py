@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas._torch.lifting import DtypeLog
+from paritas._torch.lifting import DtypeLog, LiftMode
 from paritas._torch.perturbing import UNIT_F32, NoisePool, PerturbMode
+from paritas.numerics.criterion import UNIT_F64
 
 U32 = 2.0**-24
 RUNS = 6
@@ -282,14 +283,78 @@ def test_equal_values_are_rounded_alike_and_others_apart():
     assert float(errors.abs().max()) <= 0.5 + 1e-6
 
 
+@pytest.fixture
+def tf32_allowed():
+    """The switch is no plain attribute: monkeypatch would delete what it cannot put back."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_what_tensor_cores_may_round_is_shaken_that_much(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_what_tensor_cores_may_round_is_shaken_that_much(tf32_allowed):
     x = torch.rand(64, 64, dtype=torch.float64, device="cuda") + 0.5
     with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0):
         moved = x @ x
     off = float(((moved - x @ x) / (x @ x)).square().mean().sqrt())
     assert 1e-5 < off < 1e-3
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def off_by(x, unit):
+    with PerturbMode(torch.float32, torch.float32, unit, seed=0):
+        moved = x @ x
+    exact = x.as_subclass(torch.Tensor) @ x.as_subclass(torch.Tensor)
+    return float(((moved - exact) / exact).square().mean().sqrt())
+
+
+def test_tensor_cores_round_nothing_in_a_lifted_run_which_is_in_float64(tf32_allowed):
+    x = (torch.rand(16, 16, dtype=torch.float64) + 0.5).as_subclass(OnCuda)
+    assert off_by(x, UNIT_F32) > 1e-5  # natively they do
+    assert off_by(x, UNIT_F64) < 1e-14
+
+
+def test_they_round_in_a_native_run_too_where_there_is_no_float64_run(tf32_allowed):
+    x = (torch.rand(16, 16) + 0.5).as_subclass(OnCuda)
+    with PerturbMode(torch.float32, torch.float32, UNIT_F32, seed=0, widen=False):
+        moved = x @ x
+    exact = x.as_subclass(torch.Tensor) @ x.as_subclass(torch.Tensor)
+    assert 1e-5 < float(((moved - exact) / exact).square().mean().sqrt()) < 1e-3
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_nor_do_they_on_a_device(tf32_allowed):
+    x = torch.rand(64, 64, dtype=torch.float64, device="cuda") + 0.5
+    assert off_by(x, UNIT_F32) > 1e-5
+    assert off_by(x, UNIT_F64) < 1e-14
+
+
+def test_a_coarse_matmul_that_the_user_allows_does_not_reach_a_lifted_run():
+    x = torch.rand(32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with LiftMode(torch.float32, torch.float32):
+            lifted = x.float() @ x.float()
+        shaken = off_by(x + 0.5, UNIT_F64)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(lifted, x @ x)
+    assert shaken < 1e-14
 
 
 def test_a_result_that_is_no_tensor_is_left_as_it_is():

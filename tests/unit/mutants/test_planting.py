@@ -13,6 +13,8 @@ from torch import nn
 from paritas.errors import UsageError
 from paritas.mutants.effects import measure_effect, program_noise
 from paritas.mutants.kinds import MUTATIONS
+from paritas.mutants.mutations.calls import Call
+from paritas.mutants.mutations.indexing import FAULTS
 from paritas.mutants.planting import Site, plant, sites
 from paritas.mutants.programs import Program, trace_program
 
@@ -156,3 +158,21 @@ def test_a_site_that_does_not_fit_plants_nothing():
 def test_an_unknown_fault_is_refused_by_name():
     with pytest.raises(UsageError, match="no fault called 'misspelt'; known are mul_to_add"):
         plant(programs()["attention"], Site("add", "misspelt"))
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_a_devices_attention_kernel_can_be_made_to_see_the_next_token(kind):
+    """The kernels take no mask of one's own: the fault is written out, also without a device."""
+
+    def kernel(query, key, value, *_rest):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True), "state"
+
+    kernel.__name__ = f"_scaled_dot_product_{kind}_attention.default"
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(3)]
+    call = Call(kernel, tuple(tensors), {})
+    output, state = FAULTS["shifted_mask"].act(call, "causal")
+    seen = torch.ones(6, 6, dtype=torch.bool).tril(1)
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=seen)
+    torch.testing.assert_close(output, expected)
+    assert state == "state"

@@ -15,7 +15,7 @@ U_BF16 = 2.0**-8
 NO_PROGRAM = NoEvidence()
 
 
-class Program:
+class Program(NoEvidence):
     """Evidence as the test wants it, which counts what is asked of it.
 
     The spread is that of float32 runs; one for another unit is scaled from it.
@@ -39,9 +39,6 @@ class Program:
         self.unit = unit
         self.lift_unit = lift_unit
         self.asked = []
-
-    def coarsest(self):
-        return None
 
     def arbiter(self):
         self.asked.append("arbiter")

@@ -13,7 +13,7 @@ from paritas._torch.naming import captured_input_names
 from paritas._torch.random_twins import use_twins
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.noise import NoiseRuns
-from paritas.checking.observing import AFTER, Observation, aliases, default_dtype
+from paritas.checking.observing import AFTER, Observation, aliases
 from paritas.numerics.device_differences import all_equal
 from paritas.recording.isolation import Copier, RandomState
 
@@ -103,19 +103,31 @@ class CapturedRuns(NoiseRuns):
         watch: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[Observation]:
         """Run the reference once more."""
+
+        def once() -> list[Observation]:
+            return self._run_once(wide=wide, mode=mode, watch=watch)
+
+        return self.wide_default.run(mode, once) if wide else once()
+
+    def _run_once(
+        self,
+        *,
+        wide: bool,
+        mode: LiftMode | None,
+        watch: contextlib.AbstractContextManager[Any] | None,
+    ) -> list[Observation]:
         args = self.arguments(wide=wide)
         before = self.kept if not wide else self.arguments(wide=True)
         self.rng.restore()
         seen = Observation(rng_before=self.rng)
-        with default_dtype(torch.float64) if wide else contextlib.nullcontext():
-            try:
-                with self._around(watch, mode):
-                    results = self.reference.module(*args)
-                seen.rng_after = RandomState.now()
-                self.reference.name_results(seen, results, args, before)
-                self._finish(seen, results, args, watch, mode)
-            except Exception as error:  # noqa: BLE001  (the judge is told of it)
-                seen.error = error
+        try:
+            with self._around(watch, mode):
+                results = self.reference.module(*args)
+            seen.rng_after = RandomState.now()
+            self.reference.name_results(seen, results, args, before)
+            self._finish(seen, results, args, watch, mode)
+        except Exception as error:  # noqa: BLE001  (the judge is told of it)
+            seen.error = error
         if mode is not None:
             for name, value in seen.outputs.items():
                 decision = mode.decision_for(value) if _is_discrete(value) else None

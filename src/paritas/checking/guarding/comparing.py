@@ -12,7 +12,7 @@ from paritas.checking.explaining import Explainer, likely
 from paritas.checking.noise import is_inexact
 from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import error_ratios, relative_difference
-from paritas.numerics.device_differences import Apart, all_equal, differences, waits
+from paritas.numerics.device_differences import Apart, all_equal, differences
 from paritas.numerics.findings import Aspect, Finding, Status
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.numerics.pairing import Checks, check_pair
@@ -27,6 +27,8 @@ CHECKS = Checks(device=True)
 MARGIN = 1.5
 # Errors so many times the reference's own are measured anew each time.
 MOST_LEARNED = 64.0
+# Findings kept to be given again.
+MOST_FINDINGS = 4096
 
 Sizes = tuple[float, float]
 
@@ -46,6 +48,7 @@ class Experience:
         self.explainer = Explainer()
         self._differences: dict[str, Sizes] = {}
         self._ratios: dict[str, Sizes] = {}
+        self._findings: dict[tuple[str, Status, torch.dtype, torch.Size], Finding] = {}
 
     def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
         """Remember what was measured to be noise."""
@@ -60,6 +63,22 @@ class Experience:
     def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
         """Whether the candidate's errors over the reference's own are no larger than before."""
         return _within(ratios, self._ratios.get(path))
+
+    def finding(self, path: str, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
+        """Of a value that passes: the same one as long as nothing changes."""
+        key = (path, status, dtype, shape)
+        known = self._findings.get(key)
+        if known is None:
+            if len(self._findings) >= MOST_FINDINGS:
+                self._findings.clear()  # of a graph whose sizes change, say
+            known = self._findings[key] = Finding(
+                path=path,
+                aspect=Aspect.VALUE,
+                status=status,
+                dtype=str(dtype).removeprefix("torch."),
+                shape=tuple(shape),
+            )
+        return known
 
 
 def _grow(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
@@ -86,7 +105,12 @@ class CallComparer:
 
     def compare_values(self, reference: dict[str, Any], candidate: dict[str, Any]) -> None:
         """Compare named values; one that only one side has is a finding."""
-        measured = _measure_on_devices(reference, candidate)
+        alike = {
+            name: (_plain(candidate[name]), _plain(value))
+            for name, value in reference.items()
+            if name in candidate and _comparable(value, candidate[name])
+        }
+        measured = dict(zip(alike, differences(list(alike.values())), strict=True))
         for name, value in reference.items():
             if name not in candidate:
                 self._add(name, Aspect.STRUCTURE, "the compiled code does not give it")
@@ -103,26 +127,37 @@ class CallComparer:
         if reference is None and candidate is None:
             return
         self.out.compared += 1
-        path = f"{self.label}: {name}"
-        evidence = ItemEvidence(self.runs, name)
-        reference, candidate = _plain(reference), _plain(candidate)
         difference: Sizes | None = None
         ratios: Sizes | None = None
-        if _comparable(reference, candidate):
+        if measured is not None or _comparable(reference, candidate):
+            reference, candidate = _plain(reference), _plain(candidate)
             same = quickly_equal(reference, candidate) if measured is None else measured.identical
             if same:
-                self._add_pass(path, Status.IDENTICAL, reference)
+                self._add_pass(name, Status.IDENTICAL, reference)
                 return
             difference = measured.sizes if measured else relative_difference(candidate, reference)
             if self.experience.explains_difference(name, difference):
-                self._add_pass(path, Status.EQUIVALENT, reference)
+                self._add_pass(name, Status.EQUIVALENT, reference)
                 return
-            arbiter = evidence.arbiter()
+            arbiter = ItemEvidence(self.runs, name).arbiter()
             ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
             if self.experience.explains_errors(name, ratios):
                 self.experience.learn(name, difference, None)
-                self._add_pass(path, Status.EQUIVALENT, reference)
+                self._add_pass(name, Status.EQUIVALENT, reference)
                 return
+        self._judge(name, _plain(reference), _plain(candidate), difference, ratios)
+
+    def _judge(
+        self,
+        name: str,
+        reference: Any,
+        candidate: Any,
+        difference: Sizes | None,
+        ratios: Sizes | None,
+    ) -> None:
+        """Ask for all there is to know of a value that experience does not explain."""
+        path = f"{self.label}: {name}"
+        evidence = ItemEvidence(self.runs, name)
         findings, notes = check_pair(path, reference, candidate, CHECKS, evidence)
         if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
             self.experience.learn(name, difference, ratios)
@@ -211,28 +246,14 @@ class CallComparer:
                 )
             )
 
-    def _add_pass(self, path: str, status: Status, value: Tensor) -> None:
-        dtype = str(value.dtype).removeprefix("torch.")
-        shape = tuple(value.shape)
+    def _add_pass(self, name: str, status: Status, value: Tensor) -> None:
         self.out.findings.append(
-            Finding(path=path, aspect=Aspect.VALUE, status=status, dtype=dtype, shape=shape)
+            self.experience.finding(f"{self.label}: {name}", status, value.dtype, value.shape)
         )
 
     def _add(self, name: str, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
         self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
-
-
-def _measure_on_devices(reference: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Apart]:
-    """What can be measured of all values together, so that a device is waited for once."""
-    pairs = {
-        name: (_plain(candidate[name]), _plain(value))
-        for name, value in reference.items()
-        if name in candidate
-        and _comparable(value, candidate[name])
-        and waits(value, candidate[name])
-    }
-    return dict(zip(pairs, differences(list(pairs.values())), strict=True))
 
 
 def _comparable(reference: Any, candidate: Any) -> bool:
@@ -248,6 +269,9 @@ def _comparable(reference: Any, candidate: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    # What autograd does not follow is plain already, but for a subclass.
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -19,12 +19,15 @@ from paritas._torch.graphs import (
 from paritas._torch.lifting import LiftMode
 from paritas._torch.random_twins import draws_random_numbers, use_twins
 from paritas._torch.widening import widened
+from paritas.checking.guarding.lean_graphs import LeanGraph
 from paritas.checking.noise import NoiseRuns
-from paritas.checking.observing import AFTER, Observation, aliases, default_dtype, memory
+from paritas.checking.observing import AFTER, Observation, aliases, memory
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch.fx import GraphModule
 
 
@@ -40,6 +43,7 @@ class ReferenceGraph:
         dtypes: the floating dtypes it computes in, counted.
         draws: whether it draws random numbers.
         wide: the same in float64.
+        lean: the same, holding less.
     """
 
     module: GraphModule
@@ -49,6 +53,7 @@ class ReferenceGraph:
     dtypes: dict[torch.dtype, int]
     draws: bool
     wide: WideGraph
+    lean: LeanGraph
 
     @classmethod
     def of(
@@ -69,14 +74,17 @@ class ReferenceGraph:
             dtypes=node_dtypes(module),
             draws=draws_random_numbers(module),
             wide=WideGraph(mine, written),
+            lean=LeanGraph(mine),
         )
 
-    def observe(self, args: list[Any], mode: LiftMode | None = None) -> Observation:
-        """Run it on arguments that it may write to, and name what came out."""
+    def observe(
+        self, args: list[Any], mode: LiftMode | None = None, module: GraphModule | None = None
+    ) -> Observation:
+        """Run it, or `module` for it, on arguments that it may write to; name what came out."""
         seen = Observation()
         try:
             with as_traced(), mode or contextlib.nullcontext():
-                results = self.module.forward(*args)
+                results = (module or self.module).forward(*args)
         except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
             seen.error = error
             return seen
@@ -99,9 +107,14 @@ class ReferenceGraph:
             if decision is not None:
                 seen.decisions[name] = decision
 
-    def aliases(self, seen: Observation, args: list[Any]) -> frozenset[tuple[str, str]]:
-        """Which outputs of a run share memory, and with what."""
-        return aliases(seen.outputs, dict(zip(self.inputs, args, strict=False)))
+    def aliases(
+        self, seen: Observation, args: list[Any], addresses: list[int], names: Iterable[str]
+    ) -> frozenset[tuple[str, str]]:
+        """Which of the named outputs share memory, and with what; `addresses` are of the inputs."""
+        outputs = {name: seen.outputs[name] for name in names if name in seen.outputs}
+        places = {memory(value) for value in outputs.values()}
+        given = zip(self.inputs, args, addresses, strict=False)
+        return aliases(outputs, {name: value for name, value, at in given if at in places})
 
 
 class WideGraph:
@@ -139,7 +152,7 @@ class WideGraph:
     ) -> Observation:
         seen = Observation()
         try:
-            with as_traced(), default_dtype(torch.float64):
+            with as_traced():
                 results = list(module.forward(*args))
         except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
             seen.error = error
@@ -169,9 +182,24 @@ class GraphRuns(NoiseRuns):
         self.rng = rng
         self.used = self.arguments()
         self._restore_random()
-        seen = reference.observe(self.used)
+        seen = reference.observe(self.used, module=reference.lean.module)
         seen.rng_after = RandomState.of_torch() if reference.draws else rng
         super().__init__([seen], reference.dtypes, seed)
+
+    def become_lean(self) -> None:
+        """See whether later calls of this graph may hold less than this one."""
+        seen = self.native[0]
+        if self.reference.lean.is_settled or seen.error is not None:
+            return
+
+        def run(module: GraphModule) -> list[Any]:
+            self._restore_random()
+            again = self.reference.observe(self.arguments(), module=module)
+            if again.error is not None:
+                raise again.error
+            return [value for _, value in again.items()]
+
+        self.reference.lean.compare_once([value for _, value in seen.items()], run)
 
     def given(self) -> dict[str, Any]:
         """The arguments by name, as they came."""
@@ -203,13 +231,14 @@ class GraphRuns(NoiseRuns):
         watch: contextlib.AbstractContextManager[Any] | None = None,
     ) -> list[Observation]:
         """Run the reference once more."""
-        args = self.wide_arguments() if wide else self.arguments()
-        self._restore_random()
-        with (
-            default_dtype(torch.float64) if wide else contextlib.nullcontext(),
-            watch or contextlib.nullcontext(),
-        ):
-            return [self.reference.observe(args, mode)]
+
+        def once() -> list[Observation]:
+            args = self.wide_arguments() if wide else self.arguments()
+            self._restore_random()
+            with watch or contextlib.nullcontext():
+                return [self.reference.observe(args, mode)]
+
+        return self.wide_default.run(mode, once) if wide else once()
 
     def arguments(self) -> list[Any]:
         """The arguments, with copies of those that the graph may write to."""

@@ -85,11 +85,11 @@ class Journal:
             for finding in findings:
                 key = (finding.path, finding.aspect)
                 known = self._findings.get(key)
-                if known is None or finding.status.gravity > known.status.gravity:
+                if known is not None and finding.status is known.status:
+                    self._repeats[key] += 1
+                elif known is None or finding.status.gravity > known.status.gravity:
                     self._findings[key] = finding
                     self._repeats[key] = 1
-                elif finding.status is known.status:
-                    self._repeats[key] += 1
 
     def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
         """Keep the first call of a graph that failed; of the first few graphs."""

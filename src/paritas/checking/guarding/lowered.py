@@ -14,7 +14,7 @@ from paritas._torch.naming import lowered_input_names, lowered_output_names
 from paritas.checking.guarding.calls import GuardedCode, located, same_place
 from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph, written_copied
 from paritas.checking.guarding.substituting import substitute
-from paritas.checking.observing import Observation
+from paritas.checking.observing import Observation, memory
 from paritas.numerics.device_differences import all_equal
 from paritas.numerics.findings import Status
 from paritas.recording.isolation import RandomState
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from paritas._torch.inductor import LoweredGraph
     from paritas.checking.comparing import Collected
+    from paritas.checking.guarding.comparing import CallComparer
     from paritas.checking.guarding.journal import GraphEntry, Journal
     from paritas.checking.guarding.settings import GuardSettings
     from paritas.numerics.findings import Finding, Verdict
@@ -97,6 +98,8 @@ class GuardedGraph(GuardedCode):
         named = zip(self.reference.outputs, returned(lowered.module), strict=False)
         self._undefined = {name for name, node in named if is_undefined(node)}
         self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
+        # What the compiled code may use up, and what nobody looks at afterwards.
+        self._given_away = lowered.donated - self.reference.written - {*self._handed_on}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run the compiled code, and the check where one is due."""
@@ -104,6 +107,8 @@ class GuardedGraph(GuardedCode):
             return self.compiled(args)
         given = list(args)
         kept = written_copied(given, self._may_change)
+        for position in self._given_away:
+            given[position] = None  # so that it is held twice no longer than need be
         before = self._clones(kept, given) if self._looks_at_inputs() else {}
         rng = RandomState.of_torch()
         candidate = Observation()
@@ -115,9 +120,9 @@ class GuardedGraph(GuardedCode):
         candidate.rng_after = RandomState.of_torch()
         if candidate.error is None:
             self.reference.name_results(candidate, list(results), given)
-        touched = _touched(given, before)
-        for position in touched:
+        for position in _touched(given, before):
             kept[position] = before[position]
+        before.clear()  # before the reference takes its own room
         runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
         try:
             verdict = self._judge(runs, candidate, given)
@@ -155,6 +160,10 @@ class GuardedGraph(GuardedCode):
         verdict = self.rolled_up(collected, runs)
         if verdict.failures and candidate.error is None and runs.native[0].error is None:
             verdict = self._with_origin(verdict, runs, candidate)
+        if verdict.passed:
+            runs.become_lean()
+        if not self.late_findings:
+            return verdict
         late, self.late_findings = self.late_findings, []
         return msgspec.structs.replace(verdict, findings=(*late, *verdict.findings))
 
@@ -201,10 +210,7 @@ class GuardedGraph(GuardedCode):
         )
         comparer.compare_values(reference.after, candidate.after)
         comparer.compare_strides(reference, candidate, self._promised)
-        reference.aliases = self.reference.aliases(reference, runs.used)
-        candidate.aliases = self.reference.aliases(candidate, given)
-        donated = {self.reference.inputs[position] for position in self.lowered.donated}
-        comparer.compare_aliases(reference, candidate, set(self._promised), donated)
+        self._compare_aliases(comparer, runs, candidate, given)
         pairs = enumerate(zip(runs.kept, given, strict=True))
         comparer.compare_untouched(
             {
@@ -214,6 +220,19 @@ class GuardedGraph(GuardedCode):
             }
         )
         return comparer.out
+
+    def _compare_aliases(
+        self, comparer: CallComparer, runs: GraphRuns, candidate: Observation, given: list[Any]
+    ) -> None:
+        """Only what outputs that the user sees share is looked at: nobody else could tell."""
+        reference = runs.native[0]
+        places = [memory(value) for value in given]
+        pairs = zip(runs.used, given, places, strict=True)
+        used = [place if mine is theirs else memory(mine) for mine, theirs, place in pairs]
+        reference.aliases = self.reference.aliases(reference, runs.used, used, self._promised)
+        candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
+        donated = {self.reference.inputs[position] for position in self.lowered.donated}
+        comparer.compare_aliases(reference, candidate, set(self._promised), donated)
 
     def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
         """The outputs that are inputs, as they should be: no need to compare their bits."""

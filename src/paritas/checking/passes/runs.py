@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.default_dtypes import own_default
 from paritas._torch.frozen import FrozenGraph, UnplayableError, may_write
 from paritas._torch.graphs import as_traced
 from paritas._torch.lifting import WIDE, LiftMode, is_rounding
 from paritas._torch.replaying import replay
+from paritas.checking.defaults import WideDefault
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.explaining import Explainer
 from paritas.checking.noise import NoiseRuns
-from paritas.checking.observing import AFTER, Observation, default_dtype
+from paritas.checking.observing import AFTER, Observation
 from paritas.checking.passes.inputs import Inputs, Numbers, make_up
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.findings import Aspect, Finding, Status
@@ -45,6 +47,7 @@ class Program(abc.ABC):
     def __init__(self) -> None:
         """Nothing is run yet."""
         self._seen: dict[tuple[Numbers, bool], Observation] = {}
+        self._wide_default = WideDefault()
 
     @abc.abstractmethod
     def play(self, inputs: Inputs, *, wide: bool) -> tuple[list[Any], dict[str, Tensor]]:
@@ -71,13 +74,19 @@ class Program(abc.ABC):
 
     def observe(self, inputs: Inputs, *, wide: bool, mode: LiftMode | None = None) -> Observation:
         """Run it once; torch's generators are left as they were."""
+
+        def once() -> Observation:
+            return self._observe_once(inputs, wide=wide, mode=mode)
+
+        return self._wide_default.run(mode, once) if wide else once()
+
+    def _observe_once(self, inputs: Inputs, *, wide: bool, mode: LiftMode | None) -> Observation:
         seen = Observation()
         rng = RandomState.now()
         try:
             with (
                 torch.inference_mode(mode=False),
                 as_traced(),
-                default_dtype(torch.float64) if wide else contextlib.nullcontext(),
                 mode or contextlib.nullcontext(),
             ):
                 results, after = self.play(inputs, wide=wide)
@@ -109,7 +118,7 @@ class Program(abc.ABC):
             mode = None
             if wide:
                 lifts = None if used is None else functools.partial(is_rounding, used=used)
-                mode = LiftMode(torch.float64, torch.get_default_dtype(), lifts=lifts)
+                mode = LiftMode(torch.float64, own_default(), lifts=lifts)
             self._seen[key] = self.observe(inputs, wide=wide, mode=mode)
         return self._seen[key]
 

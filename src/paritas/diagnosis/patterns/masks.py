@@ -27,6 +27,7 @@ _ATTENTIONS = frozenset(
         "scaled_dot_product_flash_attention_for_cpu",
         "scaled_dot_product_flash_attention",
         "scaled_dot_product_efficient_attention",
+        "scaled_dot_product_cudnn_attention",
     }
 )
 _Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]

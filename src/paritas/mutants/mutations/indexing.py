@@ -14,7 +14,13 @@ _END = 2**62
 # Operators that take a piece of an axis or put one back, with the positions of axis and start.
 _SLICES = {"slice": (1, 2), "slice_backward": (2, 3), "slice_scatter": (2, 3)}
 _SELECTS = {"select": (1, 2), "select_backward": (2, 3), "select_scatter": (2, 3)}
-_ATTENTION = {"_scaled_dot_product_flash_attention_for_cpu": 4}
+# Attention kernels, with the position at which they are told to be causal.
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+}
 _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 
@@ -78,14 +84,26 @@ def _with_mask_moved(call: Call, detail: str) -> Any:
     if call.name in _COMPARISONS:
         return _COMPARISONS[call.name](*call.args)
     if detail == "causal":
-        query, key = call.args[:2]
-        seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
-        mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
-        return call.given((_ATTENTION[call.name], False), attn_mask=mask)
+        return _seeing_the_next(call)
     position = number_in(detail)
     mask = call.args[position]
     moved = torch.cat([mask[..., :1], mask[..., :-1]], -1)
     return call.given((position, moved))
+
+
+def _seeing_the_next(call: Call) -> Any:
+    """Attention whose causal mask lets every position see one more."""
+    query, key, value = call.args[:3]
+    seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
+    mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
+    if call.name.endswith("_for_cpu"):
+        return call.given((_ATTENTION[call.name], False), attn_mask=mask)
+    # A device's kernel takes no such mask, or not in every size: its output is written out.
+    output, *rest = call.right()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scale = call.kwargs.get("scale") or query.shape[-1] ** -0.5
+    weights = (query.to(wide) @ key.to(wide).mT * scale + mask.to(wide)).softmax(-1)
+    return (weights @ value.to(wide)).to(output.dtype), *rest
 
 
 # --- 23: slices -----------------------------------------------------------------------------------

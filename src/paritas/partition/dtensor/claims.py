@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.sharding_rules import Redistributed, watch_redistribution
 from paritas._torch.simulated_ranks import of_ranks, parts_of, simulated_ranks
 from paritas.checking.evidence import ItemEvidence
-from paritas.checking.observing import default_dtype
 from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair

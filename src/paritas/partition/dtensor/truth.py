@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.lifting import map_tensors
 from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import Observation, cotangent, default_dtype
+from paritas.checking.observing import Observation, cotangent
 from paritas.numerics.trees import leaves
 
 if TYPE_CHECKING:

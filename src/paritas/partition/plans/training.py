@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.lifting import WIDE
 from paritas._torch.rank_lifting import RankLiftMode
 from paritas.checking.isolation import copied
-from paritas.checking.observing import default_dtype
 from paritas.errors import UsageError
 from paritas.partition.plans.data import part_of_batch, to_device
 from paritas.partition.plans.losses import loss_of

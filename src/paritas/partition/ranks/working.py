@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from paritas.checking.observing import default_dtype
+from paritas._torch.default_dtypes import default_dtype
 from paritas.errors import UsageError
 from paritas.partition.ranks.collectives import gather, reduce
 from paritas.partition.recipes import Concat, OperatorCall, Reduce, Split, Whole

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.lifting import WIDE, LiftMode, map_tensors
-from paritas.checking.observing import AFTER, default_dtype
+from paritas.checking.observing import AFTER
 from paritas.errors import UsageError
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.trees import leaves
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COTANGENTS", "GRADIENT", "OUTPUT", "RankError", "Runner", "Seen"]
 
-OUTPUT, GRADIENT = "output", "gradient of "
-COTANGENTS = 2
+OUTPUT, GRADIENT, COTANGENTS = "output", "gradient of ", 2
 
 
 @dataclasses.dataclass

@@ -1,0 +1,40 @@
+"""A reference that holds less takes the graph's place only where it gives the same."""
+
+from __future__ import annotations
+
+import torch
+
+from paritas._torch.tracing import trace_calls
+from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph
+from paritas.checking.guarding.lean_graphs import LeanGraph
+from paritas.recording.isolation import RandomState
+
+
+def program(x):
+    return (x @ x * 2).exp()
+
+
+def test_after_a_first_call_the_reference_writes_over_its_own_values_and_gives_the_same():
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    reference = ReferenceGraph.of(trace_calls(program, [x]))
+    first = GraphRuns(reference, [x], RandomState.of_torch())
+    assert reference.lean.module is reference.module
+    first.become_lean()
+    assert reference.lean.module is not reference.module
+    second = GraphRuns(reference, [x], RandomState.of_torch())
+    assert torch.equal(second.native[0].outputs["output[0]"], program(x))
+
+
+def test_what_gives_other_bits_other_strides_or_fails_is_not_used():
+    x = torch.ones(4, 4)
+    module = trace_calls(program, [x])
+
+    def fails(_module):
+        raise RuntimeError("no room")
+
+    expected = [program(x)]
+    for run in (lambda _: [expected[0] + 1], lambda _: [expected[0].t()], lambda _: [], fails):
+        lean = LeanGraph(module)
+        lean.compare_once(expected, run)
+        assert lean.is_settled
+        assert lean.module is module

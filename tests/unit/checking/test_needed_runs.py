@@ -1,0 +1,132 @@
+"""How much is run for a verdict: no more than what is undecided asks for."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import paritas
+from paritas.checking.runs import Runs
+from paritas.checking.subjects import subject
+from paritas.numerics.findings import Status
+
+QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
+ROWS, WIDTH = 600, 24
+
+
+class SlowSum(torch.autograd.Function):
+    """x + bias, of which the bias's gradient is added up row by row."""
+
+    @staticmethod
+    def forward(ctx, x, bias):
+        return x + bias
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = torch.zeros_like(gradient[0])
+        for row in gradient:
+            total = total + row
+        return gradient, total
+
+
+class Affine(nn.Module):
+    def __init__(self, add):
+        super().__init__()
+        self.add = add
+        self.weight = nn.Parameter(torch.eye(WIDTH) + 0.1)
+        self.bias = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.add(torch.tanh(x @ self.weight), self.bias)
+
+
+@pytest.fixture
+def perturbed(monkeypatch):
+    """The gradients that each perturbed run makes."""
+    made = []
+    real = Runs.perturbed
+
+    def noted(self, *args, **kwargs):
+        seen = real(self, *args, **kwargs)
+        made.append([sorted(one.gradients) for one in seen])
+        return seen
+
+    monkeypatch.setattr(Runs, "perturbed", noted)
+    return made
+
+
+def inputs():
+    return [torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))]
+
+
+def by_path(verdict):
+    return {finding.path: finding for finding in verdict.findings}
+
+
+def test_a_bias_gradient_added_up_otherwise_needs_no_perturbed_run(perturbed):
+    verdict = paritas.verify(inputs(), Affine(torch.add), Affine(SlowSum.apply), QUIET)
+    found = by_path(verdict)["gradient of bias"]
+    assert found.status is Status.EQUIVALENT
+    assert found.native.noise == "the rounding of its last sum alone"
+    assert perturbed == []
+
+
+def test_a_bias_gradient_that_is_less_accurate_is_still_degraded(perturbed):
+    class Coarse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias):
+            return x + bias
+
+        @staticmethod
+        def backward(ctx, gradient):
+            wide = gradient.dtype is torch.float64
+            told = gradient if wide else gradient.bfloat16().to(gradient.dtype)
+            return gradient, told.sum(dim=0)
+
+    verdict = paritas.verify(inputs(), Affine(torch.add), Affine(Coarse.apply), QUIET)
+    statuses = {path: finding.status for path, finding in by_path(verdict).items()}
+    assert statuses["gradient of bias"] is Status.DEGRADED
+    assert statuses["gradient of weight"].passes()
+    # Only what was undecided is made again.
+    assert perturbed
+    assert all(run == [["gradient of bias"]] for run in perturbed)
+
+
+def test_findings_keep_their_order_when_some_have_to_wait():
+    def paths(reference, candidate):
+        return [f.path for f in paritas.verify(inputs(), reference, candidate, QUIET).findings]
+
+    class Rough(Affine):
+        def forward(self, x):
+            return super().forward(x) * (1 + 3e-6)
+
+    plain = paths(Affine(torch.add), Affine(torch.add))
+    assert paths(Affine(torch.add), Rough(torch.add)) == plain
+    assert plain.index("output") < plain.index("gradient of bias")
+
+
+def test_a_model_and_what_is_made_of_it_share_one_copy_of_the_state():
+    model = Affine(torch.add)
+    reference = subject(model, "reference", "framework_model")
+    same = subject(functools.partial(model), "candidate", "compiled_model", reference.state)
+    other = subject(Affine(torch.add), "candidate", "compiled_model", reference.state)
+    assert same.state is reference.state
+    assert other.state is not reference.state
+
+
+def test_a_candidate_that_changes_its_mind_is_judged_by_measured_noise():
+    calls = []
+
+    def fickle(x):
+        calls.append(None)
+        wide = x.dtype is torch.float64
+        return x.exp().sum(dim=-1) if len(calls) != 2 or wide else x.exp().flip(-1).sum(dim=-1)
+
+    verdict = paritas.verify(inputs(), lambda x: x.exp().sum(dim=-1), fickle, QUIET)
+    assert verdict.passed
+    second = [f for f in verdict.findings if f.path == "output (second call)"]
+    assert [f.status for f in second] == [Status.EQUIVALENT]
+    assert "no program to measure" not in second[0].native.noise
