@@ -93,3 +93,32 @@ def test_candidate_on_another_device() -> None:
     )
     assert verdict.passed
     assert any("cuda" in note for note in verdict.notes)
+
+
+class Heads(nn.Module):
+    """Attention whose heads are joined without a copy, as the kernels' layout allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"])
+def test_fused_attention_has_an_arbiter_forward_and_backward(
+    dtype: torch.dtype, kernel: str
+) -> None:
+    if dtype is torch.float32 and kernel != "EFFICIENT_ATTENTION":
+        pytest.skip("no such kernel for float32")
+    torch.manual_seed(0)
+    model = Heads().to("cuda", dtype)
+    x = torch.randn(2, 160, 64, device="cuda", dtype=dtype, requires_grad=True)
+    with nn.attention.sdpa_kernel(getattr(nn.attention.SDPBackend, kernel)):
+        verdict = verify([x], model, torch.compile(model), QUIET)
+    assert verdict.passed, str(verdict)
+    assert not [note for note in verdict.notes if "arbiter" in note], str(verdict)

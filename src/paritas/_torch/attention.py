@@ -7,14 +7,16 @@ a uniform number is above the probability: as in the operators that the kernels 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch._ops import OpOverload
@@ -82,8 +84,10 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
 
 def _laid_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
     """The results in memory as the kernel lays them: a view of what it gives must be one here."""
-    given, named = tree_map_only(torch.Tensor, _shape_of, (args, kwargs))
-    return tuple(map(_in_the_layout_of, op(*given, **named), results))
+    with _disable_current_modes():  # there is nothing to compute, or to draw
+        given, named = tree_map_only(torch.Tensor, _shape_of, (args, kwargs))
+        kept = op(*given, **named)
+    return tuple(map(_in_the_layout_of, kept, results))
 
 
 def _in_the_layout_of(kept: Any, found: Any) -> Any:
@@ -96,6 +100,24 @@ def _in_the_layout_of(kept: Any, found: Any) -> Any:
 
 def _shape_of(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+@contextlib.contextmanager
+def any_attention() -> Iterator[None]:
+    """Within, `scaled_dot_product_attention` finds a kernel for float64, too.
+
+    A program may be run with the fused ones alone allowed (`torch.nn.attention.sdpa_kernel`), none
+    of which takes float64. The setting is torch's own, one for all threads, so it is left alone
+    where nothing was forbidden.
+    """
+    if torch.backends.cuda.math_sdp_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_math_sdp(False)
 
 
 def wide_attention(op: OpOverload) -> Callable[..., Any] | None:

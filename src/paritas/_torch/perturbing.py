@@ -135,7 +135,9 @@ class PerturbMode(LiftMode):
         shaken = args
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
-            reach = max(unit * self.reach, coarse / 2)
+            # What one operator is given may be in a coarser dtype than it runs in: a widening cast.
+            given = max(unit, self.unit) if self.shake_inputs else unit
+            reach = max(given * self.reach, coarse / 2)
             shaken = tuple(
                 value
                 if place in kind.mutates

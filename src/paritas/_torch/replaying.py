@@ -188,7 +188,7 @@ class _Player:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
         if target in attention.FORWARD:
-            return attention.attend(target, args, kwargs, self._value(path), self._uniform)
+            return self._drawn(target, args, kwargs, self._value(path))
         if target in attention.BACKWARD:
             return attention.attend_backward(target, args, kwargs, self._uniform)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
@@ -211,6 +211,8 @@ class _Player:
         drawn = self._canonical(target, args, kwargs, value)
         if drawn is not None:
             return drawn
+        if target in attention.FORWARD:
+            return attention.attend(target, args, kwargs, value, self._uniform)
         torch.default_generator.manual_seed(value)
         return target(*args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.attention import any_attention
 from paritas.checking.isolation import copied
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import as_plain
@@ -144,6 +145,7 @@ def running(
         if conditions.wide:
             values = subject.state.widened()
             stack.enter_context(subject.state.swapped(values))
+            stack.enter_context(any_attention())
         if conditions.mode is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
 

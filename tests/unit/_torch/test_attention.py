@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paritas._torch.attention import any_attention
 from paritas._torch.kernels import float64_kernel
 
 aten = torch.ops.aten
@@ -75,3 +76,10 @@ def test_the_output_can_be_viewed_as_the_kernels_own_can(kind):
     assert output.transpose(1, 2).view(2, 5, 24).shape == (2, 5, 24)
     expected = F.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(output, expected)
+
+
+def test_a_program_that_allows_flash_attention_alone_may_use_any_in_float64():
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        with any_attention():
+            assert torch.backends.cuda.math_sdp_enabled()
+        assert not torch.backends.cuda.math_sdp_enabled()

@@ -283,6 +283,17 @@ def test_equal_values_are_rounded_alike_and_others_apart():
     assert float(errors.abs().max()) <= 0.5 + 1e-6
 
 
+def test_a_single_operator_has_inputs_as_coarse_as_the_coarsest_of_its_dtypes():
+    """Fused, a cast to float32 is given what was never rounded to float16 before it."""
+    x = torch.linspace(0.1, 0.9, 64, dtype=torch.float64)
+    cast = torch.ops.aten._to_copy.default
+    coarse = torch.finfo(torch.float16).eps / 2
+    log = {(cast, 0): torch.float32}
+    with PerturbMode(torch.float16, torch.float32, coarse, seed=0, log=log, shake_inputs=True):
+        moved = cast(x, dtype=torch.float32)
+    assert coarse / 8 < rms(moved.double() / x - 1) < coarse
+
+
 @pytest.fixture
 def tf32_allowed():
     """The switch is no plain attribute: monkeypatch would delete what it cannot put back."""
