@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from benchmarks.detection.cases import HALVES, Unit, units
+from benchmarks.detection.journal import gone_through
 from benchmarks.detection.measuring import Entry, measured_before
 from benchmarks.detection.programs import DTYPES, EVERY_DTYPE, TF32, names
 from benchmarks.detection.summing import report
@@ -39,25 +39,15 @@ def results(todo: list[Unit], jobs: int, until: float) -> Iterator[Entry]:
                 yield entry
 
 
-def read_journal(path: Path) -> list[Entry]:
-    """What a run left; a line that was cut off is not there."""
-    if not path.exists():
-        return []
-    entries = []
-    for text in path.read_bytes().splitlines():
-        try:
-            entries.append(msgspec.json.decode(text, type=Entry))
-        except msgspec.DecodeError:
-            print(f"  a line of {path.name} cannot be read and is left out", file=sys.stderr)
-    return entries
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.detection", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the programs, drawn")
     parser.add_argument("--dtype", action="append", choices=EVERY_DTYPE, help="may be repeated")
     parser.add_argument("--half", action="append", choices=list(HALVES), help="may be repeated")
     parser.add_argument("--program", action="append", choices=names(), metavar="NAME")
+    parser.add_argument(
+        "--seeds", type=int, nargs=2, metavar=("FROM", "TO"), help="TO not included"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after them")
@@ -81,34 +71,24 @@ def main() -> None:
         device=asked.device,
         share=asked.share,
         only=asked.program or (),
+        seeds=range(*asked.seeds or (0,)),
     )
-    journal = JOURNAL / f"{asked.journal}.jsonl"
-    journal.parent.mkdir(parents=True, exist_ok=True)
-    if not asked.resume:
-        journal.unlink(missing_ok=True)
-    done = {entry.unit: entry for entry in read_journal(journal) if entry.unit in set(wanted)}
-    todo = [unit for unit in wanted if unit not in done]
-    began = time.monotonic()
-    with journal.open("ab") as lines:
-        for count, entry in enumerate(results(todo, asked.jobs, began + asked.seconds), 1):
-            done[entry.unit] = entry
-            lines.write(msgspec.json.encode(entry) + b"\n")
-            lines.flush()
-            if entry.error:
-                print(f"  {entry.unit}: {entry.error}", file=sys.stderr)
-            if count % 20 == 0 or count == len(todo):
-                spent = time.monotonic() - began
-                print(f"  {count} of {len(todo)} programs, {spent:.0f} s", file=sys.stderr)
-    entries = [done[unit] for unit in wanted if unit in done]
+    until = time.monotonic() + asked.seconds
+    entries = gone_through(
+        wanted,
+        lambda todo: results(todo, asked.jobs, until),
+        JOURNAL / f"{asked.journal}.jsonl",
+        resume=asked.resume,
+    )
     told = report([one for entry in entries for one in entry.outcomes], asked.script)
     if asked.no_file:
         print("\n".join(map(line, told.figures)))
     else:
         path = write(told, asked.folder)
         print(f"wrote {path.parent.name}/{path.name}")
-    broken = sum(bool(entry.error) for entry in done.values())
+    broken = sum(bool(entry.error) for entry in entries)
     if broken:
-        sys.exit(f"{broken} of {len(done)} programs could not be measured: see above")
+        sys.exit(f"{broken} of {len(entries)} programs could not be measured: see above")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import dataclasses
 import random
 from typing import TYPE_CHECKING
 
+from benchmarks.detection.benign_attention import ATTENTION
 from benchmarks.detection.benign_contractions import CONTRACTIONS
 from benchmarks.detection.benign_graphs import GRAPH_REWRITES
 from benchmarks.detection.benign_norms import NORMS
@@ -35,7 +36,7 @@ MIXTURES = 3
 
 # By name; those of one call first, then those of the graph.
 CALL_REWRITES: dict[str, Rewrite] = {
-    one.name: one for one in (*CONTRACTIONS, *REDUCTIONS, *NORMS, *POINTWISE, *PICKING)
+    one.name: one for one in (*CONTRACTIONS, *ATTENTION, *REDUCTIONS, *NORMS, *POINTWISE, *PICKING)
 }
 REWRITES: dict[str, str] = {
     **{name: one.text for name, one in CALL_REWRITES.items()},

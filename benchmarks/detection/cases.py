@@ -87,6 +87,7 @@ def units(
     device: str = "cpu",
     share: float = 1.0,
     only: Iterable[str] = (),
+    seeds: Iterable[int] = (),
 ) -> list[Unit]:
     """Every program that is tried, in an order in which any beginning is a fair sample.
 
@@ -96,14 +97,18 @@ def units(
         device: where programs run.
         share: of the units, drawn.
         only: names of programs; all by default.
+        seeds: of every program, each in the half it belongs to; as many as its `Size` says by
+            default.
     """
+    seeds = tuple(seeds)
     wanted = [name for name in names() if not only or name in set(only)]
     found = [
-        Unit(name, 2 * number + HALVES[half], dtype, device, size.mutants, size.graded, size.benign)
+        Unit(name, seed, dtype, device, size.mutants, size.graded, size.benign)
         for name in wanted
         for size in [MODEL if name in FAMILIES else OPERATOR]
         for half in halves
-        for number in range(size.seeds)
+        for seed in seeds or range(2 * size.seeds)
+        if seed % 2 == HALVES[half]
         for dtype in dtypes
         if impossible(name, dtype) is None
     ]

@@ -104,15 +104,18 @@ class Block(nn.Module):
         self.rotary = Rotary(width // heads, length)
         self.register_buffer("later", torch.ones(length, length, dtype=torch.bool).triu(1))
 
+    def heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, turned, and values: batch, head, position, feature."""
+        parts = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        return self.rotary(q), self.rotary(k), v
+
     def attend(self, x: Tensor) -> Tensor:
         """Every position looks at itself and those before."""
-        batch, length, width = x.shape
-        parts = self.qkv(x).view(batch, length, 3, self.heads, -1)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        q, k = self.rotary(q), self.rotary(k)
+        q, k, v = self.heads_of(x)
         scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         weights = scores.masked_fill(self.later, float("-inf")).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
+        return self.out((weights @ v).transpose(1, 2).reshape(x.shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Two residual steps."""
@@ -122,15 +125,25 @@ class Block(nn.Module):
         return x + self.down(hidden * self.gate(inner) if self.gated else hidden)
 
 
+class FusedBlock(Block):
+    """The same with torch's fused attention: flash attention on a device in 16 bits."""
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Every position looks at itself and those before."""
+        q, k, v = self.heads_of(x)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
 class Transformer(nn.Module):
     """Token embedding, two blocks, tied head."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kind: type[Block], *lengths: int) -> None:
         super().__init__()
         width, heads = pick(seed, "width", (32, 2), (32, 4), (24, 2))
-        self.length = pick(seed, "length", 8, 11)
+        self.length = pick(seed, "length", *lengths)
         self.tokens = nn.Embedding(40, width)
-        self.blocks = nn.ModuleList(Block(width, heads, self.length, seed) for _ in range(2))
+        self.blocks = nn.ModuleList(kind(width, heads, self.length, seed) for _ in range(2))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -142,8 +155,14 @@ class Transformer(nn.Module):
 
 
 def transformer(seed: int):
-    model = Transformer(seed)
+    model = Transformer(seed, Block, 8, 11)
     return model, [torch.randint(0, 40, (2, model.length))]
+
+
+def transformer_fused(seed: int):
+    # Long enough that a flash kernel goes over the keys more than once.
+    model = Transformer(seed, FusedBlock, 24, 150, 272)
+    return model, [torch.randint(0, 40, (1, model.length))]
 
 
 class Convolutional(nn.Module):
@@ -269,6 +288,7 @@ FAMILIES: dict[str, Callable[[int], tuple[nn.Module, list[Tensor]]]] = {
     for make in (
         perceptron,
         transformer,
+        transformer_fused,
         convolutional,
         recurrent,
         diffusion,

@@ -25,11 +25,11 @@ from benchmarks.detection.node_values import (
     table_of,
 )
 
+from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.graphs import as_traced, is_undefined, node_draws
 from paritas._torch.lifting import LiftMode
 from paritas.checking.explaining import PLAIN_SHARE, call_context
 from paritas.checking.locating.nodes import judge_node
-from paritas.checking.observing import default_dtype
 from paritas.diagnosis.diagnosing import diagnose
 from paritas.numerics import criterion
 from paritas.numerics.automatic import nonfinite_mismatch

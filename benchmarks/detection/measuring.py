@@ -90,7 +90,7 @@ class Measuring:
         torch.manual_seed(0)
         self.noise = program_noise(self.program)
         self.arbiter = list(self.noise.base.outputs.values())
-        self.reference = _results(self.program, self.program.module)
+        self.reference = results_of(self.program, self.program.module)
         self.rules = rules()
         self._locator: Locator | None = None
 
@@ -98,7 +98,7 @@ class Measuring:
         """All cases of the unit."""
         planted = [self._planted(site) for site in drawn_mutants(self.unit, self.program)]
         outcomes = [outcome for outcome, _ in planted if outcome.band in {"", "none"}]
-        for outcome, mutant in _chosen(planted, self.unit.mutants):
+        for outcome, mutant in chosen(planted, self.unit.mutants):
             self._ask(outcome, mutant)
             if outcome.caught:
                 self._locate(outcome, mutant)
@@ -124,7 +124,7 @@ class Measuring:
                 return outcome, None
             effect = measure_effect(self.program, mutant, self.noise)
         except Exception as error:  # noqa: BLE001  (kept with the case, which then is none)
-            outcome.error = _told(error)
+            outcome.error = told(error)
             return outcome, None
         outcome.band = effect.band
         outcome.over_noise = min(effect.over_noise, BEYOND_NUMBERS)
@@ -156,24 +156,28 @@ class Measuring:
             if changed is None:
                 outcome.error = "it does not apply"
                 return outcome, None
-            results = _results(self.program, changed)
+            results = results_of(self.program, changed)
         except Exception as error:  # noqa: BLE001  (kept with the case, which then is none)
-            outcome.error = _told(error)
+            outcome.error = told(error)
             return outcome, None
-        outcome.bits = not all(map(_same_bits, self.reference, results))
+        outcome.bits = not all(map(same_bits, self.reference, results))
         return outcome, changed
 
-    def _ask(self, outcome: Outcome, changed: GraphModule) -> None:
+    def run_candidate(self, changed: Any) -> list[Tensor]:
+        """What a candidate gives."""
+        return results_of(self.program, changed)
+
+    def _ask(self, outcome: Outcome, changed: Any) -> None:
         """Every rule, each on its own clock."""
         try:
-            candidate = _results(self.program, changed)
+            candidate = self.run_candidate(changed)
         except Exception as error:  # noqa: BLE001  (kept with the case, which then is none)
-            outcome.error = _told(error)
+            outcome.error = told(error)
             return
         values = Values(
             self.noise, changed, self.unit.dtype, self.reference, candidate, self.arbiter
         )
-        outcome.bits = not all(map(_same_bits, self.reference, candidate))
+        outcome.bits = not all(map(same_bits, self.reference, candidate))
         for name, rule in self.rules.items():
             began = time.perf_counter()
             outcome.alarms[name] = judged(rule, values)
@@ -186,7 +190,7 @@ class Measuring:
                 self._locator = Locator(self.program, self.noise)
             found = self._locator.locate(mutant)
         except Exception as error:  # noqa: BLE001  (a search that fails has found nothing)
-            outcome.said, found = _told(error), Located()
+            outcome.said, found = told(error), Located()
         else:
             outcome.said, outcome.how = found.node, found.how
         outcome.distance = distance(self.program, outcome.node, found.node)
@@ -194,7 +198,7 @@ class Measuring:
         outcome.seconds["locating"] = round(time.perf_counter() - began, 5)
 
 
-def _chosen(
+def chosen(
     planted: list[tuple[Outcome, GraphModule | None]], count: int
 ) -> list[tuple[Outcome, GraphModule]]:
     """So many visible faults, moderate ones first, up to half of them: most faults are clear."""
@@ -212,18 +216,21 @@ def _telling(
     return sorted(made, key=lambda pair: not pair[0].bits)[:count]
 
 
-def _results(program: Program, module: GraphModule) -> list[Tensor]:
+def results_of(program: Program, module: GraphModule) -> list[Tensor]:
+    """What a graph with the program's inputs gives."""
     torch.manual_seed(0)
     with as_traced():
         return list(module(*program.fresh_inputs()))
 
 
-def _same_bits(left: Tensor, right: Tensor) -> bool:
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two results are of one shape and dtype, and equal bit for bit."""
     same_kind = left.shape == right.shape and left.dtype == right.dtype
     return same_kind and bitwise_equal(left.detach(), right.detach())
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
+    """An exception in one line."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
 
 
@@ -242,7 +249,7 @@ def measured(unit: Unit) -> Entry:
     try:
         return Entry(unit, Measuring(unit).run())
     except Exception as error:  # noqa: BLE001  (kept in the journal and counted)
-        return Entry(unit, error=_told(error))
+        return Entry(unit, error=told(error))
 
 
 def measured_before(until: float, unit: Unit) -> Entry | None:

@@ -99,14 +99,14 @@ def report(outcomes: Iterable[Outcome], script: str = "detection") -> Report:
     )
     tables = [
         _sizes(cases),
-        *(_rules(half, cases.half(half)) for half in HALVES),
+        *(side_by_side(half, cases.half(half)) for half in HALVES),
         _ours_by_dtype(cases),
         _by(held_out, "program", lambda one: one.unit.name if one.unit.is_family else "operators"),
         _by(held_out, "mutation", lambda one: one.change, [*MUTATIONS, GRADED]),
         _rewrites(cases),
         _located(cases),
         _calibration(cases),
-        *_lists(cases),
+        *lists(cases),
     ]
     if not has_polygraphy():
         what += "Polygraphy is not installed, so its comparator was not asked.\n"
@@ -163,7 +163,7 @@ def _sizes(cases: Cases) -> Table:
     return Table(f"Cases ({aside} are left out)", columns, rows)
 
 
-def _rules(half: str, cases: Cases) -> Table:
+def side_by_side(half: str, cases: Cases) -> Table:
     """Every rule: faults caught by band, false alarms by dtype, and its time."""
     columns = ["rule", *(f"{band} %" for band in BANDS), "clear, values only %"]
     columns += [*(f"false alarms {dtype} %" for dtype in cases.dtypes), "no verdict", "ms a case"]
@@ -171,12 +171,12 @@ def _rules(half: str, cases: Cases) -> Table:
     everything = [*cases.mutants, *cases.benign]
     for rule in cases.rules:
         row: list[Cell] = [rule]
-        row += [_cell(alarmed(cases.band(band), rule)) for band in BANDS]
+        row += [cell(alarmed(cases.band(band), rule)) for band in BANDS]
         values = [one for one in cases.band("clear") if one.change not in NO_VALUES]
-        row.append(_cell(alarmed(values, rule)))
+        row.append(cell(alarmed(values, rule)))
         for dtype in cases.dtypes:
             benign = [one for one in cases.benign if one.unit.dtype == dtype]
-            row.append(_cell(alarmed(benign, rule)))
+            row.append(cell(alarmed(benign, rule)))
         row.append(sum(isinstance(one.alarms.get(rule), str) for one in everything))
         spent = sum(one.seconds.get(rule, 0.0) for one in everything)
         rows.append([*row, round(1000 * spent / max(1, len(everything)), 2)])
@@ -191,7 +191,7 @@ def _ours_by_dtype(cases: Cases) -> Table:
             mine = cases.half(half).where(lambda one, dtype=dtype: one.unit.dtype == dtype)
             for rule in (OURS, OURS_NATIVE):
                 false = sum(one.alarms.get(rule) is True for one in mine.benign)
-                caught = [_cell(alarmed(mine.band(band), rule)) for band in BANDS]
+                caught = [cell(alarmed(mine.band(band), rule)) for band in BANDS]
                 rows.append([half, dtype, rule, *caught, f"{false} of {len(mine.benign)}"])
     return Table("Ours, by half and dtype", columns, rows)
 
@@ -236,7 +236,7 @@ def _located(cases: Cases) -> Table:
         figures = [percent(exact, len(found)), percent(near, len(found))]
         figures.append(percent(right, len(named)))
         mean = round(spent / max(1, len(found)), 1)
-        rows.append([half, len(found), *map(_cell, figures), len(named), mean])
+        rows.append([half, len(found), *map(cell, figures), len(named), mean])
     return Table("Where it starts, and what it is called there", columns, rows)
 
 
@@ -250,23 +250,23 @@ def _calibration(cases: Cases) -> Table:
                 counts[one.confidence].append(one.pattern in EXPECTED[one.change])
         for stated in sorted(counts):
             right = counts[stated]
-            rows.append([half, stated, len(right), _cell(percent(sum(right), len(right)))])
+            rows.append([half, stated, len(right), cell(percent(sum(right), len(right)))])
     return Table("Confidence against truth", ["half", "stated", "statements", "right %"], rows)
 
 
-def _lists(cases: Cases) -> list[Table]:
-    """What ours gets wrong, by name."""
+def lists(cases: Cases, *, located: bool = True) -> list[Table]:
+    """What ours gets wrong, by name; where it starts only if that was asked."""
     rows: dict[str, list[list[Cell]]] = collections.defaultdict(list)
     for one in cases.mutants:
         said = one.alarms.get(OURS)
         if one.band != "faint" and said is not True:
             why = said if isinstance(said, str) else ""
-            rows["Misses"].append([one.unit.half, str(one), _cell(one.over_noise), why])
+            rows["Misses"].append([one.unit.half, str(one), cell(one.over_noise), why])
     for one in cases.benign:
         for rule in (OURS, OURS_NATIVE):
             if one.alarms.get(rule) is not False:
                 rows["False alarms"].append([one.unit.half, str(one), rule, _why(one, rule)])
-    for one in cases.to_locate:
+    for one in cases.to_locate if located else ():
         if one.distance != 0:
             away = "nothing" if one.distance is None else f"{one.distance} edges off"
             rows["Not located exactly"].append([one.unit.half, str(one), one.said, away])
@@ -286,6 +286,6 @@ def _why(one: Outcome, rule: str) -> str:
     return said if isinstance(said, str) else "alarm"
 
 
-def _cell(value: float) -> Cell:
+def cell(value: float) -> Cell:
     """None for NaN: there was nothing to count."""
     return None if value != value else round(value, 2)  # noqa: PLR0124
