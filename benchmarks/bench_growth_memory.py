@@ -50,7 +50,10 @@ def metrics_by_size(_: Path) -> dict[int, float]:
 
 
 def compare_by_size(folder: Path) -> dict[int, float]:
-    """Two pairs in dumps on disk, compared by one worker; the process's own memory."""
+    """Two pairs in dumps on disk, compared by one worker; the process's own memory.
+
+    Both differ, so they are looked at closely and asked what kind of wrong they are.
+    """
 
     def peak(numel: int) -> float:
         where = folder / str(numel)
@@ -60,6 +63,22 @@ def compare_by_size(folder: Path) -> dict[int, float]:
         return found
 
     return {numel: peak(numel) for numel in (1 << 21, 1 << 23, 1 << 25)}
+
+
+def compare_by_count(folder: Path) -> dict[int, float]:
+    """Pairs of 512 KiB, every eighth different, compared by one worker; the process's own memory.
+
+    Not so small that the table, which is kept, would be most of it.
+    """
+
+    def peak(count: int) -> float:
+        where = folder / str(count)
+        my, golden = write_pair(where, count, 1 << 17, every=8)
+        found = resident_peak(lambda: paritas.compare(my, golden, jobs=1)) / MIB
+        shutil.rmtree(where)
+        return found
+
+    return {count: peak(count) for count in (8, 32, 128)}
 
 
 def record_by_calls(folder: Path) -> dict[int, float]:
@@ -78,11 +97,31 @@ def record_by_calls(folder: Path) -> dict[int, float]:
     return {calls: python_peak(functools.partial(run, calls)) / MIB for calls in (64, 256, 1024)}
 
 
+def record_by_tensors(folder: Path) -> dict[int, float]:
+    """So many tensors of 512 KiB recorded whole, 8 MiB of them queued; the process's own memory."""
+    model = nn.Sequential(nn.ReLU())
+
+    def run(count: int) -> None:
+        with (
+            torch.no_grad(),
+            paritas.capture(
+                folder / "dump", mode="output", layers="0", queue_bytes=8 * MIB, overwrite=True
+            ),
+        ):
+            for number in range(count):
+                model(torch.full((1 << 17,), 1.0 + number))
+
+    run(64)  # the queue and the memory kept for copies fill up once
+    return {count: resident_peak(functools.partial(run, count)) / MIB for count in (64, 256, 1024)}
+
+
 FLATS = {
     "judging a pair, by elements": judge_by_size,
     "metrics of a pair, by elements": metrics_by_size,
     "comparing dumps, by elements of each tensor": compare_by_size,
+    "comparing dumps, by tensors": compare_by_count,
     "recording statistics, by calls": record_by_calls,
+    "recording: memory by number of tensors": record_by_tensors,
 }
 
 
@@ -96,7 +135,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=above, prefix="bench_growth-") as folder:
             points = measure(Path(folder))
         figures.append(growth(name, points, "MiB", FLAT))
-        rows += [[name, size, peak, measure.__doc__] for size, peak in points.items()]
+        how = (measure.__doc__ or "").splitlines()[0]
+        rows += [[name, size, peak, how] for size, peak in points.items()]
         print(line(figures[-1]), flush=True)
     table = Table("Each point", ["what", "size", "MiB", "how"], rows)
     write(Report("growth_memory", figures, [table], what=__doc__))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,6 +35,10 @@ __all__ = ["Look", "Sources", "details", "measure_all"]
 # A batch is worth being sent to a worker, and small enough that all of them have something to do.
 _BATCH_PAIRS = 128
 _BATCH_BYTES = 64 << 20
+# To say what kind of wrong a value is takes many times its own memory, up to some 250 MiB: beyond
+# so many elements that is done for one at a time, however many threads there are.
+_ELEMENTS_SIDE_BY_SIDE = 1 << 17
+_one_large = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,12 +169,16 @@ def _diagnosis(
 ) -> Diagnosis | None:
     """What kind of wrong it is; None where nothing can be said of it."""
     from paritas.diagnosis.cases import Context
-    from paritas.diagnosis.diagnosing import diagnose
+    from paritas.diagnosis.diagnosing import MOST_ELEMENTS, diagnose
 
+    is_large = reference.numel() > _ELEMENTS_SIDE_BY_SIDE
     try:
-        inputs = tuple(operand.read(read) for operand in look.given)
-        context = Context(operator=look.operator, inputs=inputs)
-        found = diagnose(candidate, reference, context=context)
+        with _one_large if is_large else contextlib.nullcontext():
+            # Of a large tensor a part is looked at, to which no part of the inputs belongs.
+            given = () if reference.numel() > MOST_ELEMENTS else look.given
+            inputs = tuple(operand.read(read) for operand in given)
+            context = Context(operator=look.operator, inputs=inputs)
+            found = diagnose(candidate, reference, context=context)
     except Exception:  # noqa: BLE001  (an extra: the row stands without it)
         return None
     return found if found.where is not None or found.patterns else None

@@ -20,7 +20,7 @@ from paritas.numerics.criterion import MAX_Z, unit_roundoff
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Case", "Context", "Fit"]
+__all__ = ["Case", "Context", "Fit", "outstanding"]
 
 # Without a measured noise: so many roundings of a value, and of the tensor's scale.
 _ROUNDINGS = 4.0
@@ -84,6 +84,7 @@ class Case:
         arbiter: r, the reference in float64, where it is known.
         noise: d, per element, as the judge measured it; otherwise by dtype.
         context: what else is known.
+        whole_scale: of a part of a tensor, the `scale` of the whole.
     """
 
     candidate: Tensor
@@ -91,6 +92,7 @@ class Case:
     arbiter: Tensor | None = None
     noise: Tensor | None = None
     context: Context = Context()
+    whole_scale: float | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,11 +127,31 @@ class Case:
         if self.noise is not None:
             # What has no figure is allowed nothing.
             return self.noise.detach().to("cpu", torch.float64).nan_to_num(nan=0.0, posinf=math.inf)
-        finite = torch.where(torch.isfinite(self.right), self.right, 0.0).abs()
-        scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+        finite = self.magnitude
+        scale = self.whole_scale
+        if scale is None:
+            scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
         pair = (self.candidate, self.reference)
         unit = max(unit_roundoff(one.dtype) for one in pair if _is_rounded(one))
         return _ROUNDINGS * unit * (finite + scale)
+
+    @property
+    def magnitude(self) -> Tensor:
+        """How large the right values are; 0 where they are not finite."""
+        return torch.where(torch.isfinite(self.right), self.right, 0.0).abs()
+
+    @property
+    def distance(self) -> Tensor:
+        """How far off each element is; 0 where that is not finite."""
+        return torch.where(torch.isfinite(self.error), self.error.abs(), 0.0)
+
+    @property
+    def beyond(self) -> Tensor:
+        """Which elements are beyond the noise by themselves, or not finite in another way."""
+        with_nan = torch.isnan(self.given) != torch.isnan(self.right)
+        infinite = torch.isinf(self.given) | torch.isinf(self.right)
+        differing = infinite & (self.given != self.right) & ~torch.isnan(self.right)
+        return with_nan | differing | (self.distance > MAX_Z * self.allowed)
 
     @functools.cached_property
     def wrong(self) -> Tensor:
@@ -138,15 +160,11 @@ class Case:
         Where no element is beyond it by itself (a tensor that is less accurate all over), those
         count that are the largest errors of the tensor.
         """
-        with_nan = torch.isnan(self.given) != torch.isnan(self.right)
-        infinite = torch.isinf(self.given) | torch.isinf(self.right)
-        differing = infinite & (self.given != self.right) & ~torch.isnan(self.right)
-        distance = torch.where(torch.isfinite(self.error), self.error.abs(), 0.0)
-        beyond = distance > MAX_Z * self.allowed
-        mask = with_nan | differing | beyond
+        mask = self.beyond
         if bool(mask.any()) or not self.reference.numel():
             return mask
-        return distance > max(float(distance.max()) / 4, 0.0)
+        distance = self.distance
+        return distance > outstanding(float(distance.max()))
 
     @functools.cached_property
     def is_finite(self) -> bool:
@@ -169,6 +187,11 @@ class Case:
         explained = float((near & wrong).sum()) / bad if bad else 0.0
         spoiled = float((~near & ~wrong).sum()) / good if good else 0.0
         return Fit(explained, spoiled, _ratio(left[wrong], self.error[wrong]))
+
+
+def outstanding(largest: float) -> float:
+    """Beyond which errors count, where none is beyond the noise and this is the largest."""
+    return max(largest / 4, 0.0)
 
 
 def _is_rounded(value: Tensor) -> bool:

@@ -6,10 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paritas.diagnosis.cases import Case, Context
+from paritas.diagnosis.parts import narrowed
 from paritas.numerics.diagnoses import Diagnosis
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from paritas.diagnosis.regions.surveying import Survey
 
 __all__ = ["diagnose"]
 
@@ -37,36 +40,45 @@ def diagnose(
     from paritas.diagnosis.ranking import ranked
     from paritas.diagnosis.regions.finding import find_region
 
-    case = Case(candidate, reference, arbiter, noise, context or Context())
-    if candidate.shape != reference.shape or not bool(case.wrong.any()):
+    if candidate.shape != reference.shape:
         return Diagnosis()
-    return Diagnosis(where=find_region(case), patterns=ranked(_telling_part(case)))
+    case = Case(candidate, reference, arbiter, noise, context or Context())
+    if reference.numel() > MOST_ELEMENTS:
+        return _diagnosed_large(case)
+    if not bool(case.wrong.any()):
+        return Diagnosis()
+    return Diagnosis(where=find_region(case), patterns=ranked(case))
 
 
-def _telling_part(case: Case) -> Case:
+def _diagnosed_large(case: Case) -> Diagnosis:
+    """In memory that does not grow with the tensor."""
+    from paritas.diagnosis.ranking import ranked
+    from paritas.diagnosis.regions.finding import find_region
+    from paritas.diagnosis.regions.surveying import Survey
+
+    survey = Survey(case)
+    if not survey.base.number:
+        return Diagnosis()
+    return Diagnosis(where=find_region(case, survey), patterns=ranked(_telling_part(survey)))
+
+
+def _telling_part(survey: Survey) -> Case:
     """Of a large tensor neighbouring slices along its longest axis, where it is wrong most.
 
     What was computed of other tensors cannot be cut with it, and is left out.
     """
-    count = case.reference.numel()
-    if count <= MOST_ELEMENTS:
-        return case
+    case = survey.case
     axis = max(range(len(case.shape)), key=lambda one: case.shape[one])
     size = case.shape[axis]
-    width = max(1, size * MOST_ELEMENTS // count)
-    others = [one for one in range(len(case.shape)) if one != axis]
-    hits = case.wrong.sum(dim=others) if others else case.wrong.long()
-    total = hits.cumsum(0)
-    within = total[width - 1 :].clone()
-    within[1:] -= total[: size - width]
-    start = int(within.argmax())
+    counts = survey.base.axes[axis]
+    groups = max(1, size * MOST_ELEMENTS // case.reference.numel() // counts.each)
+    total = counts.counts.cumsum()
+    within = total[groups - 1 :].copy()
+    within[1:] -= total[:-groups]
+    width = groups * counts.each
+    start = min(int(within.argmax()) * counts.each, size - width)
+    part = narrowed(case, axis, start, width, survey.scale)
     context = dataclasses.replace(
         case.context, operator="", inputs=(), parts=(), named={}, earlier={}
     )
-    return Case(
-        case.candidate.detach().narrow(axis, start, width),
-        case.reference.detach().narrow(axis, start, width),
-        case.right.narrow(axis, start, width),
-        case.allowed.narrow(axis, start, width),
-        context,
-    )
+    return Case(part.candidate, part.reference, part.right, part.allowed, context)

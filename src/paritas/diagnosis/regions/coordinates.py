@@ -7,28 +7,25 @@ and not once per hypothesis. What two axes make together is first asked of a sam
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
+from paritas.diagnosis.regions.marks import SAMPLE, Feature, Marked, Marks, spread
 from paritas.diagnosis.regions.spans import (
     TILES,
     Bools,
     Counts,
     Span,
     bits_of_number,
-    spans_of,
+    group_size,
 )
 
-__all__ = ["Coordinate", "Marks", "systems"]
+__all__ = ["Coordinate", "systems"]
 
 _BITS_PAIR = 4.0
 _BITS_TILED = 7.0
-# So many wrong elements tell whether two axes together make a pattern at all.
-_SAMPLE = 1 << 14
 _LEAST_LEFT_OUT = 0.01
-Feature = Callable[[Counts, Counts], Counts]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,77 +53,27 @@ class Coordinate:
     def share(self, span: Span) -> float:
         """Of the elements that could be seen to be wrong, at a span."""
         if self.shares is None:
-            return int(np.count_nonzero(span.chosen)) / len(span.chosen)
+            return span.number / self.spans[0].number
         return float(self.shares[span.chosen].sum())
 
     def chosen(self, span: Span, shape: tuple[int, ...]) -> Bools:
         """The elements at a span, in a shape that broadcasts to the tensor's."""
         if self.feature is None:
-            return span.chosen.reshape(_spread(shape, self.axes))
+            return span.chosen.reshape(spread(shape, self.axes))
         rows, columns = (np.arange(shape[axis]) for axis in self.axes)
         values = self.feature(rows[:, None], columns[None, :])
-        return span.chosen[values].reshape(_spread(shape, self.axes))
+        return span.chosen[values].reshape(spread(shape, self.axes))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Marks:
-    """Which elements are wrong, and which could have been seen to be.
-
-    Attributes:
-        wrong: the mask.
-        visible: elements where a fault shows; None for all. A wrong factor does not show at zeros.
-    """
-
-    wrong: Bools
-    visible: Bools | None = None
-
-    @functools.cached_property
-    def number(self) -> int:
-        """How many are wrong."""
-        return int(np.count_nonzero(self.wrong))
-
-    @functools.cached_property
-    def total(self) -> int:
-        """How many could be."""
-        return self.wrong.size if self.visible is None else int(np.count_nonzero(self.visible))
-
-    def along(self, axis: int) -> Counts:
-        """Wrong ones at each index of an axis."""
-        return _along(self.wrong, axis)
-
-    def shares(self, axis: int) -> np.ndarray:
-        """Share of the visible ones at each index of an axis."""
-        size = self.wrong.shape[axis]
-        if self.visible is None:
-            return np.full(size, 1 / size)
-        return _along(self.visible, axis) / max(1, self.total)
-
-    @functools.cached_property
-    def sample(self) -> tuple[Counts, ...]:
-        """Indices of some wrong elements, from all over the tensor, by axis."""
-        wrong = self.wrong.reshape(-1)
-        if self.number > 16 * _SAMPLE:
-            tries = _SAMPLE * wrong.size // self.number
-            flat = np.random.default_rng(0).integers(wrong.size, size=tries)
-            flat = flat[wrong[flat]]
-        else:
-            flat = np.flatnonzero(wrong)
-            flat = flat[:: max(1, len(flat) // _SAMPLE)]
-        return np.unravel_index(flat, self.wrong.shape)
-
-
-def systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
+def systems(marks: Marked, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
     """Ways to give the elements coordinates, the tensor's own axes first."""
-    shape = marks.wrong.shape
-    own = [
-        Coordinate(
-            "axis",
-            (axis,),
-            None if marks.visible is None else marks.shares(axis),
-            spans_of(marks.along(axis), shards),
-        )
-        for axis in range(len(shape))
-    ]
+    shape = marks.shape
+    own = []
+    for axis in range(len(shape)):
+        spans = marks.spans(axis, shards)
+        # Where not even a choice of each value is kept, all of them have the same share.
+        even = not marks.hides or not len(spans[0].chosen)
+        own.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
     yield own
     for last in range(1, len(shape)):
         pair = (last - 1, last)
@@ -135,9 +82,10 @@ def systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordin
             yield [*others, made]
 
 
-def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
-    rows, columns = (marks.wrong.shape[axis] for axis in axes)
-    if min(rows, columns) < 3:  # noqa: PLR2004  (every shape is a box there)
+def _pairs(marks: Marked, axes: tuple[int, int]) -> Iterator[Coordinate]:
+    rows, columns = (marks.shape[axis] for axis in axes)
+    # Every shape is a box in the one, and the others are too many to count at each value.
+    if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
         return
 
     def diagonal(row: Counts, column: Counts) -> Counts:
@@ -158,11 +106,10 @@ def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
 
 
 def _made(
-    marks: Marks, axes: tuple[int, int], name: str, feature: Feature, tile: int
+    marks: Marked, axes: tuple[int, int], name: str, feature: Feature, tile: int
 ) -> Iterator[Coordinate]:
     """The coordinate, if the wrong elements keep to a part of it."""
-    shape = marks.wrong.shape
-    rows, columns = (shape[axis] for axis in axes)
+    rows, columns = (marks.shape[axis] for axis in axes)
     some = feature(marks.sample[axes[0]], marks.sample[axes[1]])
     low, high = int(some.min()), int(some.max())
     limit = (
@@ -170,14 +117,11 @@ def _made(
     )
     if (low == 0 or name == "frame") and high == limit - 1:
         return
-    if rows * columns > _SAMPLE and _covers(
-        feature, rows, columns, 0 if name == "frame" else low, high
-    ):
+    # Where there is no mask, to count means to go over the tensor once more.
+    dear = rows * columns > SAMPLE or not isinstance(marks, Marks)
+    if dear and _covers(feature, rows, columns, 0 if name == "frame" else low, high):
         return
-    values = feature(np.arange(rows)[:, None], np.arange(columns)[None, :])
-    counts = np.bincount(values.ravel(), weights=_table(marks.wrong, axes).ravel(), minlength=limit)
-    seen = None if marks.visible is None else _table(marks.visible, axes).ravel()
-    sizes = np.bincount(values.ravel(), weights=seen, minlength=limit)
+    counts, sizes = marks.counts_of(axes, feature, limit)
     active = np.flatnonzero(counts)
     find = _diagonal_spans if name == "diagonal" else _frame_spans
     spans = list(find(int(active[0]), int(active[-1]), rows - 1, len(counts)))
@@ -188,9 +132,9 @@ def _made(
 def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> bool:
     """Whether nearly all elements lie between two values, so that these say nothing."""
     draw = np.random.default_rng(1)
-    some = feature(draw.integers(rows, size=_SAMPLE), draw.integers(columns, size=_SAMPLE))
+    some = feature(draw.integers(rows, size=SAMPLE), draw.integers(columns, size=SAMPLE))
     outside = np.count_nonzero((some < low) | (some > high))
-    return bool(outside < _LEAST_LEFT_OUT * _SAMPLE)
+    return bool(outside < _LEAST_LEFT_OUT * SAMPLE)
 
 
 def _diagonal_spans(low: int, high: int, middle: int, size: int) -> Iterator[Span]:
@@ -214,17 +158,3 @@ def _frame_spans(low: int, high: int, middle: int, size: int) -> Iterator[Span]:
     del low, middle
     bits = 2 + bits_of_number(high + 1)
     yield Span("border", np.arange(size) <= high, bits, width=high + 1)
-
-
-def _along(mask: Bools, axis: int) -> Counts:
-    others = tuple(other for other in range(mask.ndim) if other != axis)
-    return np.asarray(np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64))
-
-
-def _table(mask: Bools, axes: tuple[int, int]) -> Counts:
-    others = tuple(other for other in range(mask.ndim) if other not in axes)
-    return np.asarray(np.count_nonzero(mask, axis=others) if others else mask)
-
-
-def _spread(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))

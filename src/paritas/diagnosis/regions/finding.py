@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paritas.diagnosis.regions.coordinates import Marks
 from paritas.diagnosis.regions.phrases import worded
 from paritas.diagnosis.regions.places import Place
 from paritas.diagnosis.regions.searching import Found, plain, search, single
 from paritas.diagnosis.regions.sight import Sight
-from paritas.diagnosis.regions.spans import Bools, bits_of_choice
-from paritas.diagnosis.regions.values import marked_out
+from paritas.diagnosis.regions.spans import bits_of_choice
 
 if TYPE_CHECKING:
     from paritas.diagnosis.cases import Case
+    from paritas.diagnosis.regions.marks import Marked
+    from paritas.diagnosis.regions.surveying import Survey
     from paritas.numerics.diagnoses import Region
 
 __all__ = ["find_place", "find_region"]
@@ -46,29 +47,34 @@ _THIN = 0.3
 _OFTEN = 8.0
 
 
-def find_region(case: Case) -> Region | None:
+def find_region(case: Case, survey: Survey | None = None) -> Region | None:
     """Where `case` is wrong, in the simplest terms that fit; None if nothing is.
 
     A region holds all wrong elements, unless its sentence says how many are elsewhere.
+
+    Args:
+        survey: of the case, where it is too large for masks of it.
     """
-    place = find_place(case)
+    place = find_place(case, survey)
     return None if place is None else worded(place, case)
 
 
-def find_place(case: Case) -> Place | None:
+def find_place(case: Case, survey: Survey | None = None) -> Place | None:
     """The same as data, of which one can ask for the very elements."""
-    sight = Sight(case)
+    sight: Sight | Survey = survey or Sight(case)
     marks = sight.base
     if not marks.number:
         return None
-    if marks.number == marks.wrong.size:
-        return Place("everywhere", plain(marks), marks, marks)
-    if not case.is_exact and not sight.reaches(_LEAST_Z):
-        return Place("scatter", plain(marks), marks, marks)
-    return _found(sight, marks, _shards(case))
+    if marks.number == marks.size:
+        place = Place("everywhere", plain(marks), marks, marks)
+    elif not case.is_exact and not sight.reaches(_LEAST_Z):
+        place = Place("scatter", plain(marks), marks, marks)
+    else:
+        place = _found(sight, marks, _shards(case))
+    return dataclasses.replace(place, any_finite=sight.any_finite)
 
 
-def _found(sight: Sight, marks: Marks, shards: tuple[int, ...]) -> Place:
+def _found(sight: Sight | Survey, marks: Marked, shards: tuple[int, ...]) -> Place:
     best = single(marks) if marks.number == 1 else _described(sight, marks, shards)
     seen, everywhere = marks, False
     if not sight.case.is_exact:
@@ -97,23 +103,26 @@ def _shards(case: Case) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _described(sight: Sight, marks: Marks, shards: tuple[int, ...]) -> Found:
-    return search(marks, shards, marked_out(marks, sight.right, sight.zeros))
+def _described(sight: Sight | Survey, marks: Marked, shards: tuple[int, ...]) -> Found:
+    return search(marks, shards, sight.marked_out(marks))
 
 
-def _density(found: Found, marks: Marks) -> float:
+def _density(found: Found, marks: Marked) -> float:
     return marks.number / max(found.size, marks.number)
 
 
-def _pays(found: Found, marks: Marks) -> bool:
+def _pays(found: Found, marks: Marked) -> bool:
     saved = plain(marks).cost(marks.number) - found.cost(marks.number)
     thin = _density(found, marks) < _THIN and 2 * found.size > marks.total
     return not found.is_all and not thin and saved >= _MARGIN
 
 
-def _looked_closer(sight: Sight, best: Found, shards: tuple[int, ...]) -> tuple[Found, Marks, bool]:
+def _looked_closer(
+    sight: Sight | Survey, best: Found, shards: tuple[int, ...]
+) -> tuple[Found, Marked, bool]:
     """The region, if smaller errors show it better, and which; whether all is wrong after all."""
-    base, seen = sight.base, sight.base
+    base: Marked = sight.base
+    seen = base
     many_off = sight.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
     densest = _density(best, base) if _pays(best, base) else 0.0
     plainly_all = not densest and base.number >= _NEARLY_ALL * base.total
@@ -130,7 +139,7 @@ def _looked_closer(sight: Sight, best: Found, shards: tuple[int, ...]) -> tuple[
     return best, seen, many_off and densest < _DENSE
 
 
-def _levels(sight: Sight) -> Iterator[tuple[float, Marks]]:
+def _levels(sight: Sight | Survey) -> Iterator[tuple[float, Marked]]:
     """Ever more elements, as long as there are more of them and right ones are left."""
     known = sight.base.number
     for level in (*_LEVELS, 0.0):
@@ -142,7 +151,7 @@ def _levels(sight: Sight) -> Iterator[tuple[float, Marks]]:
             yield level, marks
 
 
-def _is_everywhere(sight: Sight) -> bool:
+def _is_everywhere(sight: Sight | Survey) -> bool:
     marks = sight.base
     wrong = marks.number / max(1, marks.total)
     if wrong >= _NEARLY_ALL:
@@ -150,10 +159,10 @@ def _is_everywhere(sight: Sight) -> bool:
     return 1 - wrong <= _CHANCE * sight.chance_of_equality()
 
 
-def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Found | None:
+def _among_strays(marks: Marked, shards: tuple[int, ...], known: float) -> Found | None:
     """A region that is wrong far more often than the rest, where that is wrong here and there."""
     best, saved = None, 2 * _MARGIN
-    for axis in range(marks.wrong.ndim):
+    for axis in range(len(marks.shape)):
         counts, sizes = marks.along(axis), marks.shares(axis) * marks.total
         often = counts / np.maximum(sizes, 1.0)
         hot = often > often.max() / 3
@@ -162,13 +171,8 @@ def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Found 
         strays = marks.number - held
         if not 0 < strays < held or held * outside < _OFTEN * strays * inside:
             continue
-        kept = Marks(marks.wrong & _across(hot, axis, marks.wrong.ndim), marks.visible)
-        found = search(kept, shards)
+        found = search(marks.within(axis, hot), shards)
         cost = found.cost(held) + bits_of_choice(marks.total - found.size, strays)
         if not found.is_all and known - cost > saved:
             best, saved = found, known - cost
     return best
-
-
-def _across(chosen: Bools, axis: int, dimensions: int) -> Bools:
-    return chosen.reshape([-1 if other == axis else 1 for other in range(dimensions)])

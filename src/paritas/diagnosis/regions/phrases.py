@@ -35,13 +35,13 @@ class _Unit:
 
 def worded(place: Place, case: Case) -> Region:
     """The region as it is reported."""
-    number, size = place.marks.number, place.marks.wrong.size
+    number, size = place.marks.number, place.marks.size
     phrase = _phrase(place, case)
     indexed = index_text(place) or ("[...]" if place.kind == "everywhere" else "")
     amount = _amount(number, size)
     if place.kind == "everywhere" and number < _PLAINLY * place.marks.total:
         amount += " by more than the limit, the others by less"
-    notes = [amount, *_notes(place, case)]
+    notes = [amount, *_notes(place)]
     mostly = "mostly " if place.kind == "mostly" else ""
     return Region(
         kind=place.named(case.context.world),
@@ -55,13 +55,13 @@ def worded(place: Place, case: Case) -> Region:
 def _phrase(place: Place, case: Case) -> str:
     match place.kind:
         case "everywhere":
-            hidden = place.marks.visible is not None
-            return "everywhere but where the reference is zero" if hidden else "everywhere"
+            return (
+                "everywhere but where the reference is zero" if place.marks.hides else "everywhere"
+            )
         case "scatter":
             return f"scattered without a pattern{_unevenness(place, case)}"
         case "nonfinite":
-            given = np.isfinite(case.given.numpy()[place.marks.wrong])
-            side = "reference" if given.any() else "candidate"
+            side = "reference" if place.any_finite else "candidate"
             return f"only where the {side} is not finite"
     match place.found.kind:
         case "flat":
@@ -163,7 +163,7 @@ def _from_diagonal(offset: int) -> str:
 
 
 def _flat(place: Place) -> str:
-    low, high, size = place.found.low, place.found.high, place.marks.wrong.size
+    low, high, size = place.found.low, place.found.high, place.marks.size
     if high == size:
         return f"in the last {size - low} elements in the order of the flattened tensor"
     if low == 0:
@@ -171,30 +171,26 @@ def _flat(place: Place) -> str:
     return f"in the elements {low} to {high - 1} of the flattened tensor"
 
 
-def _notes(place: Place, case: Case) -> list[str]:
+def _notes(place: Place) -> list[str]:
     notes = []
-    wrong = place.marks.wrong
     if place.kind in {"region", "mostly"}:
-        region = place.elements()
-        held = int(np.count_nonzero(wrong & region))
-        density = held / max(1, int(np.count_nonzero(region)))
+        held, size = place.marks.held(place.found)
+        density = held / max(1, size)
         if density < _DENSE:
             notes.append(f"{_percent(density)} of that part")
         if held < place.marks.number:
             notes.append(f"{place.marks.number - held} of them elsewhere")
         if not place.is_sure:
             notes.append("its bounds are not certain")
-    if place.kind != "nonfinite" and not case.is_finite:
-        lost = ~np.isfinite(case.given.numpy()[wrong])
-        if lost.all():
-            notes.append("none of them finite")
+    if place.kind != "nonfinite" and not place.any_finite:
+        notes.append("none of them finite")
     return notes
 
 
 def _unevenness(place: Place, case: Case) -> str:
     """A chi-square test along each axis: whether some slices are wrong more often than others."""
     marks = place.marks
-    for axis in range(marks.wrong.ndim):
+    for axis in range(len(marks.shape)):
         expected = marks.shares(axis) * marks.number
         kept = expected >= 1
         freedom = int(np.count_nonzero(kept)) - 1
@@ -202,7 +198,7 @@ def _unevenness(place: Place, case: Case) -> str:
             continue
         apart = np.square(marks.along(axis)[kept] - expected[kept]) / expected[kept]
         if (float(apart.sum()) - freedom) / np.sqrt(2 * freedom) > _UNEVEN_Z:
-            unit = _unit(axis, marks.wrong.ndim, case.context.axes)
+            unit = _unit(axis, len(marks.shape), case.context.axes)
             return f", in some {unit.many}{unit.along} more than in others"
     return ""
 

@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paritas.diagnosis.regions.spans import TILES, Bools, Span
 
 if TYPE_CHECKING:
-    from paritas.diagnosis.regions.coordinates import Coordinate, Marks
+    from paritas.diagnosis.regions.coordinates import Coordinate
+    from paritas.diagnosis.regions.marks import Marked
     from paritas.diagnosis.regions.searching import Found
 
 __all__ = ["Place", "index_text", "rank_of", "tail_of"]
@@ -34,17 +33,19 @@ class Place:
         found: the region.
         marks: the wrong elements.
         seen: the elements by which the region was found: those and smaller errors.
+        any_finite: whether any of the wrong elements is a number, in the candidate.
     """
 
     kind: str
     found: Found
-    marks: Marks
-    seen: Marks
+    marks: Marked
+    seen: Marked
+    any_finite: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor."""
-        return self.marks.wrong.shape
+        return self.marks.shape
 
     @property
     def limits(self) -> list[tuple[Coordinate, Span]]:
@@ -57,7 +58,7 @@ class Place:
         """Whether the bounds are certain: a slice more or less would have shown."""
         density = min(1.0, self.seen.number / max(self.found.size, 1.0))
         for _, span in self.limits:
-            each = self.found.size / max(1, int(np.count_nonzero(span.chosen)))
+            each = self.found.size / max(1, span.number)
             bounded = span.kind in {"range", "above", "below", "border", "tiles"}
             if bounded and (1 - density) ** each > 0.01:  # noqa: PLR2004
                 return False

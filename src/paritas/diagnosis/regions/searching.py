@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from paritas.diagnosis.regions.coordinates import Coordinate, Marks, systems
+from paritas.diagnosis.regions.coordinates import Coordinate, systems
+from paritas.diagnosis.regions.marks import Marked, Marks
 from paritas.diagnosis.regions.spans import Bools, Span, bits_of_choice, bits_of_number
 
 __all__ = ["Found", "plain", "search", "single"]
@@ -68,7 +69,7 @@ class Found:
         return out
 
 
-def search(marks: Marks, shards: tuple[int, ...] = (), others: tuple[Found, ...] = ()) -> Found:
+def search(marks: Marked, shards: tuple[int, ...] = (), others: tuple[Found, ...] = ()) -> Found:
     """The cheapest description of the wrong elements, of which there is at least one.
 
     Args:
@@ -81,7 +82,7 @@ def search(marks: Marks, shards: tuple[int, ...] = (), others: tuple[Found, ...]
             break  # no other form can be fuller
     else:
         found += _flat(marks)
-    if marks.visible is not None:
+    if isinstance(marks, Marks) and marks.visible is not None:
         least = min(one.cost(marks.number) for one in found)
         close = [one for one in found if one.cost(marks.number) <= least + _CLOSE]
         found = [_counted(one, marks.visible) for one in close]
@@ -95,7 +96,7 @@ def _counted(found: Found, visible: Bools) -> Found:
     return dataclasses.replace(found, size=size)
 
 
-def single(marks: Marks) -> Found:
+def single(marks: Marked) -> Found:
     """The one wrong element, by its index."""
     own = next(systems(marks))
     # The first that is not the whole axis is the index, where there are several.
@@ -103,12 +104,12 @@ def single(marks: Marks) -> Found:
     return Found("product", sum(span.bits for span in spans), 1.0, tuple(own), spans)
 
 
-def plain(marks: Marks) -> Found:
+def plain(marks: Marked) -> Found:
     """The whole tensor, as the description that explains nothing."""
-    return Found("product", 0.5 * marks.wrong.ndim, marks.total)
+    return Found("product", 0.5 * len(marks.shape), marks.total)
 
 
-def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Found:
+def _cheapest(coordinates: list[Coordinate], marks: Marked) -> Found:
     """By going along the coordinates in turn, from the tightest and from the loosest choice."""
     shares = [[c.share(span) for span in c.spans] for c in coordinates]
     base = sum(c.bits for c in coordinates)
@@ -145,17 +146,15 @@ def _descend(
             return found(choice)
 
 
-def _flat(marks: Marks) -> Iterator[Found]:
+def _flat(marks: Marked) -> Iterator[Found]:
     """A range in memory order, as a kernel over a flattened tensor would leave."""
-    if marks.wrong.ndim < 2:  # noqa: PLR2004  (the axis itself)
+    if len(marks.shape) < 2:  # noqa: PLR2004  (the axis itself)
         return
-    flat = marks.wrong.reshape(-1)
-    size = flat.size
-    low, high = int(flat.argmax()), size - int(flat[::-1].argmax())
+    size = marks.size
+    low, high = marks.flat_bounds
     for first, stop in {(low, high), (0, high), (low, size)} - {(0, size)}:
         one_end = first == 0 or stop == size
         named = min(math.log2(size), bits_of_number(stop - first))
         bits = _BITS_FLAT + (named if one_end else 1 + math.log2(size * (size + 1) / 2))
-        seen = marks.visible
-        held = stop - first if seen is None else int(np.count_nonzero(seen.reshape(-1)[first:stop]))
+        held = marks.visible_between(first, stop)
         yield Found("flat", bits, held, low=first, high=stop)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paritas.diagnosis.regions.coordinates import Marks
+from paritas.diagnosis.regions.marks import Marks
+from paritas.diagnosis.regions.values import marked_out
 from paritas.numerics.criterion import CHUNK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paritas.diagnosis.cases import Case
+    from paritas.diagnosis.regions.marks import Marked
+    from paritas.diagnosis.regions.searching import Found
     from paritas.diagnosis.regions.spans import Bools
 
 __all__ = ["Sight"]
@@ -88,6 +91,16 @@ class Sight:
         wrong = self.case.wrong
         given, right = self.case.given[wrong], self.case.right[wrong]
         return not bool((torch.isfinite(given) & torch.isfinite(right)).any())
+
+    @property
+    def any_finite(self) -> bool:
+        """Whether any of the wrong elements is a number, in the candidate."""
+        case = self.case
+        return case.is_finite or bool(torch.isfinite(case.given[case.wrong]).any())
+
+    def marked_out(self, marks: Marked) -> tuple[Found, ...]:
+        """Regions of the reference's values that hold all wrong elements."""
+        return marked_out(marks, self.right, self.zeros) if isinstance(marks, Marks) else ()
 
     def beyond(self, level: float) -> Marks:
         """The elements off by more than so many times their noise; all the wrong ones are."""

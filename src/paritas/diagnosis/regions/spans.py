@@ -8,13 +8,25 @@ ends of an axis and multiples of a tile are cheap to name, as they are for peopl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TILES", "Bools", "Counts", "Span", "bits_of_choice", "bits_of_number", "spans_of"]
+__all__ = [
+    "TILES",
+    "Bools",
+    "Counts",
+    "LongCoordinate",
+    "Span",
+    "bits_of_choice",
+    "bits_of_number",
+    "group_size",
+    "long_spans",
+    "spans_of",
+]
 
 Bools = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -22,6 +34,8 @@ Counts = NDArray[np.int64]
 TILES = (16, 32, 64, 128, 256)
 _PERIODS = (4, 8, *TILES)
 _LONGEST_LIST = 6
+# Counts and choices of each value are kept of a coordinate that has no more of them than this.
+LONGEST = 1 << 20
 # Of a long axis, a range that leaves out next to nothing says nothing.
 _LONG = 1 << 16
 _NEARLY_ALL = 0.999
@@ -36,7 +50,7 @@ class Span:
 
     Attributes:
         kind: `all`, `index`, `range`, `stride`, `list`, `border`, `tiles`.
-        chosen: which values.
+        chosen: which values; empty for a long coordinate, where the other fields tell.
         bits: to name it.
         start: first value; of `tiles`: 0 for the first few of each, 1 for the last, 2 for both.
         stop: one behind the last.
@@ -53,6 +67,22 @@ class Span:
     step: int = 1
     width: int = 0
     values: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def number(self) -> int:
+        """How many values."""
+        if len(self.chosen):
+            return int(np.count_nonzero(self.chosen))
+        return len(self.values) or len(range(self.start, self.stop, self.step))
+
+    def holds(self, values: Counts) -> Bools:
+        """Whether these are among them."""
+        if len(self.chosen):
+            return np.asarray(self.chosen[values])
+        if self.values:
+            return np.isin(values, self.values)
+        inside = (values >= self.start) & (values < self.stop)
+        return np.asarray(inside & ((values - self.start) % self.step == 0))
 
 
 def bits_of_number(number: int) -> float:
@@ -121,15 +151,18 @@ def _strides(active: Counts, size: int) -> Iterator[Span]:
     if len(active) < 3:  # noqa: PLR2004  (two values have one distance, which says nothing)
         return
     step = int(np.gcd.reduce(np.diff(active)))
+    yield from _stepping(int(active[0]), int(active[-1]) + 1, step, size)
+
+
+def _stepping(first: int, stop: int, step: int, size: int) -> Iterator[Span]:
     if step < 2:  # noqa: PLR2004
         return
-    first, stop = int(active[0]), int(active[-1]) + 1
     bits = _BITS_KIND + 1 + bits_of_number(step) + math.log2(step)
-    chosen = np.zeros(size, dtype=np.bool_)
+    chosen = _none(size)
     chosen[first % step :: step] = True
     yield Span("stride", chosen, bits, first % step, size, step)
     if first >= step or stop + step <= size:
-        inner = np.zeros(size, dtype=np.bool_)
+        inner = _none(size)
         inner[first:stop:step] = True
         bits += math.log2(size * (size + 1) / 2) - math.log2(step)
         yield Span("stride", inner, bits, first, stop, step)
@@ -139,8 +172,9 @@ def _lists(active: Counts, size: int) -> Iterator[Span]:
     number = len(active)
     if not 2 <= number <= _LONGEST_LIST or int(active[-1] - active[0]) + 1 == number:  # noqa: PLR2004
         return
-    chosen = np.zeros(size, dtype=np.bool_)
-    chosen[active] = True
+    chosen = _none(size)
+    if len(chosen):
+        chosen[active] = True
     bits = _BITS_KIND + 1 + bits_of_number(number) + bits_of_choice(size, number)
     yield Span("list", chosen, bits, values=tuple(map(int, active)))
 
@@ -177,7 +211,62 @@ def _tiles(active: Counts, size: int, shards: tuple[int, ...]) -> Iterator[Span]
             yield Span("tiles", depth < width, bits, start=side, step=tile, width=width)
 
 
+def long_spans(long: LongCoordinate, shards: tuple[int, ...] = ()) -> list[Span]:
+    """The same of a coordinate that is too long for a count of each value.
+
+    Ends of tiles and of the coordinate itself are not looked for.
+    """
+    size = long.size
+    out = [Span("all", _none(size), _BITS_ALL, stop=size)]
+    if not long.some:
+        return out
+    out += _ranges(np.array([long.first, long.last]), size, shards)
+    if len(long.some) > 2:  # noqa: PLR2004  (as above)
+        out += _stepping(long.first, long.last + 1, long.step, size)
+    if len(long.some) <= _LONGEST_LIST:
+        out += _lists(np.array(sorted(long.some)), size)
+    return out
+
+
+class LongCoordinate:
+    """What is kept of the values with a count, instead of the counts.
+
+    Attributes:
+        first: the least of them.
+        last: the largest.
+        step: greatest common divisor of their distances.
+        some: a few of them; all, if there are no more than can be listed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.first, self.last, self.step = size, -1, 0
+        self.some: set[int] = set()
+
+    def add(self, active: Counts) -> None:
+        """Take note of some values, ascending."""
+        if not len(active):
+            return
+        if not self.some:
+            self._origin = int(active[0])
+        away = int(np.gcd.reduce(active - self._origin))
+        self.step = math.gcd(self.step, away)
+        self.first = min(self.first, int(active[0]))
+        self.last = max(self.last, int(active[-1]))
+        if len(self.some) <= _LONGEST_LIST:
+            self.some.update(map(int, active[: _LONGEST_LIST + 1]))
+
+
+def group_size(size: int) -> int:
+    """How many neighbouring values of a coordinate are counted together."""
+    return max(1, -(-size // LONGEST))
+
+
+def _none(size: int) -> Bools:
+    return np.zeros(0 if size > LONGEST else size, dtype=np.bool_)
+
+
 def _between(low: int, high: int, size: int) -> Bools:
-    chosen = np.zeros(size, dtype=np.bool_)
+    chosen = _none(size)
     chosen[low:high] = True
     return chosen

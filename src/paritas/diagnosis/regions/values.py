@@ -10,13 +10,13 @@ import numpy as np
 from paritas.diagnosis.regions.searching import Found
 
 if TYPE_CHECKING:
-    from paritas.diagnosis.regions.coordinates import Marks
+    from paritas.diagnosis.regions.marks import Marks
     from paritas.diagnosis.regions.spans import Bools
 
-__all__ = ["marked_out"]
+__all__ = ["BITS_ZEROS", "marked_out"]
 
 _BITS_PADDING = 5.0
-_BITS_ZEROS = 4.0
+BITS_ZEROS = 4.0
 
 
 def marked_out(marks: Marks, right: np.ndarray, zeros: Bools) -> tuple[Found, ...]:
@@ -31,7 +31,7 @@ def marked_out(marks: Marks, right: np.ndarray, zeros: Bools) -> tuple[Found, ..
 
 def _marked(marks: Marks, right: np.ndarray, zeros: Bools) -> Iterator[Found]:
     if _holds(zeros, marks):
-        yield Found("zeros", _BITS_ZEROS, float(np.count_nonzero(zeros)), mask=zeros)
+        yield Found("zeros", BITS_ZEROS, float(np.count_nonzero(zeros)), mask=zeros)
     for axis in reversed(range(right.ndim)):
         if right.shape[axis] < 3 or not _ends_alike(marks.wrong, right, axis):  # noqa: PLR2004
             continue
