@@ -6,7 +6,6 @@ import contextlib
 import io
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -27,7 +26,6 @@ __all__ = ["Volume"]
 _LONGEST_KEY = 1000
 _LARGE = 1 << 20
 _GLIMPSE = 4096
-_MOST_WAITING = 8  # for the disk, each in a thread
 
 
 class Volume:
@@ -150,20 +148,16 @@ class Volume:
 
     def see_onto_disk(self) -> None:
         """Wait until the disk has it."""
-        # All at once: the disk takes what it is asked for at the same time together.
-        with ThreadPoolExecutor(min(len(self.files), _MOST_WAITING)) as pool:
-            list(pool.map(_see_onto_disk, self.files))
+        # One by one: a dump may be closed at the end of the process, when no thread can start.
+        for path in self.files:
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
         if hasattr(os, "O_DIRECTORY"):
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-
-
-def _see_onto_disk(path: Path) -> None:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
 
 
 def _glimpse(data: Any) -> tuple[int, int]:
