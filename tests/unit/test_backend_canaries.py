@@ -17,6 +17,7 @@ from paritas._torch import (
     last_sums,
     operators,
     overwriting,
+    stances,
     tracing,
 )
 
@@ -147,3 +148,15 @@ def test_a_graph_writes_over_operands_by_operators_told_where_to_write():
     assert torch.ops.aten.exp.out in targets
     x = torch.linspace(-1, 1, 9).reshape(3, 3)
     assert torch.equal(lean(x)[0], graph(x)[0])
+
+
+def test_a_stance_is_left_by_threads_in_whatever_order():
+    compiled = torch.compile(lambda x: x + 1, backend=lambda graph, _: lambda *args: [args[0] + 2])
+    first, second = (stances.taking_stance("force_eager") for _ in range(2))
+    x = torch.zeros(2)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.equal(compiled(x), x + 1)  # the second still holds it
+    second.__exit__(None, None, None)
+    assert torch.equal(compiled(x), x + 2)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from paritas._torch.graphs import node_draws
 from paritas._torch.higher_order import PLAIN_FORMS
 from paritas._torch.stance import unguarded
+from paritas._torch.stances import taking_stance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,7 @@ def _drawn(kernel: Callable[..., Tensor], args: tuple[Any, ...], count: int) -> 
     with (
         _disable_current_modes(),
         torch.no_grad(),
-        torch.compiler.set_stance("default"),
+        taking_stance("default"),
         unguarded(),
         torch._inductor.config.patch(fallback_random=False, cpp_wrapper=False),
     ):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.attention import any_attention
+from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import copied
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pairing import as_plain
@@ -147,7 +148,7 @@ def running(
             stack.enter_context(subject.state.swapped(values))
             stack.enter_context(any_attention())
         if conditions.mode is not None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(taking_stance("force_eager"))
 
         def call(inputs: Inputs) -> Observation:
             seen = Observation()

@@ -15,6 +15,7 @@ import torch
 
 from paritas._torch.compiled import CountingBackend, lifted_backend, room_for_entries
 from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
+from paritas._torch.stances import taking_stance
 from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
@@ -117,7 +118,7 @@ class Runs(NoiseRuns):
             backend = lifted_backend(
                 self.candidate.call, self.candidate.backends[0], self.dtype, used
             )
-            with room_for_entries(), torch.compiler.set_stance("default", force_backend=backend):
+            with room_for_entries(), taking_stance("default", backend=backend):
                 seen = self._observe(self.candidate, wide=True)
             self._graphs = backend.graphs
             if backend.graphs == 0:
@@ -172,7 +173,7 @@ class Runs(NoiseRuns):
             conditions = dataclasses.replace(self.conditions, gradients=False)
             with (
                 room_for_entries(),
-                torch.compiler.set_stance("default", force_backend=backend),
+                taking_stance("default", backend=backend),
                 running(self.candidate, self.rng, conditions) as call,
             ):
                 call(self.inputs)

@@ -142,6 +142,22 @@ def stance() -> None:
     expect("graphs that the other backend was given", counting.graphs, 1)
 
 
+def stances() -> None:
+    """While a stance is taken nothing is compiled, and afterwards it is again."""
+    from paritas._torch.compiled import CountingBackend
+    from paritas._torch.stances import taking_stance
+
+    counting = CountingBackend()
+    torch.compiler.reset()
+    wave = torch.compile(_wave, backend=counting)
+    with taking_stance("force_eager"):
+        wave(torch.ones(2))
+    expect("graphs compiled within the stance", counting.graphs, 0)
+    wave(torch.ones(2))
+    torch.compiler.reset()
+    expect("graphs compiled after it", counting.graphs, 1)
+
+
 def variables() -> None:
     """Lines of generated code are of the kinds that are known."""
     from paritas._torch.variables import line_kinds
@@ -168,6 +184,7 @@ PROBES = {
     "inductor": inductor,
     "passes": passes,
     "stance": stance,
+    "stances": stances,
     "variables": variables,
     "wrapper_lines": wrapper_lines,
 }

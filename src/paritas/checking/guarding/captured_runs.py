@@ -11,6 +11,7 @@ import torch
 from paritas._torch.graphs import copy_graph, node_dtypes
 from paritas._torch.naming import captured_input_names
 from paritas._torch.random_twins import use_twins
+from paritas._torch.stances import taking_stance
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.noise import NoiseRuns
 from paritas.checking.observing import AFTER, Observation, aliases
@@ -160,7 +161,7 @@ class CapturedRuns(NoiseRuns):
     def _around(self, watch: Any, mode: LiftMode | None) -> Iterator[None]:
         with (
             self.surroundings.again(),
-            torch.compiler.set_stance("force_eager"),
+            taking_stance("force_eager"),
             watch or contextlib.nullcontext(),
             mode or contextlib.nullcontext(),
         ):

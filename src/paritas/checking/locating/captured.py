@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from paritas._torch.stances import taking_stance
 from paritas.checking.origins import node_origin
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.recording.isolation import RandomState
@@ -106,7 +107,7 @@ class _Recorder(Interpreter):
 def _values(suspect: CapturedSuspect) -> dict[str, Any]:
     values: dict[str, Any] = {}
     suspect.runs.rng.restore()
-    with suspect.runs.surroundings.again(), torch.compiler.set_stance("force_eager"):
+    with suspect.runs.surroundings.again(), taking_stance("force_eager"):
         _Recorder(suspect.runs.reference.module, values).run(*suspect.runs.arguments())
     return values
 
