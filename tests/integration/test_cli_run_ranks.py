@@ -21,6 +21,7 @@ def _folder(tmp_path, monkeypatch):
 
 RANKS = f"""{NET}
 import os
+import time
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,10 +31,14 @@ wrong = f"--faulty={{rank}}" in sys.argv
 step = torch.compile(DistributedDataParallel(model), backend=faulty if wrong else "aot_eager")
 for _ in range(2):
     step(torch.randn(32, 8)).square().mean().backward()
-dist.barrier()  # none is killed amid a collective: gloo would take the others down with it
+dist.barrier()
 if f"--kill={{rank}}" in sys.argv:
+    # Not before the other has left the group: gloo would take it down as well.
+    while not os.path.exists("left"):
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
 dist.destroy_process_group()
+open("left", "w").close()
 """
 
 
