@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ __all__ = ["few_full_collections"]
 
 # Full ones are so many times as rare as the next lesser ones.
 _SELDOM = 1000
+# What was in force before each use that is not over yet: the setting is one for all threads, and
+# what the last of them puts back has to be what the first one found.
+_before: list[tuple[int, int, int]] = []
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -22,9 +27,11 @@ def few_full_collections() -> Iterator[None]:
     A table of 50,000 rows is a million objects that stay, and looking through all of them again
     and again takes as long as matching does. What is young is looked through as often as ever.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(*before[:2], max(before[2], _SELDOM))
+    with _lock:
+        _before.append(gc.get_threshold())
+        gc.set_threshold(*_before[-1][:2], max(_before[-1][2], _SELDOM))
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _lock:
+            gc.set_threshold(*_before.pop())

@@ -23,3 +23,14 @@ def test_an_error_within_leaves_them_as_before():
     with pytest.raises(ZeroDivisionError), few_full_collections():
         1 / 0  # noqa: B018
     assert gc.get_threshold() == before
+
+
+def test_comparisons_that_overlap_leave_them_as_before_whichever_ends_first():
+    before = gc.get_threshold()
+    first, second = few_full_collections(), few_full_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[2] > before[2]
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
