@@ -50,8 +50,10 @@ class VerifyConfig:
         verify_gradients: gradients of inputs and parameters under random cotangents; by default
             where anything requires grad.
         verify_mutation: inputs after the call.
-        verify_state: parameters and buffers after the call.
-        verify_aliasing: which outputs share memory with inputs, parameters and each other.
+        verify_state: what the program keeps, after the call: parameters and buffers, their `.grad`,
+            attributes, variables of closures, globals; and torch's settings and functions.
+        verify_aliasing: which outputs share memory with inputs, parameters and each other, with
+            those of the next call, or are written to later.
         verify_strides: output strides; otherwise a difference is only noted.
         verify_device: output devices; otherwise a difference is only noted.
         verify_requires_grad: whether outputs require grad.

@@ -11,8 +11,9 @@ import torch
 
 from paritas._torch.attention import any_attention
 from paritas._torch.stances import taking_stance
-from paritas.checking.isolation import copied
-from paritas.numerics.metrics import bitwise_equal
+from paritas.checking.isolation import MISSING, as_seen, copied, is_same
+from paritas.checking.surroundings import Surroundings
+from paritas.numerics.contents import contents
 from paritas.numerics.pairing import as_plain
 from paritas.numerics.trees import containers, leaves
 from paritas.recording.isolation import RandomState
@@ -38,8 +39,11 @@ class Observation:
     Attributes:
         outputs: path -> leaf of what was returned.
         containers: path -> class name of the containers around the leaves.
-        after: path -> input after the call, where its bits changed.
-        state: name -> parameter or buffer after the call, where its bits changed.
+        after: path -> what an input holds after the call, where that changed.
+        state: name -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
+            after the call, where that changed.
+        surroundings: name -> what became of a setting or function of the process.
+        live: path -> returned tensor itself, to see who writes to it later; not differentiable.
         gradients: path -> gradient of an input or parameter.
         strides: path -> strides of the returned tensors.
         requires_grad: path -> flag of the returned tensors.
@@ -54,8 +58,10 @@ class Observation:
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     containers: dict[str, str] = dataclasses.field(default_factory=dict)
-    after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    after: dict[str, Any] = dataclasses.field(default_factory=dict)
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
+    live: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
@@ -76,8 +82,17 @@ class Observation:
 
     @property
     def changed_state(self) -> list[str]:
-        """The names of the parameters and buffers that changed."""
+        """The names of what changed of the program's state."""
         return [path.removeprefix(f"{STATE} ").removesuffix(AFTER) for path in self.state]
+
+    @property
+    def written_later(self) -> list[str]:
+        """The paths of the returned tensors that somebody has written to since."""
+        return [
+            path
+            for path, tensor in self.live.items()
+            if not is_same(self.outputs[path], as_plain(tensor))
+        ]
 
     @property
     def is_stateless(self) -> bool:
@@ -110,7 +125,8 @@ class Conditions:
         wide: inputs and state in float64; the default dtype is the caller's affair.
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
-        changing: the parameters and buffers to look at after the call; None for all of them.
+        changing: the names of the state to look at after the call; None for all of it.
+        holds: keep the returned tensors themselves as well.
         precisions: output path -> dtype that its cotangent is drawn in, set by the first run.
     """
 
@@ -121,6 +137,7 @@ class Conditions:
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
     changing: frozenset[str] | None = None
+    holds: bool = False
     precisions: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -154,6 +171,8 @@ def running(
             seen = Observation()
             fresh = copied(inputs, widen=conditions.wide)
             _observe_call(subject, fresh, values, conditions, seen)
+            if conditions.gradients and seen.state:
+                subject.state.detach()
             return seen
 
         yield call
@@ -168,15 +187,18 @@ def _observe_call(
 ) -> None:
     named_inputs = dict(input_tensors(inputs))
     # Only a copy of what came in can tell whether it was changed in place.
-    before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
+    before = input_contents(inputs)
     seen.rng_before = RandomState.now()
     subject.state.touch()
+    surroundings = Surroundings()
     try:
         with conditions.around_the_program():
             result = subject.call(*inputs.args, **inputs.kwargs)
     except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
         seen.error = error
         return
+    finally:
+        seen.surroundings = surroundings.put_back()
     seen.rng_after = RandomState.now()
     live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
     seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
@@ -184,11 +206,13 @@ def _observe_call(
     seen.aliases = aliases(live, {**named_inputs, **state})
     del result
     _note_outputs(live, conditions, seen)
-    for path, tensor in named_inputs.items():
-        if not bitwise_equal(tensor.detach(), before[path]):
-            seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
-    for name, tensor in subject.state.changed(conditions.changing).items():
-        seen.state[f"{STATE} {name}{AFTER}"] = tensor
+    now = input_contents(inputs, copy_tensors=False)
+    for path in [*before, *(path for path in now if path not in before)]:
+        value = now.get(path, MISSING)
+        if not is_same(before.get(path, MISSING), value):
+            seen.after[f"{path}{AFTER}"] = _kept(value)
+    for name, value in subject.state.changed(conditions.changing).items():
+        seen.state[f"{STATE} {name}{AFTER}"] = as_plain(value)
     if conditions.gradients:
         _differentiate(subject, live, named_inputs, values, conditions, seen)
 
@@ -196,16 +220,19 @@ def _observe_call(
 def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:
     """Copy what was returned, and let go of each that nobody differentiates."""
     for path, leaf in live.items():
-        _note_output(path, leaf, conditions.mode, seen)
+        _note_output(path, leaf, conditions, seen)
         if not conditions.gradients:
             live[path] = None
 
 
-def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation) -> None:
+def _note_output(path: str, leaf: Any, conditions: Conditions, seen: Observation) -> None:
+    mode = conditions.mode
     seen.outputs[path] = _kept(leaf)
     if not isinstance(leaf, torch.Tensor):
         return
     seen.requires_grad[path] = leaf.requires_grad
+    if conditions.holds:
+        seen.live[path] = leaf.detach()
     if leaf.layout is torch.strided and not leaf.is_nested:
         seen.strides[path] = tuple(leaf.stride())
     if mode is None:
@@ -285,12 +312,24 @@ def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> T
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the arguments, each with the path a caller would write."""
-    for path, leaf in leaves(list(inputs.args)):
-        if isinstance(leaf, torch.Tensor):
-            yield f"{INPUT}{path}", leaf
-    for path, leaf in leaves(inputs.kwargs):
-        if isinstance(leaf, torch.Tensor):
-            yield f"{INPUT}{path}", leaf
+    for given in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(given, INPUT):
+            if isinstance(leaf, torch.Tensor):
+                yield path, leaf
+
+
+def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, Any]:
+    """All that the arguments hold, by path, and the gradients that their tensors carry."""
+    found: dict[str, Any] = {}
+    for given in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(given, INPUT):
+            if not isinstance(leaf, torch.Tensor):
+                found[path] = as_seen(leaf)
+                continue
+            found[path] = leaf.detach().clone() if copy_tensors else leaf
+            if leaf.is_leaf and leaf.grad is not None:
+                found[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
+    return found
 
 
 def aliases(outputs: dict[str, Any], given: dict[str, Any]) -> frozenset[tuple[str, str]]:

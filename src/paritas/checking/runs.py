@@ -18,9 +18,19 @@ from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
 from paritas._torch.stances import taking_stance
 from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
+from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
+from paritas.checking.observing import (
+    AFTER,
+    STATE,
+    Conditions,
+    Observation,
+    input_contents,
+    input_tensors,
+    running,
+)
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
+from paritas.numerics.pairing import as_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +46,7 @@ class Runs(NoiseRuns):
     """The further runs for one set of inputs, shared by all items of it.
 
     Attributes:
-        changing: the parameters and buffers that either side changes, so worth looking at.
+        changing: the names of the state that either side changes, so worth looking at.
     """
 
     def __init__(
@@ -214,13 +224,17 @@ class Runs(NoiseRuns):
             return self.initial(path)
         return value
 
-    def initial(self, path: str) -> Tensor | None:
-        """What an input, parameter or buffer was before the call."""
+    def initial(self, path: str, side: Subject | None = None) -> Any:
+        """What an input, or something of a side's state, was before the call; or `MISSING`."""
         name = path.removesuffix(AFTER)
-        known = dict(input_tensors(self.inputs))
-        for side in (self.candidate, self.reference):
-            known |= {f"state {key}": value for key, value in side.state.saved.items()}
-        return known.get(name)
+        if not name.startswith(f"{STATE} "):
+            return as_plain(input_contents(self.inputs, copy_tensors=False).get(name, MISSING))
+        name = name.removeprefix(f"{STATE} ")
+        for one in (self.reference, self.candidate) if side is None else (side,):
+            value = one.state.initial(name)
+            if value is not MISSING:
+                return as_plain(value)
+        return MISSING
 
     def run_reference(
         self,
