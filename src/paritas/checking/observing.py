@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ import torch
 from paritas._torch.attention import any_attention
 from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import copied
+from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
-from paritas.numerics.pairing import as_plain
-from paritas.numerics.trees import containers, leaves
+from paritas.numerics.trees import leaves
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from paritas._torch.lifting import LiftMode
     from paritas.checking.config import Inputs
     from paritas.checking.subjects import Subject
+    from paritas.numerics.contents import Kind
 
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
 AFTER = " after the call"
@@ -37,7 +37,7 @@ class Observation:
 
     Attributes:
         outputs: path -> leaf of what was returned.
-        containers: path -> class name of the containers around the leaves.
+        kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
         after: path -> input after the call, where its bits changed.
         state: name -> parameter or buffer after the call, where its bits changed.
         gradients: path -> gradient of an input or parameter.
@@ -53,7 +53,7 @@ class Observation:
     """
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    containers: dict[str, str] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
     after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
@@ -83,6 +83,11 @@ class Observation:
     def is_stateless(self) -> bool:
         """Whether a second call with the same inputs must give the same."""
         return not (self.state or self.drew_random_numbers)
+
+    @property
+    def returned(self) -> Flat:
+        """What was returned, to be matched."""
+        return Flat(self.outputs, self.kinds)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
@@ -178,11 +183,11 @@ def _observe_call(
         seen.error = error
         return
     seen.rng_after = RandomState.now()
-    live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
-    seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
+    returned = flattened(result, OUTPUT)
+    live, seen.kinds = returned.leaves, returned.kinds
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
-    del result
+    del result, returned
     _note_outputs(live, conditions, seen)
     for path, tensor in named_inputs.items():
         if not bitwise_equal(tensor.detach(), before[path]):
@@ -324,10 +329,7 @@ def _kept(leaf: Any) -> Any:
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
-    try:
-        return copy.copy(plain)
-    except TypeError:  # a generator, a file: nothing that could be compared either
-        return plain
+    return bytearray(plain) if isinstance(plain, bytearray) else plain
 
 
 def _stable_hash(text: str) -> int:
