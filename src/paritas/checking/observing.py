@@ -191,11 +191,17 @@ def _observe_call(
     _note_outputs(live, conditions, seen)
     for path, tensor in named_inputs.items():
         if not bitwise_equal(tensor.detach(), before[path]):
-            seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
+            seen.after |= _after(path, tensor)
     for name, tensor in subject.state.changed(conditions.changing).items():
-        seen.state[f"{STATE} {name}{AFTER}"] = tensor
+        seen.state |= _after(f"{STATE} {name}", tensor)
     if conditions.gradients:
         _differentiate(subject, live, named_inputs, values, conditions, seen)
+
+
+def _after(path: str, tensor: Tensor) -> dict[str, Any]:
+    """A tensor after the call, or the parts of one that is not dense."""
+    leaves = flattened(tensor.detach(), path).leaves
+    return {f"{where}{AFTER}": _kept(leaf) for where, leaf in leaves.items()}
 
 
 def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:

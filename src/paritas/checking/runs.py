@@ -21,6 +21,7 @@ from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
+from paritas.numerics.flattening import flattened, is_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,6 +221,10 @@ class Runs(NoiseRuns):
         known = dict(input_tensors(self.inputs))
         for side in (self.candidate, self.reference):
             known |= {f"state {key}": value for key, value in side.state.saved.items()}
+        if name not in known:  # a part of one that is not dense, perhaps
+            for whole, tensor in list(known.items()):
+                if name.startswith(whole) and not is_dense(tensor):
+                    known |= flattened(tensor.detach(), whole).leaves
         return known.get(name)
 
     def run_reference(

@@ -15,16 +15,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas.numerics.contents import Kind, Opaque, Parts, attributes, walk
+from paritas.numerics.contents import Kind, Opaque, Parts, attributes, same_leaf, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-__all__ = ["Flat", "as_plain", "flattened", "is_dense", "tensor_parts"]
+__all__ = ["Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
 
 _DENSE_CLASSES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 # Dtypes that torch stores and does not compute with: their bytes are compared.
-_STORED_ONLY = re.compile(r"torch\.(float4_\w+|bits\w+|u?int[1-7])")
+_STORED_ONLY = {
+    getattr(torch, name)
+    for name in dir(torch)
+    if re.fullmatch(r"float4_\w+|bits\w+|u?int[1-7]", name)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +99,26 @@ def is_dense(tensor: Tensor) -> bool:
         type(tensor) in _DENSE_CLASSES
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-        and not _STORED_ONLY.fullmatch(str(tensor.dtype))
+        and tensor.dtype not in _STORED_ONLY
         and not _names(tensor)
     )
+
+
+def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether two tensors of any kind are of the same kind, with the same parts by `same`."""
+    if a.is_meta and b.is_meta:
+        return a.shape == b.shape and a.dtype is b.dtype  # there is no more to them
+    left, right = flattened(a), flattened(b)
+    if left.kinds != right.kinds or left.leaves.keys() != right.leaves.keys():
+        return False
+    for path, one in left.leaves.items():
+        other = right.leaves[path]
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if not same(one, other):
+                return False
+        elif not same_leaf(one, other):
+            return False
+    return True
 
 
 def tensor_parts(tensor: Tensor) -> Parts | None:

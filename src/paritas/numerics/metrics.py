@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paritas.errors import UsageError
 from paritas.numerics import device_pairs
+from paritas.numerics.flattening import is_dense, same_parts
 from paritas.numerics.moments import Totals
 from paritas.numerics.ulps import first_unlike, same_bits, same_but_for_nans, ulp_distance
 
@@ -147,13 +148,16 @@ def _pieces(views: list[Tensor], size: int, offset: int) -> Iterator[tuple[int, 
 def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> bool:
     """Whether two tensors have the same shape, the same dtype and the same bits.
 
-    All NaNs count as the same, whatever their sign and payload; -0.0 and +0.0 do not.
+    All NaNs count as the same, whatever their sign and payload; -0.0 and +0.0 do not. Tensors that
+    are not dense are the same if they are of one kind and all their parts are.
 
     Args:
-        a: any strided tensor.
-        b: any strided tensor; if on another device, it is moved block by block.
+        a: any tensor.
+        b: any tensor; if on another device, it is moved block by block.
         block_size: most elements compared at once.
     """
+    if not (is_dense(a) and is_dense(b)):
+        return same_parts(a, b, bitwise_equal)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if _is_plain(a) and _is_plain(b) and a.numel():
@@ -180,7 +184,7 @@ def quickly_equal(a: Tensor, b: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether numpy may have its memory as it is."""
-    strided = tensor.layout is torch.strided and tensor.is_contiguous()
+    strided = tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
     lazy = tensor.is_conj() or tensor.is_neg()
     return type(tensor) in _PLAIN and tensor.is_cpu and strided and not lazy
 
