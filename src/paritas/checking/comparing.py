@@ -96,6 +96,7 @@ class Comparer:
             values=config.verify_values,
             device=config.verify_device,
             containers=runs.candidate.is_wholly_compiled,
+            by_order=config.match_by_order,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -171,13 +172,7 @@ class Comparer:
             self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
-        matching = match(
-            reference.outputs,
-            candidate.outputs,
-            reference.containers,
-            candidate.containers,
-            self.checks,
-        )
+        matching = match(reference.returned, candidate.returned, self.checks)
         self.out.findings += matching.findings
         self.out.notes += matching.notes
         self.out.unmatched += matching.unmatched

@@ -43,6 +43,8 @@ class VerifyConfig:
     Attributes:
         enabled: off, both sides run, nothing is compared, and the verdict says so.
         verify_size: the number of outputs.
+        match_by_order: outputs that the two sides name differently are matched by their order, for
+            compilers known to return lists; otherwise other names are `different`.
         verify_dtype: dtypes.
         verify_shape: shapes. Off, values are compared in order where the counts agree.
         verify_values: values, by `value_checker`.
@@ -67,6 +69,7 @@ class VerifyConfig:
 
     enabled: bool = True
     verify_size: bool = True
+    match_by_order: bool = False
     verify_dtype: bool = True
     verify_shape: bool = True
     verify_values: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import MISSING, as_seen, copied, is_same
 from paritas.checking.surroundings import Surroundings
 from paritas.numerics.contents import contents
-from paritas.numerics.pairing import as_plain
-from paritas.numerics.trees import containers, leaves
+from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from paritas._torch.lifting import LiftMode
     from paritas.checking.config import Inputs
     from paritas.checking.subjects import Subject
+    from paritas.numerics.contents import Kind
 
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
 AFTER = " after the call"
@@ -38,7 +37,7 @@ class Observation:
 
     Attributes:
         outputs: path -> leaf of what was returned.
-        containers: path -> class name of the containers around the leaves.
+        kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
         after: path -> what an input holds after the call, where that changed.
         state: name -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
             after the call, where that changed.
@@ -57,7 +56,7 @@ class Observation:
     """
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    containers: dict[str, str] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
     after: dict[str, Any] = dataclasses.field(default_factory=dict)
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
     surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -98,6 +97,11 @@ class Observation:
     def is_stateless(self) -> bool:
         """Whether a second call with the same inputs must give the same."""
         return not (self.state or self.drew_random_numbers)
+
+    @property
+    def returned(self) -> Flat:
+        """What was returned, to be matched."""
+        return Flat(self.outputs, self.kinds)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
@@ -200,21 +204,29 @@ def _observe_call(
     finally:
         seen.surroundings = surroundings.put_back()
     seen.rng_after = RandomState.now()
-    live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
-    seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
+    returned = flattened(result, OUTPUT)
+    live, seen.kinds = returned.leaves, returned.kinds
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
-    del result
+    del result, returned
     _note_outputs(live, conditions, seen)
     now = input_contents(inputs, copy_tensors=False)
     for path in [*before, *(path for path in now if path not in before)]:
         value = now.get(path, MISSING)
         if not is_same(before.get(path, MISSING), value):
-            seen.after[f"{path}{AFTER}"] = _kept(value)
+            seen.after |= _after(path, value)
     for name, value in subject.state.changed(conditions.changing).items():
-        seen.state[f"{STATE} {name}{AFTER}"] = as_plain(value)
+        seen.state |= _after(f"{STATE} {name}", value)
     if conditions.gradients:
         _differentiate(subject, live, named_inputs, values, conditions, seen)
+
+
+def _after(path: str, value: Any) -> dict[str, Any]:
+    """A value after the call, or the parts of a tensor that is not dense."""
+    if not isinstance(value, torch.Tensor):
+        return {f"{path}{AFTER}": _kept(value)}
+    leaves = flattened(value.detach(), path).leaves
+    return {f"{where}{AFTER}": _kept(leaf) for where, leaf in leaves.items()}
 
 
 def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:
@@ -363,10 +375,7 @@ def _kept(leaf: Any) -> Any:
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
-    try:
-        return copy.copy(plain)
-    except TypeError:  # a generator, a file: nothing that could be compared either
-        return plain
+    return bytearray(plain) if isinstance(plain, bytearray) else plain
 
 
 def _stable_hash(text: str) -> int:

@@ -30,9 +30,11 @@ from paritas.checking.observing import (
     running,
 )
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
-from paritas.numerics.pairing import as_plain
+from paritas.numerics.flattening import as_plain, flattened, is_dense
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from paritas.checking.config import Inputs
@@ -228,10 +230,11 @@ class Runs(NoiseRuns):
         """What an input, or something of a side's state, was before the call; or `MISSING`."""
         name = path.removesuffix(AFTER)
         if not name.startswith(f"{STATE} "):
-            return as_plain(input_contents(self.inputs, copy_tensors=False).get(name, MISSING))
+            return as_plain(_part(input_contents(self.inputs, copy_tensors=False), name))
         name = name.removeprefix(f"{STATE} ")
         for one in (self.reference, self.candidate) if side is None else (side,):
             value = one.state.initial(name)
+            value = _part(one.state.saved, name) if value is MISSING else value
             if value is not MISSING:
                 return as_plain(value)
         return MISSING
@@ -286,6 +289,17 @@ class Runs(NoiseRuns):
             if is_inexact(tensor) and (tensor.dtype in WIDE or _is_double(tensor)):
                 counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
         return counts
+
+
+def _part(known: Mapping[str, Any], name: str) -> Any:
+    """What is known by that name, if only as a part of a tensor that is not dense."""
+    if name in known:
+        return known[name]
+    for whole, value in known.items():
+        is_whole = isinstance(value, torch.Tensor) and name.startswith(whole)
+        if is_whole and not is_dense(value):
+            return flattened(value.detach(), whole).leaves.get(name, MISSING)
+    return MISSING
 
 
 def _is_double(tensor: Tensor) -> bool:

@@ -26,6 +26,7 @@ from paritas.checking.remembering import FailedPair, remember
 from paritas.checking.runs import Runs
 from paritas.checking.subjects import Subject, subject
 from paritas.errors import MismatchError, UsageError
+from paritas.numerics.contents import same_leaf
 from paritas.numerics.findings import Aspect, Coverage, Status, Verdict
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import RandomState
@@ -287,6 +288,8 @@ def _reused(first: Observation, second: Observation) -> list[str]:
 def _same_observation(first: Observation, second: Observation) -> bool:
     if second.error is not None or first.aliases != second.aliases:
         return False
+    if first.kinds != second.kinds:
+        return False
     left, right = dict(first.items()), dict(second.items())
     if left.keys() != right.keys():
         return False
@@ -296,4 +299,4 @@ def _same_observation(first: Observation, second: Observation) -> bool:
 def _same_value(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and bitwise_equal(left, right)
-    return type(left) is type(right) and bool(left == right)
+    return same_leaf(left, right) is True

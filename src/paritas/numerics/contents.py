@@ -27,7 +27,17 @@ import torch
 if typing.TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Opaque", "Parts", "contents", "kinds", "parts", "same_leaf"]
+__all__ = [
+    "Kind",
+    "Opaque",
+    "Parts",
+    "as_leaf",
+    "attributes",
+    "contents",
+    "parts",
+    "same_leaf",
+    "walk",
+]
 
 # Deeper than any result that is made for reading; an endless chain of objects ends here.
 _MOST_LEVELS = 64
@@ -106,33 +116,34 @@ class Opaque:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a container or an object is made of.
+class Kind:
+    """What a container, an object or a tensor that is not dense is.
 
     Attributes:
-        kind: the name of its class.
+        name: of its class, in messages.
         family: what may stand for it: a tuple for a list, any class of mapping for a mapping. Only
-            objects of one family can be compared part by part.
-        items: its parts with the suffixes of their paths.
+            what is of one family is compared part by part.
+        is_tensor: whether a dense tensor may stand for it as well.
     """
 
-    kind: str
+    name: str
     family: str
+    is_tensor: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What something is, and what it is made of: each part with the suffix of its path."""
+
+    kind: Kind
     items: list[tuple[str, Any]]
 
 
 def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a value with its path, depth first: tensors, numbers, strings, `Opaque`."""
-    for where, leaf, below in _walk(value, path):
+    for where, leaf, below in walk(value, path):
         if below is None:
             yield where, leaf
-
-
-def kinds(value: Any, path: str = "") -> Iterator[tuple[str, Parts]]:
-    """Every container and object in a value with its path."""
-    for where, _, below in _walk(value, path):
-        if below is not None:
-            yield where, below
 
 
 def parts(value: Any) -> Parts | None:
@@ -147,8 +158,8 @@ def parts(value: Any) -> Parts | None:
     if any(_is_native(base) for base in cls.__mro__ if base not in _READABLE):
         return None
     is_record = dataclasses.is_dataclass(cls) or issubclass(cls, types.SimpleNamespace)
-    family = "record" if is_record else _class_name(cls)
-    return _with_attributes(value, Parts(cls.__name__, family, []))
+    kind = Kind(cls.__name__, "record") if is_record else _own_kind(cls)
+    return _with_attributes(value, Parts(kind, []))
 
 
 def same_leaf(left: Any, right: Any) -> bool | None:
@@ -157,8 +168,9 @@ def same_leaf(left: Any, right: Any) -> bool | None:
     1, True and 1.0 are three values. No class written in Python is asked.
     """
     if isinstance(left, Opaque) and isinstance(right, Opaque):
-        same = left.value is right.value and left.by_identity and right.by_identity
-        return True if same else None
+        if type(left.value) is not type(right.value):
+            return False
+        return True if left.value is right.value and left.by_identity else None
     if type(left) is not type(right):
         return False
     if isinstance(left, enum.Enum):
@@ -167,11 +179,14 @@ def same_leaf(left: Any, right: Any) -> bool | None:
         return {_with_class(x) for x in left} == {_with_class(x) for x in right}
     if isinstance(left, float | complex):
         return repr(left) == repr(right)  # NaN is NaN, and -0.0 is not 0.0
+    if isinstance(left, np.ndarray | np.generic):
+        alike = left.dtype == right.dtype and left.shape == right.shape
+        return bool(alike and left.tobytes() == right.tobytes())
     equal = left == right
     return equal if isinstance(equal, bool) else None
 
 
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
+def walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
     """Every value with its path and its parts, a container before what is in it."""
     stack: list[tuple[str, Any, tuple[tuple[int, str], ...]]] = [(path, value, ())]
     seen = 0
@@ -184,7 +199,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
         below = parts(one)
         seen += 1
         if below is None:
-            yield where, _leaf(one), None
+            yield where, as_leaf(one), None
         elif len(above) >= _MOST_LEVELS or seen > _MOST_LEAVES:
             too = "deep" if len(above) >= _MOST_LEVELS else "large"
             yield where, Opaque(one, f"too {too} to be compared"), None
@@ -208,13 +223,15 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _leaf(value: Any) -> Any:
+def as_leaf(value: Any) -> Any:
     """A leaf as it is, or `Opaque` if neither we nor its own class can compare it."""
-    cls = type(value)
+    cls: type = type(value)
     if cls in _PLAIN or _is_array(value) or issubclass(cls, torch.Tensor | enum.Enum):
         return value
     if issubclass(cls, _IDENTITIES):
-        return Opaque(value, f"a {cls.__name__} is compared by identity", by_identity=True)
+        return Opaque(
+            value, f"nothing but its identity is known of a {cls.__name__}", by_identity=True
+        )
     if issubclass(cls, set | frozenset):
         base = set if issubclass(cls, set) else frozenset
         elements = list(base.__iter__(value))
@@ -224,12 +241,8 @@ def _leaf(value: Any) -> Any:
     # Compiled code of a library, such as datetime's: its == is no user's.
     if "__eq__" in vars(cls) and _is_native(cls) and cls not in (*_UNREADABLE, object):
         return value
-    reason = f"the content of {_article(cls.__name__)} cannot be read"
+    reason = f"nothing is known about comparing objects of type {cls.__name__}"
     return Opaque(value, reason, by_identity=cls is object)
-
-
-def _article(name: str) -> str:
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _read_mapping(value: Any) -> Parts | None:
@@ -246,7 +259,7 @@ def _read_mapping(value: Any) -> Parts | None:
             items.append((f"[{_key_name(key)}]", item))
         else:  # its address is no name: it is compared as well
             items.append((f"[{position}]", (key, item)))
-    return Parts(cls.__name__, "mapping", items)
+    return Parts(Kind(cls.__name__, "mapping"), items)
 
 
 def _read_sequence(value: Any) -> Parts | None:
@@ -256,7 +269,7 @@ def _read_sequence(value: Any) -> Parts | None:
         fields, base = getattr(cls, "_fields", None), tuple
         if isinstance(fields, tuple):
             pairs = zip(fields, tuple.__iter__(value), strict=True)
-            return Parts(cls.__name__, "record", [(f".{name}", item) for name, item in pairs])
+            return Parts(Kind(cls.__name__, "record"), [(f".{name}", item) for name, item in pairs])
     elif issubclass(cls, list):
         base = list
     elif issubclass(cls, collections.deque):
@@ -264,7 +277,7 @@ def _read_sequence(value: Any) -> Parts | None:
     else:
         return None
     items = [(f"[{position}]", item) for position, item in enumerate(base.__iter__(value))]
-    return Parts(cls.__name__, "sequence", items)
+    return Parts(Kind(cls.__name__, "sequence"), items)
 
 
 def _read_special(value: Any) -> Parts | None:
@@ -283,7 +296,7 @@ def _read_special(value: Any) -> Parts | None:
         return _read_scalar(value) or _read_array(value)
     # Not getattr, which a subclass may have overridden.
     items = [(f".{name}", object.__getattribute__(value, name)) for name in names]
-    return Parts(str(cls.__name__), _class_name(cls), items)
+    return Parts(_own_kind(cls), items)
 
 
 def _read_scalar(value: Any) -> Parts | None:
@@ -292,7 +305,7 @@ def _read_scalar(value: Any) -> Parts | None:
     for base in (int, float, complex, str, bytes):
         if issubclass(cls, base):
             plain = base(*getattr(base, "__getnewargs__")(value))  # noqa: B009  (not in typeshed)
-            return Parts(cls.__name__, _class_name(cls), [(".value", plain)])
+            return Parts(_own_kind(cls), [(".value", plain)])
     return None
 
 
@@ -300,14 +313,14 @@ def _read_array(value: Any) -> Parts | None:
     cls = type(value)
     if cls is np.ma.MaskedArray:  # what is masked may be anything
         items = [(".mask", np.ma.getmaskarray(value)), (".data", value.filled(0))]
-        return Parts(cls.__name__, _class_name(cls), items)
+        return Parts(_own_kind(cls), items)
     if not issubclass(cls, np.ndarray):
         return None
     plain = np.ndarray.view(value, np.ndarray)
     if not plain.dtype.hasobject:
-        return Parts(cls.__name__, _class_name(cls), [(".data", plain)])
+        return Parts(_own_kind(cls), [(".data", plain)])
     items = [(".shape", plain.shape), *((f".flat[{i}]", x) for i, x in enumerate(plain.flat))]
-    return Parts(cls.__name__, _class_name(cls), items)
+    return Parts(_own_kind(cls), items)
 
 
 def _with_attributes(value: Any, known: Parts) -> Parts:
@@ -317,11 +330,11 @@ def _with_attributes(value: Any, known: Parts) -> Parts:
     hidden: list[tuple[str, Any]] = []
     if type(value) is np.ma.MaskedArray:
         return known
-    for name, attribute in _attributes(value):
+    for name, attribute in attributes(value):
         suffix = f".{name}"
         part = by_suffix.get(suffix, by_suffix.get(f"[{name!r}]", _MISSING))
         # A ModelOutput's fields are its items as well, except for those that are None.
-        if part is attribute or (known.family == "mapping" and attribute is None):
+        if part is attribute or (known.kind.family == "mapping" and attribute is None):
             continue
         # A lock or a weak reference that an object keeps for itself is nothing it says.
         private = name.startswith("_") and _is_hidden(attribute)
@@ -332,7 +345,7 @@ def _with_attributes(value: Any, known: Parts) -> Parts:
 _MISSING = object()
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def attributes(value: Any) -> list[tuple[str, Any]]:
     """What stands in an object's `__dict__` and slots, except for values cached for later."""
     found: dict[str, Any] = {}
     cached: set[str] = set()
@@ -362,7 +375,7 @@ def _is_special(name: str) -> bool:
 
 
 def _is_hidden(value: Any) -> bool:
-    return parts(value) is None and isinstance(_leaf(value), Opaque)
+    return parts(value) is None and isinstance(as_leaf(value), Opaque)
 
 
 def _is_native(cls: type) -> bool:
@@ -372,8 +385,9 @@ def _is_native(cls: type) -> bool:
     )
 
 
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _own_kind(cls: type) -> Kind:
+    """What is like no other class."""
+    return Kind(cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
 
 
 def _is_simple(value: Any) -> bool:
