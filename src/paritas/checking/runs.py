@@ -19,7 +19,16 @@ from paritas._torch.stances import taking_stance
 from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
+from paritas.checking.observing import (
+    AFTER,
+    AFTER_BACKWARD,
+    SECOND_GRADIENT,
+    Conditions,
+    Observation,
+    input_tensors,
+    place_of,
+    running,
+)
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 
 if TYPE_CHECKING:
@@ -199,7 +208,7 @@ class Runs(NoiseRuns):
         if self.can_make_less():
             self._wanted = frozenset(
                 path
-                for path in self.native[0].gradients
+                for path in (*self.native[0].gradients, *self.native[0].further)
                 if (0, path) not in self.settled and not remember_decisions
             )
         try:
@@ -210,13 +219,15 @@ class Runs(NoiseRuns):
     def complete(self, seen: Observation, path: str) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
         value = seen.value(path)
+        if value is None and path.endswith(AFTER_BACKWARD):
+            return self.complete(seen, f"{place_of(path)}{AFTER}")
         if value is None and path.endswith(AFTER):
             return self.initial(path)
         return value
 
     def initial(self, path: str) -> Tensor | None:
         """What an input, parameter or buffer was before the call."""
-        name = path.removesuffix(AFTER)
+        name = place_of(path)
         known = dict(input_tensors(self.inputs))
         for side in (self.candidate, self.reference):
             known |= {f"state {key}": value for key, value in side.state.saved.items()}
@@ -251,16 +262,25 @@ class Runs(NoiseRuns):
         )
         if forward_once:
             conditions = dataclasses.replace(conditions, gradients=False)
+        if self._wanted is not None and not any(
+            p.startswith(SECOND_GRADIENT) for p in self._wanted
+        ):
+            conditions = dataclasses.replace(conditions, second=False)
+        calls = self.native[:1] if forward_once else self.native
 
         def once() -> list[Observation]:
             with running(subject, self.rng, conditions) as call:
-                calls = self.native[:1] if forward_once else self.native
                 return [call(self.inputs) for _ in calls]
 
-        if not wide:
-            return once()
         default = self.wide_default if subject is self.reference else WideDefault()
-        return default.run(mode, once)
+        seen = default.run(mode, once) if wide else once()
+        if conditions.also and any(one.error or one.gradient_error for one in seen):
+            # What the caller's own flags allow must not be lost over what was asked beyond them.
+            conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
+            if mode is not None:
+                mode.start_over()
+            seen = default.run(mode, once) if wide else once()
+        return seen
 
     def _count_dtypes(self, native: Observation) -> dict[torch.dtype, int]:
         """The floating dtypes of the program's state, inputs and outputs, with element counts."""
