@@ -139,8 +139,14 @@ class FurtherGradients:
 
     def _differentiates_twice(self, reference: Observation, candidate: Observation) -> bool:
         asked = self.config.verify_double_backward
-        if asked is not False and reference.gradients.keys() != candidate.gradients.keys():
+        if asked is False:
+            return False
+        if reference.gradients.keys() != candidate.gradients.keys():
             self._skip(_SECOND, "the two sides have gradients of other names")
+            return False
+        if any(seen.backward_changes_things for seen in (reference, candidate)):
+            # It would change them twice, and what comes after would go on from there.
+            self._skip(_SECOND, "the backward pass changes inputs, state or the random generators")
             return False
         if asked is not None:
             return asked
@@ -170,8 +176,7 @@ class FurtherGradients:
             self._give_up_inputs(f"the {side.role} raises {_told(error)}")
         elif self.conditions.also and not _same_outputs(native, seen):
             self._give_up_inputs(f"the {side.role} computes something else then")
-        elif self.conditions.second and (error or seen.second_error):
-            error = error or seen.second_error
+        elif self.conditions.second and (error := error or seen.second_error) is not None:
             self.conditions = dataclasses.replace(self.conditions, second=False)
             self._skip(_SECOND, f"the {side.role} raises {_told(error)}")
             if self.config.verify_double_backward:

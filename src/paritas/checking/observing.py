@@ -107,6 +107,12 @@ class Observation:
         return not self.rng_after.same_torch(self.rng_after_backward)
 
     @property
+    def backward_changes_things(self) -> bool:
+        """Whether the backward pass does anything but give gradients."""
+        paths = (*self.after, *self.state)
+        return self.backward_drew or any(path.endswith(AFTER_BACKWARD) for path in paths)
+
+    @property
     def changed_state(self) -> list[str]:
         """The names of the parameters and buffers that changed."""
         return [place_of(path).removeprefix(f"{STATE} ") for path in self.state]

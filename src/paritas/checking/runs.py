@@ -22,7 +22,6 @@ from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import (
     AFTER,
     AFTER_BACKWARD,
-    SECOND_GRADIENT,
     Conditions,
     Observation,
     input_tensors,
@@ -46,6 +45,7 @@ class Runs(NoiseRuns):
 
     Attributes:
         changing: the parameters and buffers that either side changes, so worth looking at.
+        at_second: gradients of gradients are judged now, and perturbed runs make them.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class Runs(NoiseRuns):
         self.conditions = conditions
         self.lift = lift
         self.changing: frozenset[str] | None = None
+        self.at_second = False
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
         self._wanted: frozenset[str] | None = None
+        self._makes_second = True
         self._lifted: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
@@ -205,6 +207,7 @@ class Runs(NoiseRuns):
 
         Its gradients are no discrete values, about which decisions are remembered.
         """
+        self._makes_second = self.at_second
         if self.can_make_less():
             self._wanted = frozenset(
                 path
@@ -214,7 +217,12 @@ class Runs(NoiseRuns):
         try:
             return super().perturbed(unit, seed, remember_decisions=remember_decisions)
         finally:
-            self._wanted = None
+            self._wanted, self._makes_second = None, True
+
+    def go_on_to_second(self) -> None:
+        """Gradients of gradients are judged next, by perturbed runs of their own."""
+        self.at_second = True
+        self._spreads.clear()
 
     def complete(self, seen: Observation, path: str) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
@@ -259,13 +267,10 @@ class Runs(NoiseRuns):
             watch=watch,
             changing=self.changing,
             wanted=self._wanted,
+            second=self.conditions.second and self._makes_second,
         )
         if forward_once:
             conditions = dataclasses.replace(conditions, gradients=False)
-        if self._wanted is not None and not any(
-            p.startswith(SECOND_GRADIENT) for p in self._wanted
-        ):
-            conditions = dataclasses.replace(conditions, second=False)
         calls = self.native[:1] if forward_once else self.native
 
         def once() -> list[Observation]:
