@@ -40,7 +40,7 @@ def test_the_same_model_in_another_form_passes_with_its_gradients(make: Any) -> 
     verdict = verify([torch.randn(4, 16)], reference, make(reference), QUIET)
     assert verdict.passed, str(verdict)
     gradients = [f for f in verdict.findings if f.path.startswith("gradient of")]
-    assert len(gradients) == len(list(reference.parameters()))
+    assert len(gradients) == len(list(reference.parameters())) + 1  # and of the input
 
 
 def test_a_quantized_model_is_told_from_the_original() -> None:

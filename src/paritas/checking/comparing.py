@@ -13,7 +13,13 @@ from paritas.checking.evidence import ItemEvidence
 from paritas.checking.explaining import Explainer, likely
 from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseNotYetMeasured
-from paritas.checking.observing import AFTER, STATE, input_tensors
+from paritas.checking.observing import (
+    SECOND_GRADIENT,
+    STATE,
+    input_tensors,
+    is_afterwards,
+    place_of,
+)
 from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
@@ -26,9 +32,20 @@ if TYPE_CHECKING:
     from paritas.checking.runs import Runs
     from paritas.diagnosis.cases import Context
 
+INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
+SECOND_ADVICE = (
+    "if gradients are never differentiated, set verify_double_backward=False; a backward that "
+    "cannot be is marked with torch.autograd.function.once_differentiable, and then raises"
+)
 RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
     "program draws the numbers that eager draws"
+)
+# Rounding in float64 is 5e8 times smaller than in float32, and a fault is as large as ever.
+VANISHING = 1e-4
+INFERENCE_ADVICE = (
+    "for a candidate that is for inference only, verify under torch.no_grad(), or set "
+    "verify_gradients=False"
 )
 
 
@@ -115,13 +132,19 @@ class Comparer:
         if self.config.verify_aliasing:
             self._compare_aliases(reference, candidate)
         if self.config.verify_mutation:
-            self._compare_after("inputs", reference.after, candidate.after)
+            written = list(dict.fromkeys((*reference.after, *candidate.after)))
+            self._compare_after("inputs", written, reference, candidate)
+            self._compare_written_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
             self._compare_surroundings(reference, candidate)
         if self.runs.conditions.gradients:
             self._compare_gradients(reference, candidate)
+        if self.call == 0 and self.lifts:
+            self._compare_further(reference, candidate)
         self._compare_put_off()
+        if self.call == 0 and self.lifts:
+            self._compare_second(reference, candidate)
         return self.out
 
     def _compare_errors(
@@ -151,8 +174,7 @@ class Comparer:
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
-                self.out.compared += 1
-                self.out.add(path, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+                self._compare_random_backward(path, reference, candidate)
             return
         candidate_side = self.runs.candidate
         if reference.drew_random_numbers and (
@@ -170,6 +192,22 @@ class Comparer:
                 f"the generators are left in another state; the reference {drew} random numbers"
             )
             self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
+
+    def _compare_random_backward(
+        self, path: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """The call leaves the generators alike; the backward pass has to as well."""
+        self.out.compared += 1
+        left, right = reference.rng_after_backward, candidate.rng_after_backward
+        if left is None or right is None or left.same_torch(right):
+            self.out.add(path, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+            return
+        drew = "draws" if reference.backward_drew else "draws none of"
+        reason = (
+            "the backward pass leaves the generators in another state; the reference's "
+            f"{drew} random numbers"
+        )
+        self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
         matching = match(reference.returned, candidate.returned, self.checks)
@@ -197,25 +235,28 @@ class Comparer:
                 self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
             else:
                 self.out.notes.append(f"{shown}: {reason}")
-        if not self.config.verify_requires_grad or self._is_inference_only(candidate):
-            return
+        self._compare_flags(path, theirs, reference, candidate)
+
+    def _compare_flags(
+        self, path: str, theirs: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """Whether a tensor can be differentiated further."""
+        shown = f"{path}{self.label}"
         flags = reference.requires_grad.get(path), candidate.requires_grad.get(theirs)
-        if None not in flags and flags[0] != flags[1]:
+        if None in flags or not self.config.compares_requires_grad:
+            return
+        if flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
-            advice = "for a candidate that is for inference only, verify under torch.no_grad()"
+            advice = INFERENCE_ADVICE if flags[0] else ""
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
-
-    def _is_inference_only(self, candidate: Observation) -> bool:
-        """Whether nothing the candidate returns can be differentiated, nor is expected to be.
-
-        A module, or what torch compiled, promises gradients. A runtime's wrapper does not, unless
-        the caller asked by the configuration or by an input that requires grad.
-        """
-        promises = self.runs.candidate.is_module or self.runs.candidate.is_compiled
-        asked = self.config.verify_gradients is True or any(
-            tensor.requires_grad for _, tensor in input_tensors(self.runs.inputs)
-        )
-        return not (promises or asked or any(candidate.requires_grad.values()))
+        elif theirs in candidate.inference and path not in reference.inference:
+            reason = "an inference tensor, which autograd refuses; the reference's is none"
+            if torch.is_grad_enabled():
+                self.out.add(
+                    shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE
+                )
+            else:
+                self.out.notes.append(f"{shown}: {reason}")
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
         if reference.outputs.keys() != candidate.outputs.keys():
@@ -229,14 +270,15 @@ class Comparer:
             self.out.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason)
 
     def _compare_after(
-        self, what: str, reference: dict[str, Any], candidate: dict[str, Any]
+        self, what: str, paths: list[str], reference: Observation, candidate: Observation
     ) -> None:
         """Compare what was changed; an item changed on one side only meets its old value."""
-        paths = [*reference, *(path for path in candidate if path not in reference)]
         sides = self.runs.reference, self.runs.candidate
         for path in paths:
-            left = reference.get(path, self.runs.initial(path, sides[0]))
-            right = candidate.get(path, self.runs.initial(path, sides[1]))
+            left, right = (
+                self.runs.complete(seen, path, side)
+                for seen, side in zip((reference, candidate), sides, strict=True)
+            )
             if (left is MISSING or right is MISSING) and not self._is_shared(path):
                 self._note_one_sided(path)
             elif left is not right:
@@ -246,10 +288,16 @@ class Comparer:
             shown = f"{what} after the call{self.label}"
             self.out.add(shown, Aspect.VALUE, Status.IDENTICAL, "unchanged on both sides")
 
+    def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
+        """What a program writes into an input carries gradients on, or does not."""
+        for path in reference.after:
+            if path in candidate.after:
+                self._compare_flags(path, path, reference, candidate)
+
     def _compare_effect(self, path: str, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and the like are no values."""
         shown = f"{path}{self.label}"
-        if MISSING in (left, right):
+        if left is MISSING or right is MISSING:
             self.out.compared += 1
             reason = f"the reference leaves {_shown(left)} there, the candidate {_shown(right)}"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
@@ -261,7 +309,7 @@ class Comparer:
 
     def _is_shared(self, path: str) -> bool:
         """Whether both sides have the very object in which one of them left something."""
-        name = path.removesuffix(AFTER)
+        name = place_of(path)
         if not name.startswith(f"{STATE} "):
             return True  # inputs: both sides are given the same
         name = name.removeprefix(f"{STATE} ")
@@ -273,7 +321,7 @@ class Comparer:
 
     def _note_one_sided(self, path: str) -> None:
         """A side's own bookkeeping is its own affair; a buffer of the model is not."""
-        name = path.removeprefix(f"{STATE} ").removesuffix(AFTER)
+        name = place_of(path).removeprefix(f"{STATE} ")
         owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
         if name not in owned:
             self.out.skipped.append(f"{path}{self.label}: only one side has it")
@@ -290,7 +338,8 @@ class Comparer:
                 self.out.skipped.append("the candidate's buffers after the call cannot be seen")
             return
         if left.tensors or right.tensors or reference.state or candidate.state:
-            self._compare_after("state", reference.state, candidate.state)
+            changed = list(dict.fromkeys((*reference.state, *candidate.state)))
+            self._compare_after("state", changed, reference, candidate)
 
     def _compare_surroundings(self, reference: Observation, candidate: Observation) -> None:
         """Compare what the calls left changed in the process; it has been put back since."""
@@ -307,16 +356,16 @@ class Comparer:
             self.out.add(path, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
-        if self._is_inference_only(candidate):
-            if reference.gradients:
-                self.out.skipped.append(
-                    f"{len(reference.gradients)} gradients: nothing the candidate returns can be "
-                    "differentiated"
-                )
-            return
         if reference.gradient_error is not None or candidate.gradient_error is not None:
             errors = reference.gradient_error, candidate.gradient_error
             self._compare_errors(*errors, f"backward{self.label}")
+            return
+        shown = f"gradients{self.label}"
+        if reference.gradients and not any(candidate.requires_grad.values()):
+            self.out.compared += 1
+            count = len(reference.gradients)
+            reason = f"{count} gradients: nothing the candidate returns can be differentiated"
+            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
         missing = [path for path in reference.gradients if path not in candidate.gradients]
         for path, left in reference.gradients.items():
@@ -326,8 +375,97 @@ class Comparer:
             self.out.unmatched += [f"{path}{self.label}" for path in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
-            shown = f"gradients{self.label}"
             self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
+        else:
+            self._compare_extra_gradients(reference, candidate)
+
+    def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
+        """What only the candidate would train. A gradient of zeros trains nothing."""
+        for path, gradient in candidate.gradients.items():
+            if path in reference.gradients or gradient is None or not bool(gradient.any()):
+                continue
+            self.out.compared += 1
+            self.out.unmatched.append(f"{path}{self.label} (candidate only)")
+            reason = "the candidate computes this gradient, the reference does not"
+            advice = "a parameter that is not to be trained must not require grad"
+            shown = f"{path}{self.label}"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
+
+    def _compare_further(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the gradients that the caller's own call does not make."""
+        for path, left in reference.further.items():
+            if path.startswith(SECOND_GRADIENT):
+                continue
+            if path in candidate.further:
+                self._compare_gradient(path, left, candidate.further[path])
+            else:
+                self._compare_in_float64(path, left)
+
+    def _compare_second(self, reference: Observation, candidate: Observation) -> None:
+        """Compare gradients of gradients. Where gradients differ, these tell nothing more."""
+        paths = [path for path in reference.further if path.startswith(SECOND_GRADIENT)]
+        if not paths:
+            return
+        if not all(finding.status.passes() for finding in self.out.findings):
+            what = f"gradients of gradients{self.label}"
+            self.out.skipped.append(f"{what}: what they are made of differs already")
+            return
+        self.runs.go_on_to_second()
+        self.runs.puts_off = True
+        for path in paths:
+            left, right = reference.further[path], candidate.further.get(path)
+            if left is not None or right is None or not self._vanishes(path, right):
+                self._compare_gradient(path, left, right)
+        self._compare_put_off()
+        for path, right in candidate.again.items():
+            self._compare_again(path, reference.again.get(path, reference.value(path)), right)
+
+    def _vanishes(self, path: str, right: torch.Tensor) -> bool:
+        """Whether what the reference has none of is nothing but rounding: in float64 it goes.
+
+        Of something that is zero by its formula there is no noise to measure on the reference.
+        """
+        lifted = self.runs.lifted()
+        value = None if lifted is None else lifted[0].further.get(path)
+        if value is None or not bool(right.any()):
+            return False
+        largest = float(right.detach().abs().max())
+        if not float(value.abs().max()) <= VANISHING * largest:
+            return False
+        self.out.compared += 1
+        reason = f"zero up to rounding: at most {largest:.3g}, and all but gone in float64"
+        self.out.add(f"{path}{self.label}", Aspect.VALUE, Status.EQUIVALENT, reason)
+        return True
+
+    def _compare_again(self, path: str, left: Any, right: Any) -> None:
+        """Compare what a second backward pass over one graph gives: something else than the first.
+
+        A formula that can be differentiated may round otherwise, so this is judged like any value.
+        """
+        if left is None or right is None:
+            return
+        self.runs.settled.discard((self.call, path))
+        evidence = ItemEvidence(self.runs, path, self.call, lifts=False)
+        shown = f"{path} (second backward pass over one graph)"
+        findings, _ = check_pair(shown, left, right, self.checks, evidence)
+        self.out.compared += 1
+        self.out.findings += relabelled(findings, self.label)
+
+    def _compare_in_float64(self, path: str, left: torch.Tensor | None) -> None:
+        """What the compiled program does not compute as it is called, its lifted run does."""
+        lifted = self.runs.lifted()
+        if lifted is None or path not in lifted[0].further:
+            why = "the compiled program was not run for it, and has no float64 run that was"
+            self.out.skipped.append(f"{path}, which does not require grad: {why}")
+            return
+        right = lifted[0].further[path]
+        if left is not None and right is not None:
+            right = right.to(left.dtype)
+        note = (
+            "gradients of inputs that do not require grad: the compiled program's in float64 only"
+        )
+        self.out.notes.append(note)
+        self._compare_gradient(path, left, right)
 
     def _compare_gradient(
         self, path: str, left: torch.Tensor | None, right: torch.Tensor | None
@@ -354,6 +492,7 @@ class Comparer:
             if not all(finding.status.passes() for finding in findings):
                 context = self._context(path, left)
                 findings = self.explainer.explain(findings, left, right, evidence, context)
+                findings = [_advised(finding, self.runs.native[0]) for finding in findings]
         except NoiseNotYetMeasured:
             self._put_off.append((len(self.out.findings), path, left, right))
             return
@@ -372,12 +511,13 @@ class Comparer:
             told = position
             self._compare_item(path, left, right)
         self.out.findings += before[told:]
+        self._put_off = []
 
     def _context(self, path: str, value: Any) -> Context:
         """What a value may have been mixed up with."""
         from paritas.diagnosis.cases import Context
 
-        before = self.runs.initial(path) if path.endswith(AFTER) else None
+        before = self.runs.initial(path) if is_afterwards(path) else None
         earlier = {"what it was before the call": before}
         if self.call:
             first = self.runs.complete(self.runs.native[0], path)
@@ -414,6 +554,14 @@ class Comparer:
             findings = found
         self.out.compared += 1
         self.out.findings += relabelled(findings, self.label)
+
+
+def _advised(finding: Finding, reference: Observation) -> Finding:
+    """A finding about a gradient that the caller did not ask for says how not to."""
+    if finding.advice or finding.path not in reference.further or finding.status.passes():
+        return finding
+    is_second = finding.path.startswith(SECOND_GRADIENT)
+    return msgspec.structs.replace(finding, advice=SECOND_ADVICE if is_second else INPUT_ADVICE)
 
 
 def relabelled(findings: Iterable[Finding], label: str) -> list[Finding]:

@@ -51,15 +51,22 @@ class VerifyConfig:
         value_checker: one checker, or several in order, each of which may decline a pair.
         verify_gradients: gradients of inputs and parameters under random cotangents; by default
             where anything requires grad.
-        verify_mutation: inputs after the call.
-        verify_state: what the program keeps, after the call: parameters and buffers, their `.grad`,
-            attributes, variables of closures, globals; and torch's settings and functions.
+        verify_input_gradients: wherever gradients are compared, also those of floating inputs that
+            do not require grad: the model may stand behind another.
+        verify_double_backward: gradients of these gradients; by default where the reference has
+            them and parameters, inputs and outputs are no more than 2^18 numbers. What the
+            candidate then refuses is listed as not compared; asked for by True, it is a failure.
+        verify_mutation: inputs after the call and after backward.
+        verify_state: what the program keeps, after the call and after backward: parameters and
+            buffers, their `.grad`, attributes, variables of closures, globals; and torch's settings
+            and functions.
         verify_aliasing: which outputs share memory with inputs, parameters and each other, with
             those of the next call, or are written to later.
         verify_strides: output strides; otherwise a difference is only noted.
         verify_device: output devices; otherwise a difference is only noted.
-        verify_requires_grad: whether outputs require grad.
-        verify_rng: the state of the random generators after the call.
+        verify_requires_grad: whether outputs require grad; by default unless gradients are
+            switched off.
+        verify_rng: the state of the random generators after the call and after backward.
         verify_second_call: a second call, going on from the state the first one left.
         lift: compare in float64 as well, which tells meaning from rounding.
         strict: count `unstable` as a failure.
@@ -75,12 +82,14 @@ class VerifyConfig:
     verify_values: bool = True
     value_checker: ValueChecker | tuple[ValueChecker, ...] | list[ValueChecker] = AUTOMATIC
     verify_gradients: bool | None = None
+    verify_input_gradients: bool = True
+    verify_double_backward: bool | None = None
     verify_mutation: bool = True
     verify_state: bool = True
     verify_aliasing: bool = True
     verify_strides: bool = False
     verify_device: bool = False
-    verify_requires_grad: bool = True
+    verify_requires_grad: bool | None = None
     verify_rng: bool = True
     verify_second_call: bool = True
     lift: bool = True
@@ -106,6 +115,13 @@ class VerifyConfig:
                     f"of them, not {checker!r}"
                 )
                 raise UsageError(message)
+
+    @property
+    def compares_requires_grad(self) -> bool:
+        """Whether outputs must require grad where the reference's do."""
+        if self.verify_requires_grad is None:
+            return self.verify_gradients is not False
+        return self.verify_requires_grad
 
     @property
     def checkers(self) -> tuple[ValueChecker, ...]:

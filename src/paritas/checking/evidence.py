@@ -8,7 +8,7 @@ import torch
 
 from paritas._torch.lifting import WIDE
 from paritas._torch.operators import COMPARISONS
-from paritas.checking.observing import AFTER, Observation
+from paritas.checking.observing import Observation, is_afterwards
 from paritas.numerics.criterion import MAX_Z
 from paritas.numerics.metrics import promotable
 
@@ -113,5 +113,5 @@ class ItemEvidence:
             return None
         if value.dtype in WIDE:
             # Not float64, so not lifted, unless it is what came in and was left alone.
-            return value.to(WIDE[value.dtype]) if self.path.endswith(AFTER) else None
+            return value.to(WIDE[value.dtype]) if is_afterwards(self.path) else None
         return value

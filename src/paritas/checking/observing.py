@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.attention import any_attention
+from paritas._torch.hooks import copy_hooks, refuse_once_differentiable
 from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import MISSING, as_seen, copied, is_same
 from paritas.checking.surroundings import Surroundings
-from paritas.numerics.contents import contents
+from paritas.numerics.contents import contents, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
+from paritas.numerics.metrics import bitwise_equal
+from paritas.numerics.trees import map_leaves
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -28,7 +32,18 @@ if TYPE_CHECKING:
     from paritas.numerics.contents import Kind
 
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
-AFTER = " after the call"
+SECOND_GRADIENT = f"second {GRADIENT}"
+AFTER, AFTER_BACKWARD = " after the call", " after backward"
+
+
+def place_of(path: str) -> str:
+    """The input, parameter or buffer whose value afterwards a path names."""
+    return path.removesuffix(AFTER).removesuffix(AFTER_BACKWARD)
+
+
+def is_afterwards(path: str) -> bool:
+    """Whether a path names what an input, parameter or buffer is afterwards."""
+    return path.endswith((AFTER, AFTER_BACKWARD))
 
 
 @dataclasses.dataclass
@@ -38,21 +53,27 @@ class Observation:
     Attributes:
         outputs: path -> leaf of what was returned.
         kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
-        after: path -> what an input holds after the call, where that changed.
-        state: name -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
-            after the call, where that changed.
+        after: path -> what an input holds after the call and after backward, where that changed.
+        state: path -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
+            after the call and after backward, where that changed.
         surroundings: name -> what became of a setting or function of the process.
         live: path -> returned tensor itself, to see who writes to it later; not differentiable.
-        gradients: path -> gradient of an input or parameter.
+        gradients: path -> gradient of an input or parameter that requires grad.
+        further: path -> gradient that the caller's own call does not make: of an input that does
+            not require grad, or of gradients.
+        again: path -> gradient as a second backward pass over one graph gives it, if otherwise.
         strides: path -> strides of the returned tensors.
-        requires_grad: path -> flag of the returned tensors.
+        requires_grad: path -> flag of the returned tensors, and of inputs that were written to.
+        inference: paths of the returned tensors that were made under `torch.inference_mode()`.
         aliases: pairs of paths that share memory, an output being one of each.
         decisions: path -> what decided a discrete output (lifted runs only).
         least_noise: path -> what its last sum must have rounded, per element (the arbiter only).
         rng_before: the random state it started from.
-        rng_after: the random state it left.
+        rng_after: the random state that the call left.
+        rng_after_backward: the random state that the backward pass left, if there was one.
         error: what the call raised.
         gradient_error: what the backward pass raised.
+        second_error: why there are no gradients of gradients, where they were asked for.
     """
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -62,27 +83,46 @@ class Observation:
     surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
     live: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
+    further: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
+    again: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
+    inference: set[str] = dataclasses.field(default_factory=set)
     aliases: frozenset[tuple[str, str]] = frozenset()
     decisions: dict[str, Decision] = dataclasses.field(default_factory=dict)
     least_noise: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     rng_before: RandomState | None = None
     rng_after: RandomState | None = None
+    rng_after_backward: RandomState | None = None
     error: Exception | None = None
     gradient_error: Exception | None = None
+    second_error: Exception | None = None
 
     @property
     def drew_random_numbers(self) -> bool:
-        """Whether torch's generators moved."""
-        if self.rng_before is None or self.rng_after is None:
+        """Whether torch's generators moved, in the call or in its backward pass."""
+        end = self.rng_after_backward or self.rng_after
+        if self.rng_before is None or end is None:
             return False
-        return not self.rng_before.same_torch(self.rng_after)
+        return not self.rng_before.same_torch(end)
+
+    @property
+    def backward_drew(self) -> bool:
+        """Whether torch's generators moved in the backward pass."""
+        if self.rng_after is None or self.rng_after_backward is None:
+            return False
+        return not self.rng_after.same_torch(self.rng_after_backward)
+
+    @property
+    def backward_changes_things(self) -> bool:
+        """Whether the backward pass does anything but give gradients."""
+        paths = (*self.after, *self.state)
+        return self.backward_drew or any(path.endswith(AFTER_BACKWARD) for path in paths)
 
     @property
     def changed_state(self) -> list[str]:
         """The names of what changed of the program's state."""
-        return [path.removeprefix(f"{STATE} ").removesuffix(AFTER) for path in self.state]
+        return [place_of(path).removeprefix(f"{STATE} ") for path in self.state]
 
     @property
     def written_later(self) -> list[str]:
@@ -109,10 +149,11 @@ class Observation:
         yield from self.after.items()
         yield from self.state.items()
         yield from self.gradients.items()
+        yield from self.further.items()
 
     def value(self, path: str) -> Any:
         """One item by its path, or None."""
-        for table in (self.outputs, self.after, self.state, self.gradients):
+        for table in (self.outputs, self.after, self.state, self.gradients, self.further):
             if path in table:
                 return table[path]
         return None
@@ -124,8 +165,12 @@ class Conditions:
 
     Attributes:
         gradients: differentiate, with cotangents from `seed`.
-        wanted: the paths of the gradients to make; None for all of them.
         seed: see above.
+        wanted: the paths of the gradients to make; None for all of them.
+        also: inputs to differentiate although the caller's do not require grad.
+        written: inputs that a program writes to, which a leaf that requires grad forbids.
+        second: differentiate the gradients too.
+        accumulates: by way of `.grad`, so that what hangs on its accumulation runs.
         wide: inputs and state in float64; the default dtype is the caller's affair.
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
@@ -137,6 +182,10 @@ class Conditions:
     gradients: bool
     seed: int
     wanted: frozenset[str] | None = None
+    also: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
+    second: bool = False
+    accumulates: bool = False
     wide: bool = False
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
@@ -166,6 +215,9 @@ def running(
         values = subject.state.tensors
         if conditions.wide:
             values = subject.state.widened()
+            for name, value in values.items():
+                if value.requires_grad:
+                    copy_hooks(subject.state.tensors[name], value)
             stack.enter_context(subject.state.swapped(values))
             stack.enter_context(any_attention())
         if conditions.mode is not None:
@@ -173,13 +225,43 @@ def running(
 
         def call(inputs: Inputs) -> Observation:
             seen = Observation()
-            fresh = copied(inputs, widen=conditions.wide)
+            fresh = _requiring_grad(copied(inputs, widen=conditions.wide), inputs, conditions)
             _observe_call(subject, fresh, values, conditions, seen)
             if conditions.gradients and seen.state:
                 subject.state.detach()
             return seen
 
         yield call
+
+
+def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: Conditions) -> Inputs:
+    """The copies, with the flags that the run asks for.
+
+    A leaf that requires grad cannot be written to. So what the caller made by an operator is made
+    by one here, and so is what a program is known to write to.
+    """
+    if not conditions.gradients or not torch.is_grad_enabled():
+        return fresh
+    given = dict(input_tensors(inputs))
+    copies = dict(input_tensors(fresh))
+    for path in conditions.also:
+        copies[path].requires_grad_()
+    places = collections.Counter(memory(tensor) for tensor in copies.values())
+    made = {
+        id(tensor)
+        for path, tensor in copies.items()
+        if tensor.requires_grad
+        and (path in conditions.written or not given[path].is_leaf)
+        and places[memory(tensor)] == 1  # a copy of its own would no longer share memory
+    }
+    if not made:
+        return fresh
+
+    def make(leaf: Any) -> Any:
+        return leaf.clone() if id(leaf) in made else leaf
+
+    args = map_leaves(list(fresh.args), make)
+    return dataclasses.replace(fresh, args=tuple(args), kwargs=map_leaves(fresh.kwargs, make))
 
 
 def _observe_call(
@@ -190,6 +272,7 @@ def _observe_call(
     seen: Observation,
 ) -> None:
     named_inputs = dict(input_tensors(inputs))
+    targets = _targets(values, named_inputs, conditions)
     # Only a copy of what came in can tell whether it was changed in place.
     before = input_contents(inputs)
     seen.rng_before = RandomState.now()
@@ -210,23 +293,54 @@ def _observe_call(
     seen.aliases = aliases(live, {**named_inputs, **state})
     del result, returned
     _note_outputs(live, conditions, seen)
+    _note_inputs(inputs, before, seen, AFTER)
+    changed = subject.state.changed(conditions.changing)
+    for name, value in changed.items():
+        seen.state |= _after(f"{STATE} {name}", value, AFTER)
+    if conditions.gradients:
+        live |= {f"{path}{AFTER}": t for path, t in named_inputs.items() if t.grad_fn is not None}
+        subject.state.touch()
+        try:
+            _differentiate(live, targets, conditions, seen)
+        finally:
+            seen.surroundings |= surroundings.put_back()
+        seen.rng_after_backward = RandomState.now()
+        _note_inputs(inputs, before, seen, AFTER_BACKWARD)
+        _note_state_after_backward(subject, changed, conditions, seen)
+
+
+def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, when: str) -> None:
+    """Write down what an input holds where it is not what it was before, and is from now on."""
     now = input_contents(inputs, copy_tensors=False)
     for path in [*before, *(path for path in now if path not in before)]:
         value = now.get(path, MISSING)
-        if not is_same(before.get(path, MISSING), value):
-            seen.after |= _after(path, value)
-    for name, value in subject.state.changed(conditions.changing).items():
-        seen.state |= _after(f"{STATE} {name}", value)
-    if conditions.gradients:
-        _differentiate(subject, live, named_inputs, values, conditions, seen)
+        if is_same(before.get(path, MISSING), value):
+            continue
+        seen.after |= _after(path, value, when)
+        before[path] = value
+        if isinstance(value, torch.Tensor):
+            before[path] = value.detach().clone()
+            seen.requires_grad[f"{path}{when}"] = value.requires_grad
 
 
-def _after(path: str, value: Any) -> dict[str, Any]:
+def _note_state_after_backward(
+    subject: Subject, changed: dict[str, Any], conditions: Conditions, seen: Observation
+) -> None:
+    """Write down what the backward pass itself changed: it has no business with most of it."""
+    now = subject.state.changed(conditions.changing)
+    for name in dict.fromkeys((*changed, *now)):
+        first = subject.state.initial(name)
+        left, right = changed.get(name, first), now.get(name, first)
+        if not is_same(left, right) and not is_same(right, left):
+            seen.state |= _after(f"{STATE} {name}", right, AFTER_BACKWARD)
+
+
+def _after(path: str, value: Any, when: str) -> dict[str, Any]:
     """A value after the call, or the parts of a tensor that is not dense."""
     if not isinstance(value, torch.Tensor):
-        return {f"{path}{AFTER}": _kept(value)}
+        return {f"{path}{when}": _kept(value)}
     leaves = flattened(value.detach(), path).leaves
-    return {f"{where}{AFTER}": _kept(leaf) for where, leaf in leaves.items()}
+    return {f"{where}{when}": _kept(leaf) for where, leaf in leaves.items()}
 
 
 def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:
@@ -245,6 +359,8 @@ def _note_output(path: str, leaf: Any, conditions: Conditions, seen: Observation
     seen.requires_grad[path] = leaf.requires_grad
     if conditions.holds:
         seen.live[path] = leaf.detach()
+    if leaf.is_inference():
+        seen.inference.add(path)
     if leaf.layout is torch.strided and not leaf.is_nested:
         seen.strides[path] = tuple(leaf.stride())
     if mode is None:
@@ -263,47 +379,142 @@ def _note_least_noise(path: str, leaf: Tensor, mode: LiftMode, seen: Observation
         seen.least_noise[path] = least
 
 
+def _targets(
+    values: dict[str, Tensor], named_inputs: dict[str, Tensor], conditions: Conditions
+) -> dict[str, Any]:
+    """What gradients are asked of, by path, as it is before the call.
+
+    What an operator made is known by its place in the graph: the program may write to it.
+    """
+    if not conditions.gradients:
+        return {}
+    named = {f"{GRADIENT} of {name}": t for name, t in values.items() if t.is_leaf}
+    named |= {f"{GRADIENT} of {path}": t for path, t in named_inputs.items()}
+    return {
+        path: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
+        for path, t in named.items()
+        if t.requires_grad
+        and (conditions.wanted is None or conditions.second or path in conditions.wanted)
+    }
+
+
 def _differentiate(
-    subject: Subject,
-    live: dict[str, Any],
-    named_inputs: dict[str, Tensor],
-    values: dict[str, Tensor],
-    conditions: Conditions,
-    seen: Observation,
+    live: dict[str, Any], targets: dict[str, Any], conditions: Conditions, seen: Observation
 ) -> None:
     outputs = {
         path: leaf
         for path, leaf in live.items()
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    named_values = {f"{GRADIENT} of {name}": tensor for name, tensor in values.items()}
-    named_values |= {f"{GRADIENT} of {path}": tensor for path, tensor in named_inputs.items()}
-    targets = {
-        name: t
-        for name, t in named_values.items()
-        if t.requires_grad
-        and t.is_leaf
-        and (conditions.wanted is None or name in conditions.wanted)
-    }
     if not outputs or not targets:
         return
-    cotangents = [
-        cotangent(path, leaf, conditions.seed, conditions.precisions.setdefault(path, leaf.dtype))
+    cotangents = {
+        path: cotangent(
+            path, leaf, conditions.seed, conditions.precisions.setdefault(path, leaf.dtype)
+        )
         for path, leaf in outputs.items()
-    ]
-    subject.state.touch()
+    }
     try:
         with _no_autocast(outputs.values()), conditions.around_the_program():
-            gradients = torch.autograd.grad(
-                list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
-            )
+            gradients = _gradients(outputs, targets, cotangents, conditions)
     except Exception as error:  # noqa: BLE001
         seen.gradient_error = error
         return
-    for path, gradient in zip(targets, gradients, strict=True):
-        seen.gradients[path] = None if gradient is None else _kept(gradient)
+    also = {f"{GRADIENT} of {path}" for path in conditions.also}
+    for path, gradient in gradients.items():
+        table = seen.further if path in also else seen.gradients
+        table[path] = _kept(gradient)
         if gradient is not None and conditions.mode is not None:
             _note_least_noise(path, gradient, conditions.mode, seen)
+    if conditions.second:
+        try:
+            with _no_autocast(outputs.values()), conditions.around_the_program():
+                firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
+            seen.further |= seconds
+            seen.again = {
+                path: first
+                for path, first in firsts.items()
+                if not same_value(first, seen.value(path))
+            }
+        except Exception as error:  # noqa: BLE001
+            seen.second_error = error
+
+
+def _gradients(
+    outputs: dict[str, Tensor],
+    targets: dict[str, Any],
+    cotangents: dict[str, Tensor],
+    conditions: Conditions,
+) -> dict[str, Tensor | None]:
+    """The gradients by path, as `torch.autograd.grad` gives them or as `.grad` gets them."""
+    if not conditions.accumulates:
+        found = torch.autograd.grad(
+            list(outputs.values()),
+            list(targets.values()),
+            list(cotangents.values()),
+            retain_graph=conditions.second,
+            allow_unused=True,
+        )
+        return dict(zip(targets, found, strict=True))
+    leaves_of = {path: t for path, t in targets.items() if isinstance(t, torch.Tensor)}
+    kept = {path: leaf.grad for path, leaf in leaves_of.items()}
+    try:
+        for leaf in leaves_of.values():
+            leaf.grad = None
+        torch.autograd.backward(
+            list(outputs.values()),
+            list(cotangents.values()),
+            retain_graph=conditions.second,
+            inputs=list(leaves_of.values()),
+        )
+        return {path: leaf.grad for path, leaf in leaves_of.items()}
+    finally:
+        for path, leaf in leaves_of.items():
+            leaf.grad = kept[path]
+
+
+def _second_gradients(
+    outputs: dict[str, Tensor],
+    targets: dict[str, Any],
+    cotangents: dict[str, Tensor],
+    conditions: Conditions,
+) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """The gradients once more, and the gradients of them, each dotted with a random cotangent.
+
+    The first cotangents are variables too: how a gradient depends on them is what most programs
+    that differentiate twice ask of the operators inside.
+    """
+    for value in cotangents.values():
+        value.requires_grad_()
+    firsts = torch.autograd.grad(
+        list(outputs.values()),
+        list(targets.values()),
+        list(cotangents.values()),
+        create_graph=True,
+        allow_unused=True,
+    )
+    known = {
+        path: first
+        for path, first in zip(targets, firsts, strict=True)
+        if first is not None and first.requires_grad
+    }
+    if not known:
+        message = "none of the gradients requires grad, even with create_graph=True"
+        raise RuntimeError(message)
+    refuse_once_differentiable(known.values())
+    variables = {path.removeprefix(f"{GRADIENT} of "): target for path, target in targets.items()}
+    variables |= {f"the cotangent of {path}": value for path, value in cotangents.items()}
+    drawn = [
+        cotangent(path, first, conditions.seed, conditions.precisions.setdefault(path, first.dtype))
+        for path, first in known.items()
+    ]
+    seconds = torch.autograd.grad(
+        list(known.values()), list(variables.values()), drawn, allow_unused=True
+    )
+    return dict(zip(targets, map(_kept, firsts), strict=True)), {
+        f"{SECOND_GRADIENT} of {name}": _kept(second)
+        for name, second in zip(variables, seconds, strict=True)
+    }
 
 
 def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
@@ -368,6 +579,13 @@ def memory(value: Any) -> int:
         return int(value.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # sparse, nested and wrapper tensors
         return 0
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Whether two kept values are the same to the bit."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.shape == right.shape and bitwise_equal(left, right)
+    return left is right or same_leaf(left, right) is True
 
 
 def _kept(leaf: Any) -> Any:

@@ -22,11 +22,14 @@ from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import (
     AFTER,
+    AFTER_BACKWARD,
     STATE,
     Conditions,
     Observation,
     input_contents,
     input_tensors,
+    is_afterwards,
+    place_of,
     running,
 )
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
@@ -49,6 +52,7 @@ class Runs(NoiseRuns):
 
     Attributes:
         changing: the names of the state that either side changes, so worth looking at.
+        at_second: gradients of gradients are judged now, and perturbed runs make them.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class Runs(NoiseRuns):
         self.conditions = conditions
         self.lift = lift
         self.changing: frozenset[str] | None = None
+        self.at_second = False
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
         self._wanted: frozenset[str] | None = None
+        self._makes_second = True
         self._lifted: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
@@ -208,27 +214,34 @@ class Runs(NoiseRuns):
 
         Its gradients are no discrete values, about which decisions are remembered.
         """
+        self._makes_second = self.at_second
         if self.can_make_less():
             self._wanted = frozenset(
                 path
-                for path in self.native[0].gradients
+                for path in (*self.native[0].gradients, *self.native[0].further)
                 if (0, path) not in self.settled and not remember_decisions
             )
         try:
             return super().perturbed(unit, seed, remember_decisions=remember_decisions)
         finally:
-            self._wanted = None
+            self._wanted, self._makes_second = None, True
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def go_on_to_second(self) -> None:
+        """Gradients of gradients are judged next, by perturbed runs of their own."""
+        self.at_second = True
+        self._spreads.clear()
+
+    def complete(self, seen: Observation, path: str, side: Subject | None = None) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
-        value = seen.value(path)
-        if value is None and path.endswith(AFTER):
-            return self.initial(path)
-        return value
+        if is_afterwards(path) and path not in seen.after and path not in seen.state:
+            if path.endswith(AFTER_BACKWARD):
+                return self.complete(seen, f"{place_of(path)}{AFTER}", side)
+            return self.initial(path, side)
+        return seen.value(path)
 
     def initial(self, path: str, side: Subject | None = None) -> Any:
         """What an input, or something of a side's state, was before the call; or `MISSING`."""
-        name = path.removesuffix(AFTER)
+        name = place_of(path)
         if not name.startswith(f"{STATE} "):
             return as_plain(_part(input_contents(self.inputs, copy_tensors=False), name))
         name = name.removeprefix(f"{STATE} ")
@@ -265,19 +278,25 @@ class Runs(NoiseRuns):
             watch=watch,
             changing=self.changing,
             wanted=self._wanted,
+            second=self.conditions.second and self._makes_second,
         )
         if forward_once:
             conditions = dataclasses.replace(conditions, gradients=False)
+        calls = self.native[:1] if forward_once else self.native
 
         def once() -> list[Observation]:
             with running(subject, self.rng, conditions) as call:
-                calls = self.native[:1] if forward_once else self.native
                 return [call(self.inputs) for _ in calls]
 
-        if not wide:
-            return once()
         default = self.wide_default if subject is self.reference else WideDefault()
-        return default.run(mode, once)
+        seen = default.run(mode, once) if wide else once()
+        if conditions.also and any(one.error or one.gradient_error for one in seen):
+            # What the caller's own flags allow must not be lost over what was asked beyond them.
+            conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
+            if mode is not None:
+                mode.start_over()
+            seen = default.run(mode, once) if wide else once()
+        return seen
 
     def _count_dtypes(self, native: Observation) -> dict[torch.dtype, int]:
         """The floating dtypes of the program's state, inputs and outputs, with element counts."""

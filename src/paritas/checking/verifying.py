@@ -10,9 +10,11 @@ import msgspec
 import torch
 
 from paritas._torch.compiled import room_for_entries
+from paritas._torch.hooks import accumulation_hooks
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
 from paritas.checking.foreign import limited
+from paritas.checking.further_gradients import FurtherGradients
 from paritas.checking.observing import (
     AFTER,
     STATE,
@@ -21,14 +23,13 @@ from paritas.checking.observing import (
     input_tensors,
     memory,
     running,
+    same_value,
 )
 from paritas.checking.remembering import FailedPair, remember
 from paritas.checking.runs import Runs
 from paritas.checking.subjects import Subject, subject
 from paritas.errors import MismatchError, UsageError
-from paritas.numerics.contents import same_leaf
 from paritas.numerics.findings import Aspect, Coverage, Status, Verdict
-from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -112,7 +113,11 @@ class _Verification:
         self.repeats = False
         self.overwritten: list[str] = []
         self.reused: list[str] = []
-        self.conditions = Conditions(gradients=self._differentiates(), seed=config.seed)
+        self.conditions = Conditions(
+            gradients=self._differentiates(),
+            seed=config.seed,
+            accumulates=_hang_on_accumulation(reference, candidate),
+        )
 
     def run(self) -> Verdict:
         natives = self._run_reference()
@@ -121,18 +126,23 @@ class _Verification:
         if not self.config.enabled:
             note = "comparison was switched off (enabled=False); both sides ran"
             return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
+        further = FurtherGradients(
+            (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
+        )
+        further.ask((natives[0], mine[0]))
         runs = Runs(
             self.reference,
             self.candidate,
             self.inputs,
             self.rng,
-            self.conditions,
+            further.conditions,
             natives,
             lift=self.config.lift,
         )
         runs.tell = self.tell
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
+        further.report(collected)
         collected.take(intruded)
         if self.repeats or len(mine) > 1:
             collected.take(self._compare_second(runs, natives, mine))
@@ -293,10 +303,18 @@ def _same_observation(first: Observation, second: Observation) -> bool:
     left, right = dict(first.items()), dict(second.items())
     if left.keys() != right.keys():
         return False
-    return all(_same_value(value, right[path]) for path, value in left.items())
+    return all(same_value(value, right[path]) for path, value in left.items())
 
 
-def _same_value(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return left.shape == right.shape and bitwise_equal(left, right)
-    return same_leaf(left, right) is True
+def _hang_on_accumulation(reference: Subject, candidate: Subject) -> bool:
+    """Whether hooks that only `.backward()` runs tell the two sides apart.
+
+    The hooks of a shared parameter run for both alike. Those are the caller's, an optimizer
+    behind them perhaps, and are left alone.
+    """
+    left, right = reference.state.tensors, candidate.state.tensors
+    return any(
+        left.get(name) is not right.get(name)
+        and any(accumulation_hooks(side[name]) for side in (left, right) if name in side)
+        for name in {**left, **right}
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -96,8 +97,11 @@ def test_a_bias_gradient_that_is_less_accurate_is_still_degraded(perturbed):
 
 
 def test_findings_keep_their_order_when_some_have_to_wait():
+    # Where gradients differ, those of gradients are not compared.
+    config = dataclasses.replace(QUIET, verify_double_backward=False)
+
     def paths(reference, candidate):
-        return [f.path for f in paritas.verify(inputs(), reference, candidate, QUIET).findings]
+        return [f.path for f in paritas.verify(inputs(), reference, candidate, config).findings]
 
     class Rough(Affine):
         def forward(self, x):
