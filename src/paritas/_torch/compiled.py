@@ -12,6 +12,7 @@ import torch._dynamo.config
 import torch._inductor.config
 from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext, innermost_backend
 
+from paritas._torch.graphs import computes_tensors
 from paritas._torch.lifting import WIDE, is_rounding
 from paritas.errors import UnsupportedTorchError
 
@@ -113,7 +114,7 @@ class CountingBackend:
     def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         """Count the graph and give it back uncompiled."""
         del example_inputs
-        self.graphs += 1
+        self.graphs += computes_tensors(graph)
         return graph.forward
 
 
@@ -137,7 +138,7 @@ class LiftedBackend:
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any], **options: Any) -> Any:
         """Widen the graph in place and hand it to the wrapped backend."""
-        self.graphs += 1
+        self.graphs += computes_tensors(graph)
         if any(isinstance(t, torch.Tensor) and t.dtype in WIDE for t in example_inputs):
             self.leaks.add("narrow values enter a graph between two compiled parts")
         for module in graph.modules():

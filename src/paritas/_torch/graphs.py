@@ -39,6 +39,23 @@ _SLOT = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _KEY = re.compile(r"\['([^'\]]+)'\]")
 
 
+def computes_tensors(graph: GraphModule) -> bool:
+    """Whether a captured graph has an operator that gives a tensor.
+
+    Between two graph breaks Dynamo may capture a graph of sizes alone: a compiler makes nothing of
+    it that could be wrong.
+    """
+    return any(map(_gives_tensor, graph.graph.nodes))
+
+
+def _gives_tensor(node: Node) -> bool:
+    if not node.op.startswith("call_"):
+        return False
+    value = node.meta.get("example_value", node.meta.get("val"))
+    sizes = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return not isinstance(value, sizes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Provenance:
     """Where a node comes from.

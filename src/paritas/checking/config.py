@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -142,19 +143,33 @@ class VerifyConfig:
         return cls(**options)
 
 
+def _keywords(inputs: Mapping[Any, Any]) -> dict[str, Any]:
+    for key in inputs:
+        if not isinstance(key, str):
+            message = f"inputs is a dict of keyword arguments, so its keys are names, not {key!r}"
+            raise UsageError(message)
+    return dict(inputs)
+
+
 def input_sets(inputs: Any) -> list[Inputs]:
     """Read what the caller passed as inputs: one set, or several sets of them."""
     if isinstance(inputs, Inputs):
         return [inputs]
+    if isinstance(inputs, Mapping):  # what a tokenizer returns
+        return [Inputs((), _keywords(inputs))]
     if isinstance(inputs, torch.Tensor) or not isinstance(inputs, list | tuple):
         message = (
-            f"inputs must be a list or tuple of positional inputs, Inputs(args, kwargs), or a "
-            f"list of Inputs, not {type(inputs).__name__}; for one tensor x, pass [x]"
+            f"inputs must be a list or tuple of positional inputs, a dict of keyword arguments, "
+            f"Inputs(args, kwargs), or a list of Inputs, not {type(inputs).__name__}; for one "
+            f"tensor x, pass [x]"
         )
         raise UsageError(message)
     if not inputs:
-        message = "inputs is empty, so there is nothing to call the models with; pass [x, ...]"
-        raise UsageError(message + ", or Inputs() for models without arguments")
+        message = (
+            f"inputs is empty: {inputs!r}; pass [x, ...], or Inputs() to call both sides without "
+            f"arguments"
+        )
+        raise UsageError(message)
     given = [isinstance(item, Inputs) for item in inputs]
     if all(given):
         return list(inputs)

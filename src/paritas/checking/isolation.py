@@ -63,7 +63,7 @@ def as_seen(leaf: Any) -> Any:
     """A leaf that is no tensor in a form that nothing changes and that can be compared."""
     if isinstance(leaf, GENERATORS):
         return _generator_state(leaf)
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray | bytearray):
         return leaf.copy()
     return leaf if isinstance(leaf, Opaque) else next(contents(leaf))[1]
 
@@ -79,7 +79,7 @@ class ProgramState:
         saved: name -> a copy of what was in it.
         owned: the names of the tensors that are parameters or buffers of a module.
         failures: name -> why it could not be copied or put back.
-        unseen: the names of what can change without being seen: iterators, files.
+        unseen: the names of what can change without being seen: iterators.
         containers: name -> module, object or container that holds the rest.
         gradients: name -> the `.grad` of a tensor, and a copy of that.
     """
@@ -157,7 +157,9 @@ class ProgramState:
 
     def _keep_leaf(self, found: Found) -> None:
         value = as_seen(found.value)
-        if isinstance(value, Opaque) and isinstance(found.value, _CONSUMED):
+        # A file is one too. Many keep one to write to, and few read a model's data from it.
+        is_consumed = isinstance(found.value, Iterator) and not isinstance(found.value, io.IOBase)
+        if isinstance(value, Opaque) and is_consumed:
             self.unseen.append(found.path)
         self._leaves.setdefault(found.path, value)
 
@@ -309,9 +311,6 @@ class ProgramState:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
         return wide
-
-
-_CONSUMED = (collections.abc.Iterator, io.IOBase)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -343,11 +343,13 @@ def _reach_module(
 
 def original_of(value: Any) -> Any:
     """What was compiled, of what `torch.compile` made; anything else as it is."""
-    return _compiled().original_of(value) if _has_compiled() else value
+    # Nothing else is asked: a lazy module imports itself when it is asked for an attribute.
+    can_be = isinstance(value, types.FunctionType | nn.Module) and _has_compiled()
+    return _compiled().original_of(value) if can_be else value
 
 
 def _is_made_by_compile(value: Any) -> bool:
-    return _has_compiled() and _compiled().is_made_by_compile(value)
+    return original_of(value) is not value and not isinstance(value, nn.Module)
 
 
 def _has_compiled() -> bool:

@@ -47,8 +47,8 @@ def verify(
     """Compare a model with its compiled, fused or ported form.
 
     Args:
-        inputs: a list or tuple of positional inputs, `Inputs(args, kwargs)`, or a list of
-            `Inputs`, each of which is compared.
+        inputs: a list or tuple of positional inputs, a dict of keyword arguments,
+            `Inputs(args, kwargs)`, or a list of `Inputs`, each of which is compared.
         framework_model: the reference, an `nn.Module` or any callable.
         compiled_model: the candidate, an `nn.Module` or any callable.
         verify_cfg: what to compare; everything, by default.
@@ -220,7 +220,7 @@ class _Verification:
             f"candidate{self.label}",
             Aspect.HARNESS,
             Status.UNVERIFIED,
-            "torch.compile compiled nothing of it, so that eager was compared with eager",
+            "torch.compile compiled nothing, so eager was compared with eager",
             "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them its "
             "own containers as well: compile a function or module of your own around them",
         )

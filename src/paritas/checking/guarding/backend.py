@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.backends import Backend, find_backend
-from paritas._torch.graphs import graph_source
+from paritas._torch.graphs import computes_tensors, graph_source
 from paritas._torch.inductor import compile_watched
 from paritas._torch.naming import captured_input_names
 from paritas.checking.guarding.captured import GuardedCapture
@@ -94,8 +94,11 @@ class Guard:
         return self.journal.verdict()
 
     def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
-        """Compile and guard one captured graph; `given` is the mode and options of the compile."""
-        if not self.enabled:
+        """Compile and guard one captured graph; `given` is the mode and options of the compile.
+
+        A graph of sizes alone is left to the backend: there is nothing in it to be compared.
+        """
+        if not self.enabled or not computes_tensors(graph):
             return self.backend.compile(graph, example_inputs, **given)
         number = self.journal.next_capture()
         if self.backend.is_inductor:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from paritas.checking.remembering import FailedGraph
 
+NO_GRAPH = "torch.compile compiled nothing: it captured no operator (see TORCH_LOGS=graph_breaks)"
 # Graphs whose failing calls are kept with copies of their arguments.
 MOST_KEPT = 4
 
@@ -116,7 +117,7 @@ class Journal:
             verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
-                notes=(*self._notes, *self._repetitions()),
+                notes=(*self._notes, *self._repetitions(), *([] if self.graphs or self._notes else [NO_GRAPH])),
                 strict=self.strict,
             )
             remember(verdict, self._failed)
