@@ -11,10 +11,10 @@ import torch
 from paritas._torch.attention import any_attention
 from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import copied
-from paritas.numerics.flattening import Flat, as_plain, flattened
+from paritas.numerics.flattening import Flat, as_plain, flattened, is_dense
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.trees import leaves
-from paritas.recording.isolation import RandomState
+from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,7 +173,7 @@ def _observe_call(
 ) -> None:
     named_inputs = dict(input_tensors(inputs))
     # Only a copy of what came in can tell whether it was changed in place.
-    before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
+    before = {path: _copy_of(tensor) for path, tensor in named_inputs.items()}
     seen.rng_before = RandomState.now()
     subject.state.touch()
     try:
@@ -196,6 +196,11 @@ def _observe_call(
         seen.state |= _after(f"{STATE} {name}", tensor)
     if conditions.gradients:
         _differentiate(subject, live, named_inputs, values, conditions, seen)
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.clone() if is_dense(tensor) else Copier().copy_tensor(tensor)
 
 
 def _after(path: str, tensor: Tensor) -> dict[str, Any]:
