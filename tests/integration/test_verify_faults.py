@@ -246,3 +246,19 @@ def test_another_runtime_behind_a_callable() -> None:
     assert any("gradients" in item for item in fine.coverage.skipped)
     assert not verdict_on([x], model, Runtime(model.weight, 1.0001))
     assert not verdict_on([x], model, Runtime(model.weight), verify_gradients=True)
+
+
+def test_a_list_in_place_of_a_dict_passes_only_where_order_is_asked_for() -> None:
+    def named(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": x * 2, "b": x + 1}
+
+    def flat(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 2, x + 1]
+
+    def swapped(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 1, x * 2]
+
+    x = torch.randn(4)
+    assert verdict_on([x], named, flat).status is Status.DIFFERENT
+    assert verdict_on([x], named, flat, match_by_order=True).passed
+    assert verdict_on([x], named, swapped, match_by_order=True).status is Status.DIFFERENT
