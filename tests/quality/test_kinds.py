@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from paritas import Status, VerifyConfig, judge, verify
+from paritas import Status, VerifyConfig, guard, judge, verify
 from quality import kinds_of_structures, kinds_of_tensors
 from quality.kinds_of_structures import STRUCTURES
 from quality.kinds_of_tensors import KINDS
@@ -67,3 +68,35 @@ def test_another_structure_or_content_is_different(reference, wrong):
 def test_what_nobody_can_compare_is_unverified(reference, other):
     verdict = verify([kinds_of_structures.example()], reference, other, QUIET)
     assert verdict.status is Status.UNVERIFIED
+
+
+def spoiling(spoil):
+    """A backend that hands on what the graph gives, spoiled."""
+
+    def backend(graph, inputs):
+        return lambda *args: tuple(map(spoil, graph(*args)))
+
+    return backend
+
+
+def other_zero_point(q):
+    return torch.quantize_per_tensor(q.dequantize(), q.q_scale(), q.q_zero_point() + 1, q.dtype)
+
+
+# The program, what it is given, and the fault. Dynamo leaves sparse tensors to eager mode.
+GUARDED = {
+    "quantised": (kinds_of_tensors.per_tensor, lambda x: x, other_zero_point),
+    "jagged": (lambda x: x.clone(), KINDS["jagged"].reference, lambda nested: nested * 1.01),
+}
+
+
+@pytest.mark.parametrize("spoils", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("name", GUARDED)
+def test_guard_sees_what_is_inside_tensors_of_other_kinds(name, spoils):
+    program, make, spoil = GUARDED[name]
+    given = make(kinds_of_tensors.example())
+    torch.compiler.reset()
+    guarded = guard(spoiling(spoil if spoils else lambda result: result), on_mismatch="record")
+    torch.compile(program, backend=guarded)(given)
+    expected = Status.DIFFERENT if spoils else Status.IDENTICAL
+    assert guarded.verdict().status is expected, str(guarded.verdict())
