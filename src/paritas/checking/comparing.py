@@ -12,8 +12,7 @@ from paritas._torch.compiled import draws_like_eager
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.explaining import Explainer, likely
 from paritas.checking.noise import NoiseNotYetMeasured
-from paritas.checking.observing import AFTER, OUTPUT, input_tensors
-from paritas.numerics.contents import SEQUENCE
+from paritas.checking.observing import AFTER, input_tensors
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
 
@@ -82,7 +81,6 @@ class Comparer:
             values=config.verify_values,
             device=config.verify_device,
             containers=runs.candidate.is_wholly_compiled,
-            by_order=config.match_by_order,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -157,26 +155,17 @@ class Comparer:
             self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
-        checks = self.checks
-        root = candidate.kinds.get(OUTPUT)
-        if self.runs.candidate.is_foreign and root is not None and root.family == SEQUENCE:
-            # Other runtimes give their results in a list, whatever the model gives.
-            checks = dataclasses.replace(checks, by_order=True)
-        matching = match(reference.returned, candidate.returned, checks)
+        matching = match(reference.returned, candidate.returned, self.checks)
         self.out.findings += matching.findings
         self.out.notes += matching.notes
         self.out.unmatched += matching.unmatched
-        renamed = dict(zip((p for p, _, _ in matching.pairs), candidate.outputs, strict=False))
         for path, left, right in matching.pairs:
-            theirs = path if path in candidate.outputs else renamed[path]
             self._compare_item(path, left, right)
-            self._compare_layout(path, theirs, reference, candidate)
+            self._compare_layout(path, reference, candidate)
 
-    def _compare_layout(
-        self, path: str, theirs: str, reference: Observation, candidate: Observation
-    ) -> None:
+    def _compare_layout(self, path: str, reference: Observation, candidate: Observation) -> None:
         shown = f"{path}{self.label}"
-        left, right = reference.strides.get(path), candidate.strides.get(theirs)
+        left, right = reference.strides.get(path), candidate.strides.get(path)
         if left is not None and right is not None and left != right and len(left) == len(right):
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
@@ -185,7 +174,7 @@ class Comparer:
                 self.out.notes.append(f"{shown}: {reason}")
         if not self.config.verify_requires_grad or self._is_inference_only(candidate):
             return
-        flags = reference.requires_grad.get(path), candidate.requires_grad.get(theirs)
+        flags = reference.requires_grad.get(path), candidate.requires_grad.get(path)
         if None not in flags and flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
             advice = "for a candidate that is for inference only, verify under torch.no_grad()"

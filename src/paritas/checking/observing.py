@@ -17,7 +17,7 @@ from paritas.numerics.trees import leaves
 from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -102,6 +102,28 @@ class Observation:
             if path in table:
                 return table[path]
         return None
+
+
+def named_like(seen: Observation, reference: Observation) -> Observation:
+    """The same observation with the reference's names for its outputs, taken in order.
+
+    As it is if there are more or fewer of them.
+    """
+    if len(seen.outputs) != len(reference.outputs):
+        return seen
+    names = dict(zip(seen.outputs, reference.outputs, strict=True))
+
+    def renamed(table: dict[str, Any]) -> dict[str, Any]:
+        return {names[path]: value for path, value in table.items()}
+
+    return dataclasses.replace(
+        seen,
+        outputs=renamed(seen.outputs),
+        kinds=reference.kinds,
+        strides=renamed(seen.strides),
+        requires_grad=renamed(seen.requires_grad),
+        aliases=frozenset((names.get(other, other), names[path]) for other, path in seen.aliases),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,9 +286,10 @@ def _differentiate(
     }
     if not outputs or not targets:
         return
+    names = _known_names(outputs, conditions)
     cotangents = [
-        cotangent(path, leaf, conditions.seed, conditions.precisions.setdefault(path, leaf.dtype))
-        for path, leaf in outputs.items()
+        cotangent(name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype))
+        for name, leaf in zip(names, outputs.values(), strict=True)
     ]
     subject.state.touch()
     try:
@@ -281,6 +304,12 @@ def _differentiate(
         seen.gradients[path] = None if gradient is None else _kept(gradient)
         if gradient is not None and conditions.mode is not None:
             _note_least_noise(path, gradient, conditions.mode, seen)
+
+
+def _known_names(outputs: Iterable[str], conditions: Conditions) -> list[str]:
+    """The paths of outputs, or those of the first run, in order, if it had others."""
+    names, first = list(outputs), list(conditions.precisions)
+    return first if len(first) == len(names) and set(first) != set(names) else names
 
 
 def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:

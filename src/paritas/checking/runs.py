@@ -19,7 +19,14 @@ from paritas._torch.stances import taking_stance
 from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
 from paritas.checking.noise import NoiseRuns, is_inexact
-from paritas.checking.observing import AFTER, Conditions, Observation, input_tensors, running
+from paritas.checking.observing import (
+    AFTER,
+    Conditions,
+    Observation,
+    input_tensors,
+    named_like,
+    running,
+)
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 from paritas.numerics.flattening import flattened, is_dense
 
@@ -38,6 +45,7 @@ class Runs(NoiseRuns):
 
     Attributes:
         changing: the parameters and buffers that either side changes, so worth looking at.
+        by_order: the candidate's outputs go by the names of the reference's, in order.
     """
 
     def __init__(
@@ -59,6 +67,7 @@ class Runs(NoiseRuns):
         self.conditions = conditions
         self.lift = lift
         self.changing: frozenset[str] | None = None
+        self.by_order = False
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
         self._wanted: frozenset[str] | None = None
         self._lifted: list[Observation] | None = None
@@ -79,8 +88,15 @@ class Runs(NoiseRuns):
             if seen is not None and self.is_usable(
                 seen, "only the native run was made: the candidate in float64"
             ):
-                self._lifted = seen
+                self._lifted = self.named(seen)
         return self._lifted
+
+    def named(self, seen: list[Observation]) -> list[Observation]:
+        """What the candidate did, call by call, under the names to be compared by."""
+        if not self.by_order:
+            return seen
+        last = len(self.native) - 1
+        return [named_like(one, self.native[min(call, last)]) for call, one in enumerate(seen)]
 
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.

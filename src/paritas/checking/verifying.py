@@ -12,12 +12,12 @@ from paritas._torch.compiled import room_for_entries
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
 from paritas.checking.foreign import limited
-from paritas.checking.observing import Conditions, Observation, input_tensors, running
+from paritas.checking.observing import OUTPUT, Conditions, Observation, input_tensors, running
 from paritas.checking.remembering import FailedPair, remember
 from paritas.checking.runs import Runs
 from paritas.checking.subjects import Subject, subject
 from paritas.errors import MismatchError, UsageError
-from paritas.numerics.contents import same_leaf
+from paritas.numerics.contents import SEQUENCE, same_leaf
 from paritas.numerics.findings import Aspect, Coverage, Status, Verdict
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import RandomState
@@ -119,6 +119,10 @@ class _Verification:
             lift=self.config.lift,
         )
         runs.tell = self.tell
+        if self._goes_by_order(natives[0], mine[0]):
+            runs.by_order = True
+            runs.notes.append("outputs are matched by order: the two sides name them differently")
+            mine = runs.named(mine)
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
         verdicts = [collected.verdict(strict=self.config.strict)]
@@ -130,6 +134,16 @@ class _Verification:
         merged = Verdict.merge(verdicts)
         notes = tuple(dict.fromkeys((*merged.notes, *runs.notes)))
         return msgspec.structs.replace(merged, notes=notes)
+
+    def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
+        """Whether the candidate's outputs have other names, and that is no difference.
+
+        Other runtimes give their results in a list, whatever the model gives.
+        """
+        root = candidate.kinds.get(OUTPUT)
+        is_list = root is not None and root.family == SEQUENCE
+        asked = self.config.match_by_order or (self.candidate.is_foreign and is_list)
+        return asked and reference.outputs.keys() != candidate.outputs.keys()
 
     def _uncompiled(self) -> Collected:
         collected = Collected()
