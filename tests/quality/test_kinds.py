@@ -70,6 +70,63 @@ def test_what_nobody_can_compare_is_unverified(reference, other):
     assert verdict.status is Status.UNVERIFIED
 
 
+INPUTS = [name for name in KINDS if name not in {"silent wrapper", "meta"}]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_tensors_of_every_kind_are_taken_as_inputs(name):
+    given = KINDS[name].reference(kinds_of_tensors.example())
+    verdict = verify([given], lambda x: x, lambda x: x, QUIET)
+    assert verdict.status is Status.IDENTICAL, str(verdict)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_writing_to_a_sparse_input_is_seen(layout):
+    def doubled(x):
+        x.values().mul_(2)
+        return x.to_dense()
+
+    given = KINDS[layout].reference(kinds_of_tensors.example())
+    assert verify([given], doubled, doubled, QUIET)
+    verdict = verify([given], doubled, lambda x: x.to_dense() * 2, QUIET)
+    failed = [finding.path for finding in verdict.failures]
+    assert failed == ["input[0].values() after the call"]
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_the_noise_of_a_program_with_sparse_tensors_is_measured(layout):
+    torch.manual_seed(0)
+    dense = torch.randn(64, 64) * (torch.rand(64, 64) < 0.3)
+    sparse = {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc}
+    weight = torch.randn(64, 8)
+
+    def product(x, w):
+        return x @ w
+
+    def in_float64(x, w):
+        return (x.to_dense().double() @ w.to(torch.float64)).to(w.dtype)
+
+    verdict = verify([sparse[layout](), weight], product, in_float64, QUIET)
+    assert verdict.passed, str(verdict)
+    assert not verdict.notes
+    wrong = verify([sparse[layout](), weight], product, lambda x, w: product(x, w) * 1.0001, QUIET)
+    assert wrong.status is Status.DIFFERENT
+
+
+@pytest.mark.parametrize("kind", ["yes", "elementwise", "refusing", "yes to lists", "array", "set"])
+def test_a_second_call_that_gives_another_value_is_seen(kind):
+    reference = STRUCTURES[kind].reference
+    other = next(iter(STRUCTURES[kind].wrong.values()))
+    calls = []
+
+    def candidate(x):
+        calls.append(None)
+        return (reference if len(calls) == 1 else other)(x)
+
+    verdict = verify([kinds_of_structures.example()], reference, candidate, QUIET)
+    assert {finding.path.endswith("(second call)") for finding in verdict.failures} == {True}
+
+
 def spoiling(spoil):
     """A backend that hands on what the graph gives, spoiled."""
 

@@ -393,3 +393,16 @@ def test_a_perturbed_run_differs_by_the_noise_of_the_precision_it_stands_for():
     with perturbing.PerturbMode(torch.float32, torch.float32, 2.0**-24, seed=0):
         moved = x @ hidden
     assert 1e-8 < rms(moved - still) / rms(still) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_operators_on_jagged_tensors_come_to_a_mode_as_operators_on_dense_ones():
+    nested = torch.nested.as_nested_tensor(
+        [torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged
+    )
+    assert lifting.is_jagged(type(nested))
+    assert not lifting.is_jagged(torch.Tensor)
+    with lifting.LiftMode(torch.float32, torch.float32):
+        result = nested / 3
+    assert result.values().dtype is torch.float64
+    assert torch.equal(result.values(), torch.ones(4, 2).double() / 3)

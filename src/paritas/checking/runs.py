@@ -28,7 +28,7 @@ from paritas.checking.observing import (
     running,
 )
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
-from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.flattening import as_plain, flattened, is_dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,11 +237,14 @@ class Runs(NoiseRuns):
         known = dict(input_tensors(self.inputs))
         for side in (self.candidate, self.reference):
             known |= {f"state {key}": value for key, value in side.state.saved.items()}
-        if name not in known:  # a part of one that is not dense, perhaps
-            for whole, tensor in list(known.items()):
-                if name.startswith(whole) and not is_dense(tensor):
-                    known |= flattened(tensor.detach(), whole).leaves
-        return known.get(name)
+        for whole, tensor in known.items():
+            if name == whole and is_dense(tensor):
+                return tensor
+            if name.startswith(whole) and not is_dense(tensor):
+                parts = flattened(tensor.detach(), whole).leaves
+                if name in parts:
+                    return as_plain(parts[name])  # type: ignore[no-any-return]
+        return None
 
     def run_reference(
         self,

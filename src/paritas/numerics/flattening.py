@@ -223,7 +223,8 @@ def _read_subclass(tensor: Any) -> Parts:
         names, context = tensor.__tensor_flatten__()
         items = [(f".{name}", getattr(tensor, name)) for name in names]
         kind = _kind(f"{cls.__name__} of shape {list(tensor.shape)}")
-        return Parts(kind, [*items, (".context", context)])
+        own = [(".context", context), (".requires_grad", tensor.requires_grad)]
+        return Parts(kind, [*items, *own])
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _unread(tensor, "does not say what is inside (it has no __tensor_flatten__)")
     with torch.DisableTorchFunctionSubclass():
