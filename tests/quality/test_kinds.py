@@ -113,6 +113,20 @@ def test_the_noise_of_a_program_with_sparse_tensors_is_measured(layout):
     assert wrong.status is Status.DIFFERENT
 
 
+def test_a_dense_gradient_in_place_of_a_sparse_one_is_different():
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    tokens = torch.tensor([1, 2, 2])
+    assert verify([tokens], table, table, QUIET)
+
+    def dense(at):
+        return torch.nn.functional.embedding(at, table.weight)
+
+    (failure,) = verify([tokens], table, dense, QUIET).failures
+    assert failure.path == "gradient of weight"
+    assert failure.reason == "layout strided instead of sparse_coo"
+
+
 @pytest.mark.parametrize("kind", ["yes", "elementwise", "refusing", "yes to lists", "array", "set"])
 def test_a_second_call_that_gives_another_value_is_seen(kind):
     reference = STRUCTURES[kind].reference

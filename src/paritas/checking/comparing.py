@@ -249,6 +249,7 @@ class Comparer:
         for path, left in reference.gradients.items():
             if path not in missing:
                 self._compare_gradient(path, left, candidate.gradients[path])
+                self._compare_gradient_layout(path, reference, candidate)
         if missing:
             self.out.unmatched += [f"{path}{self.label}" for path in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
@@ -270,6 +271,15 @@ class Comparer:
             return
         zeros = torch.zeros_like(some)
         self._compare_item(path, zeros if left is None else left, zeros if right is None else right)
+
+    def _compare_gradient_layout(
+        self, path: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """Optimizers take sparse gradients in other ways than dense ones, or not at all."""
+        left, right = (seen.gradient_layouts.get(path) for seen in (reference, candidate))
+        if left is not None and right is not None and left is not right:
+            reason = f"layout {_short(right)} instead of {_short(left)}"
+            self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
     def _compare_item(self, path: str, left: Any, right: Any) -> None:
         evidence = ItemEvidence(self.runs, path, self.call, lifts=self.lifts)
@@ -346,6 +356,10 @@ class Comparer:
 def relabelled(findings: Iterable[Finding], label: str) -> list[Finding]:
     """The same findings with a label behind their paths."""
     return [msgspec.structs.replace(finding, path=f"{finding.path}{label}") for finding in findings]
+
+
+def _short(layout: torch.layout) -> str:
+    return str(layout).removeprefix("torch.")
 
 
 def _told(error: Exception | None) -> str:

@@ -40,7 +40,8 @@ class Observation:
         kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
         after: path -> input after the call, where its bits changed.
         state: name -> parameter or buffer after the call, where its bits changed.
-        gradients: path -> gradient of an input or parameter.
+        gradients: path -> gradient of an input or parameter, dense.
+        gradient_layouts: path -> the layout it came in.
         strides: path -> strides of the returned tensors.
         requires_grad: path -> flag of the returned tensors.
         aliases: pairs of paths that share memory, an output being one of each.
@@ -57,6 +58,7 @@ class Observation:
     after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
+    gradient_layouts: dict[str, torch.layout] = dataclasses.field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
     aliases: frozenset[tuple[str, str]] = frozenset()
@@ -302,6 +304,8 @@ def _differentiate(
         return
     for path, gradient in zip(targets, gradients, strict=True):
         seen.gradients[path] = None if gradient is None else _kept(gradient)
+        if gradient is not None:
+            seen.gradient_layouts[path] = gradient.layout
         if gradient is not None and conditions.mode is not None:
             _note_least_noise(path, gradient, conditions.mode, seen)
 
