@@ -113,6 +113,29 @@ def test_the_noise_of_a_program_with_sparse_tensors_is_measured(layout):
     assert wrong.status is Status.DIFFERENT
 
 
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+def test_codes_that_rounding_decides_are_no_fault(per):
+    torch.manual_seed(0)
+    x, weight = torch.randn(16, 512), torch.randn(512, 64)
+    zeros, scales = torch.full((64,), 3), torch.full((64,), 5e-4, dtype=torch.float64)
+
+    def quantised(y):
+        if per == "tensor":
+            return torch.quantize_per_tensor(y, 5e-4, 3, torch.qint32)
+        return torch.quantize_per_channel(y, scales, zeros, 1, torch.qint32)
+
+    def whole(x):
+        return quantised(x @ weight)
+
+    def halves(x):
+        return quantised(x[:, :256] @ weight[:256] + x[:, 256:] @ weight[256:])
+
+    assert not torch.equal(whole(x).int_repr(), halves(x).int_repr())
+    assert verify([x], whole, halves).status is Status.UNSTABLE
+    shifted = verify([x], whole, lambda x: quantised(x @ weight + 5e-4), QUIET)
+    assert shifted.status is Status.DIFFERENT
+
+
 def test_a_dense_gradient_in_place_of_a_sparse_one_is_different():
     torch.manual_seed(0)
     table = torch.nn.Embedding(10, 4, sparse=True)

@@ -406,3 +406,12 @@ def test_operators_on_jagged_tensors_come_to_a_mode_as_operators_on_dense_ones()
         result = nested / 3
     assert result.values().dtype is torch.float64
     assert torch.equal(result.values(), torch.ones(4, 2).double() / 3)
+
+
+def test_quantising_takes_float32_alone_and_its_codes_are_decided_by_what_is_rounded():
+    mode = lifting.LiftMode(torch.float32, torch.float32, remember_decisions=True)
+    with mode:
+        codes = torch.quantize_per_tensor(values(3), 0.5, 1, torch.qint8)
+    decision = mode.decision_for(codes)
+    assert decision.kind == "round"
+    assert torch.equal(decision.left, values(3) / 0.5 + 1)
