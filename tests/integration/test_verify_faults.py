@@ -249,3 +249,27 @@ def test_another_runtime_behind_a_callable() -> None:
     fine = verdict_on([x], model, Runtime(model.weight), verify_gradients=False)
     assert fine.passed, str(fine)
     assert not verdict_on([x], model, Runtime(model.weight))
+
+
+def test_a_list_in_place_of_a_dict_passes_only_where_order_is_asked_for() -> None:
+    def named(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": x * 2, "b": x + 1}
+
+    def flat(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 2, x + 1]
+
+    def rounded(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x * 3 + x) / 2, x + 1]
+
+    def swapped(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 1, x * 2]
+
+    x = torch.randn(4, requires_grad=True)
+    assert verdict_on([x], named, flat).status is Status.DIFFERENT
+    ordered = verdict_on([x], named, flat, match_by_order=True)
+    assert ordered.passed, str(ordered)
+    assert "outputs are matched by order: the two sides name them differently" in ordered.notes
+    assert "gradient of input[0]" in [finding.path for finding in ordered.findings]
+    (first, *_) = verdict_on([x], named, rounded, match_by_order=True).findings[1:]
+    assert first.lifted is not None or first.status is Status.IDENTICAL
+    assert verdict_on([x], named, swapped, match_by_order=True).status is Status.DIFFERENT

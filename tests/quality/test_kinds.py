@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from paritas import Status, VerifyConfig, judge, verify
+from paritas import Status, VerifyConfig, guard, judge, verify
 from quality import kinds_of_structures, kinds_of_tensors
 from quality.kinds_of_structures import STRUCTURES
 from quality.kinds_of_tensors import KINDS
@@ -67,3 +68,129 @@ def test_another_structure_or_content_is_different(reference, wrong):
 def test_what_nobody_can_compare_is_unverified(reference, other):
     verdict = verify([kinds_of_structures.example()], reference, other, QUIET)
     assert verdict.status is Status.UNVERIFIED
+
+
+INPUTS = [name for name in KINDS if name not in {"silent wrapper", "meta"}]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_tensors_of_every_kind_are_taken_as_inputs(name):
+    given = KINDS[name].reference(kinds_of_tensors.example())
+    verdict = verify([given], lambda x: x, lambda x: x, QUIET)
+    assert verdict.status is Status.IDENTICAL, str(verdict)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_writing_to_a_sparse_input_is_seen(layout):
+    def doubled(x):
+        x.values().mul_(2)
+        return x.to_dense()
+
+    given = KINDS[layout].reference(kinds_of_tensors.example())
+    assert verify([given], doubled, doubled, QUIET)
+    verdict = verify([given], doubled, lambda x: x.to_dense() * 2, QUIET)
+    failed = [finding.path for finding in verdict.failures]
+    assert failed == ["input[0].values() after the call"]
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_the_noise_of_a_program_with_sparse_tensors_is_measured(layout):
+    torch.manual_seed(0)
+    dense = torch.randn(64, 64) * (torch.rand(64, 64) < 0.3)
+    sparse = {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc}
+    weight = torch.randn(64, 8)
+
+    def product(x, w):
+        return x @ w
+
+    def in_float64(x, w):
+        return (x.to_dense().double() @ w.to(torch.float64)).to(w.dtype)
+
+    verdict = verify([sparse[layout](), weight], product, in_float64, QUIET)
+    assert verdict.passed, str(verdict)
+    assert not verdict.notes
+    wrong = verify([sparse[layout](), weight], product, lambda x, w: product(x, w) * 1.0001, QUIET)
+    assert wrong.status is Status.DIFFERENT
+
+
+@pytest.mark.parametrize("per", ["tensor", "channel"])
+def test_codes_that_rounding_decides_are_no_fault(per):
+    torch.manual_seed(0)
+    x, weight = torch.randn(16, 512), torch.randn(512, 64)
+    zeros, scales = torch.full((64,), 3), torch.full((64,), 5e-4, dtype=torch.float64)
+
+    def quantised(y):
+        if per == "tensor":
+            return torch.quantize_per_tensor(y, 5e-4, 3, torch.qint32)
+        return torch.quantize_per_channel(y, scales, zeros, 1, torch.qint32)
+
+    def whole(x):
+        return quantised(x @ weight)
+
+    def halves(x):
+        return quantised(x[:, :256] @ weight[:256] + x[:, 256:] @ weight[256:])
+
+    assert not torch.equal(whole(x).int_repr(), halves(x).int_repr())
+    assert verify([x], whole, halves).status is Status.UNSTABLE
+    shifted = verify([x], whole, lambda x: quantised(x @ weight + 5e-4), QUIET)
+    assert shifted.status is Status.DIFFERENT
+
+
+def test_a_dense_gradient_in_place_of_a_sparse_one_is_different():
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    tokens = torch.tensor([1, 2, 2])
+    assert verify([tokens], table, table, QUIET)
+
+    def dense(at):
+        return torch.nn.functional.embedding(at, table.weight)
+
+    (failure,) = verify([tokens], table, dense, QUIET).failures
+    assert failure.path == "gradient of weight"
+    assert failure.reason == "layout strided instead of sparse_coo"
+
+
+@pytest.mark.parametrize("kind", ["yes", "elementwise", "refusing", "yes to lists", "array", "set"])
+def test_a_second_call_that_gives_another_value_is_seen(kind):
+    reference = STRUCTURES[kind].reference
+    other = next(iter(STRUCTURES[kind].wrong.values()))
+    calls = []
+
+    def candidate(x):
+        calls.append(None)
+        return (reference if len(calls) == 1 else other)(x)
+
+    verdict = verify([kinds_of_structures.example()], reference, candidate, QUIET)
+    assert {finding.path.endswith("(second call)") for finding in verdict.failures} == {True}
+
+
+def spoiling(spoil):
+    """A backend that hands on what the graph gives, spoiled."""
+
+    def backend(graph, inputs):
+        return lambda *args: tuple(map(spoil, graph(*args)))
+
+    return backend
+
+
+def other_zero_point(q):
+    return torch.quantize_per_tensor(q.dequantize(), q.q_scale(), q.q_zero_point() + 1, q.dtype)
+
+
+# The program, what it is given, and the fault. Dynamo leaves sparse tensors to eager mode.
+GUARDED = {
+    "quantised": (kinds_of_tensors.per_tensor, lambda x: x, other_zero_point),
+    "jagged": (lambda x: x.clone(), KINDS["jagged"].reference, lambda nested: nested * 1.01),
+}
+
+
+@pytest.mark.parametrize("spoils", [False, True], ids=["right", "wrong"])
+@pytest.mark.parametrize("name", GUARDED)
+def test_guard_sees_what_is_inside_tensors_of_other_kinds(name, spoils):
+    program, make, spoil = GUARDED[name]
+    given = make(kinds_of_tensors.example())
+    torch.compiler.reset()
+    guarded = guard(spoiling(spoil if spoils else lambda result: result), on_mismatch="record")
+    torch.compile(program, backend=guarded)(given)
+    expected = Status.DIFFERENT if spoils else Status.IDENTICAL
+    assert guarded.verdict().status is expected, str(guarded.verdict())

@@ -17,6 +17,7 @@ from paritas._torch import (
     last_sums,
     operators,
     overwriting,
+    sparse,
     stances,
     tracing,
 )
@@ -93,6 +94,27 @@ def test_an_exported_program_is_lifted_with_the_casts_in_it():
     # A cast narrower than anything the reference uses is part of what is computed.
     kept, _ = exported_lifting.lift_captured(program, (x,), frozenset({torch.float32}))
     assert not torch.equal(kept.module()(x).double(), x * 0.1 + 1)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        torch.Tensor.to_sparse_csc,
+        lambda x: x.to_sparse_bsr((2, 2)),
+        lambda x: x.to_sparse_bsc((2, 2)),
+    ],
+)
+def test_the_values_of_a_sparse_tensor_are_changed_where_they_are(make):
+    dense = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(1, 2) * torch.tensor([1, 1, 0, 0])
+    tensor = make(dense)
+    assert tensor.layout in sparse.SPARSE
+    doubled = sparse.map_values(tensor, lambda values: values * 2)
+    assert doubled.layout is tensor.layout
+    assert torch.equal(sparse.as_dense(doubled), dense * 2)
+    assert sparse.as_dense(dense) is dense
 
 
 def test_terms_far_apart_are_known_not_to_add_up_in_any_order():

@@ -393,3 +393,25 @@ def test_a_perturbed_run_differs_by_the_noise_of_the_precision_it_stands_for():
     with perturbing.PerturbMode(torch.float32, torch.float32, 2.0**-24, seed=0):
         moved = x @ hidden
     assert 1e-8 < rms(moved - still) / rms(still) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_operators_on_jagged_tensors_come_to_a_mode_as_operators_on_dense_ones():
+    nested = torch.nested.as_nested_tensor(
+        [torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged
+    )
+    assert lifting.is_jagged(type(nested))
+    assert not lifting.is_jagged(torch.Tensor)
+    with lifting.LiftMode(torch.float32, torch.float32):
+        result = nested / 3
+    assert result.values().dtype is torch.float64
+    assert torch.equal(result.values(), torch.ones(4, 2).double() / 3)
+
+
+def test_quantising_takes_float32_alone_and_its_codes_are_decided_by_what_is_rounded():
+    mode = lifting.LiftMode(torch.float32, torch.float32, remember_decisions=True)
+    with mode:
+        codes = torch.quantize_per_tensor(values(3), 0.5, 1, torch.qint8)
+    decision = mode.decision_for(codes)
+    assert decision.kind == "round"
+    assert torch.equal(decision.left, values(3) / 0.5 + 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from paritas._torch.operators import CARRIERS, CHOICES, COMPARISONS, ROUNDINGS
 
 _DIM_POSITION = {"topk": 2, "kthvalue": 2}
+_QUANTIZING = {"quantize_per_tensor", "quantize_per_channel"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Decisions:
             decision = Decision(name, first if clipped is None else clipped, args[1])
         elif name in ROUNDINGS:
             decision = Decision(name, first)
+        elif name in _QUANTIZING:
+            decision = Decision("round", _before_rounding(name, *args[:4]))
         elif name in CHOICES:
             position = _DIM_POSITION.get(name, 1)
             last = -1 if name in {"sort", "topk"} else None
@@ -117,3 +120,12 @@ class Decisions:
         if decision is not None and isinstance(chosen, torch.Tensor):
             self._table[chosen.untyped_storage().data_ptr()] = decision
             self._alive.append(chosen)
+
+
+def _before_rounding(name: str, value: Tensor, scale: Any, zero_point: Any, axis: Any) -> Tensor:
+    """What quantising rounds to whole numbers."""
+    if name == "quantize_per_channel":
+        shape = [-1 if dim == axis else 1 for dim in range(value.dim())]
+        scale, zero_point = scale.view(shape), zero_point.view(shape)
+    codes: Tensor = value / scale + zero_point
+    return codes

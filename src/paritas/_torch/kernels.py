@@ -31,6 +31,9 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
     attention = wide_attention(func)
     if attention is not None:
         return attention
+    if func._schema.name.startswith("aten::quantize_per_"):
+        # They take float32 alone, and round to far coarser steps than its own.
+        return lambda value, *rest, **options: func(value.float(), *rest, **options)
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     decomposition = decomposition_table.get(func)
     if decomposition is None or not tensors or not _is_elementwise(func, tensors):

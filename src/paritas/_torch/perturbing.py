@@ -20,6 +20,7 @@ from paritas._torch.accumulation import Call, accumulation
 from paritas._torch.cancelling import Cancelled, is_exact_in_any_order
 from paritas._torch.lifting import LiftMode, map_tensors
 from paritas._torch.operators import call_rounds
+from paritas._torch.sparse import SPARSE, as_dense, map_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +148,7 @@ class PerturbMode(LiftMode):
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
         if exact:
             return result
-        call = Call(kind.name, func, args, kwargs, result)
+        call = Call(kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result))
         accumulated = accumulation(call)
         if self._cancelled is None or kind.mutates:
             return self._perturb_results(kind, result, accumulated, unit)
@@ -176,6 +177,10 @@ class PerturbMode(LiftMode):
         accumulator = min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
             if not _is_float(tensor):
+                continue
+            if tensor.layout in SPARSE:
+                noisy = self._shaken(tensor, unit * self.reach)
+                results[position] = tensor.copy_(noisy) if kind.mutates else noisy
                 continue
             repeats = _repeats(tensor)
             noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
@@ -212,6 +217,8 @@ class PerturbMode(LiftMode):
     def _shaken(self, tensor: Tensor, reach: float) -> Tensor:
         if not _is_float(tensor):
             return tensor
+        if tensor.layout in SPARSE:
+            return map_values(tensor, lambda values: self._shaken(values, reach))
         return self._times_noise(self._place(tensor, repeats=_repeats(tensor)), reach)
 
     def _times_noise(self, place: _Place, reach: float) -> Tensor:

@@ -113,7 +113,6 @@ class Comparer:
             values=config.verify_values,
             device=config.verify_device,
             containers=runs.candidate.is_wholly_compiled,
-            by_order=config.match_by_order,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -214,19 +213,15 @@ class Comparer:
         self.out.findings += matching.findings
         self.out.notes += matching.notes
         self.out.unmatched += matching.unmatched
-        renamed = dict(zip((p for p, _, _ in matching.pairs), candidate.outputs, strict=False))
         for path, left, right in matching.pairs:
-            theirs = path if path in candidate.outputs else renamed[path]
             self._compare_item(path, left, right)
-            self._compare_layout(path, theirs, reference, candidate)
+            self._compare_layout(path, reference, candidate)
 
-    def _compare_layout(
-        self, path: str, theirs: str, reference: Observation, candidate: Observation
-    ) -> None:
+    def _compare_layout(self, path: str, reference: Observation, candidate: Observation) -> None:
         shown = f"{path}{self.label}"
-        left, right = reference.strides.get(path), candidate.strides.get(theirs)
+        left, right = reference.strides.get(path), candidate.strides.get(path)
         if left is not None and right is not None and left != right and len(left) == len(right):
-            shape = tuple(candidate.outputs[theirs].shape)
+            shape = tuple(candidate.outputs[path].shape)
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
                 self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
@@ -235,21 +230,19 @@ class Comparer:
                 self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
             else:
                 self.out.notes.append(f"{shown}: {reason}")
-        self._compare_flags(path, theirs, reference, candidate)
+        self._compare_flags(path, reference, candidate)
 
-    def _compare_flags(
-        self, path: str, theirs: str, reference: Observation, candidate: Observation
-    ) -> None:
+    def _compare_flags(self, path: str, reference: Observation, candidate: Observation) -> None:
         """Whether a tensor can be differentiated further."""
         shown = f"{path}{self.label}"
-        flags = reference.requires_grad.get(path), candidate.requires_grad.get(theirs)
+        flags = reference.requires_grad.get(path), candidate.requires_grad.get(path)
         if None in flags or not self.config.compares_requires_grad:
             return
         if flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
             advice = INFERENCE_ADVICE if flags[0] else ""
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
-        elif theirs in candidate.inference and path not in reference.inference:
+        elif path in candidate.inference and path not in reference.inference:
             reason = "an inference tensor, which autograd refuses; the reference's is none"
             if torch.is_grad_enabled():
                 self.out.add(
@@ -292,7 +285,7 @@ class Comparer:
         """What a program writes into an input carries gradients on, or does not."""
         for path in reference.after:
             if path in candidate.after:
-                self._compare_flags(path, path, reference, candidate)
+                self._compare_flags(path, reference, candidate)
 
     def _compare_effect(self, path: str, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and the like are no values."""
@@ -371,6 +364,7 @@ class Comparer:
         for path, left in reference.gradients.items():
             if path not in missing:
                 self._compare_gradient(path, left, candidate.gradients[path])
+                self._compare_gradient_layout(path, reference, candidate)
         if missing:
             self.out.unmatched += [f"{path}{self.label}" for path in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
@@ -482,6 +476,15 @@ class Comparer:
         zeros = torch.zeros_like(some)
         self._compare_item(path, zeros if left is None else left, zeros if right is None else right)
 
+    def _compare_gradient_layout(
+        self, path: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """Optimizers take sparse gradients in other ways than dense ones, or not at all."""
+        left, right = (seen.gradient_layouts.get(path) for seen in (reference, candidate))
+        if left is not None and right is not None and left is not right:
+            reason = f"layout {_short(right)} instead of {_short(left)}"
+            self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.DIFFERENT, reason)
+
     def _compare_item(self, path: str, left: Any, right: Any) -> None:
         evidence = ItemEvidence(self.runs, path, self.call, lifts=self.lifts)
         if self.random_differs:
@@ -578,6 +581,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return f"{value!r:.60}"
+
+
+def _short(layout: torch.layout) -> str:
+    return str(layout).removeprefix("torch.")
 
 
 def _told(error: Exception | None) -> str:

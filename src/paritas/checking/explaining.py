@@ -18,6 +18,7 @@ from paritas.numerics.automatic import LIFTED_SLACK, RUNS
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.findings import Aspect, Status
+from paritas.numerics.flattening import is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -185,7 +186,9 @@ def likely(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
     return {
         name: tensor.detach()
         for name, tensor in given.items()
-        if isinstance(tensor, torch.Tensor) and (tensor.dim() == 1 or tensor.shape == shape)
+        if isinstance(tensor, torch.Tensor)
+        and is_dense(tensor)
+        and (tensor.dim() == 1 or tensor.shape == shape)
     }
 
 

@@ -28,6 +28,7 @@ from paritas.checking.reaching import (
 )
 from paritas.errors import UsageError
 from paritas.numerics.contents import Opaque, contents, parts, same_leaf
+from paritas.numerics.flattening import is_dense
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import Copier
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from paritas.checking.config import Inputs
 
-__all__ = ["MISSING", "Missing", "ProgramState", "as_seen", "copied", "is_same"]
+__all__ = ["MISSING", "Missing", "ProgramState", "as_seen", "copied", "copy_of", "is_same"]
 
 
 class Missing:
@@ -140,7 +141,7 @@ class ProgramState:
             self.gradients[name] = known.gradients[name]
             return
         try:
-            self.saved[name] = _detached_clone(tensor)
+            self.saved[name] = copy_of(tensor)
             self.gradients[name] = _gradient(tensor)
         except Exception as error:  # noqa: BLE001  (a finding says that it could not be copied)
             self.failures[name] = f"it cannot be copied: {_first_line(error)}"
@@ -206,7 +207,7 @@ class ProgramState:
             if among is None or path in among:
                 value = now.get(path, MISSING)
                 if not is_same(before.get(path, MISSING), value):
-                    changed[path] = _detached_clone(value) if _is_tensor(value) else value
+                    changed[path] = copy_of(value) if _is_tensor(value) else value
         self._may_differ = bool(changed) or among is not None
         return changed
 
@@ -564,7 +565,7 @@ def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | 
 def _gradient(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The gradient that a tensor carries, and a copy of it."""
     gradient = _live_gradient(tensor)
-    return gradient, None if gradient is None else _detached_clone(gradient)
+    return gradient, None if gradient is None else copy_of(gradient)
 
 
 def _live_gradient(tensor: Tensor) -> Tensor | None:
@@ -572,8 +573,10 @@ def _live_gradient(tensor: Tensor) -> Tensor | None:
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
-def _detached_clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
+def copy_of(tensor: Tensor) -> Tensor:
+    """A tensor of its own with the same content, off any graph."""
+    plain = tensor.detach()
+    return plain.clone() if is_dense(plain) else Copier().copy_tensor(plain)
 
 
 def _widen(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from paritas._torch.attention import any_attention
 from paritas._torch.hooks import copy_hooks, refuse_once_differentiable
 from paritas._torch.stances import taking_stance
-from paritas.checking.isolation import MISSING, as_seen, copied, is_same
+from paritas.checking.isolation import MISSING, as_seen, copied, copy_of, is_same
 from paritas.checking.surroundings import Surroundings
 from paritas.numerics.contents import contents, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
@@ -21,7 +21,7 @@ from paritas.numerics.trees import map_leaves
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -58,10 +58,11 @@ class Observation:
             after the call and after backward, where that changed.
         surroundings: name -> what became of a setting or function of the process.
         live: path -> returned tensor itself, to see who writes to it later; not differentiable.
-        gradients: path -> gradient of an input or parameter that requires grad.
+        gradients: path -> gradient of an input or parameter that requires grad, dense.
         further: path -> gradient that the caller's own call does not make: of an input that does
             not require grad, or of gradients.
         again: path -> gradient as a second backward pass over one graph gives it, if otherwise.
+        gradient_layouts: path -> the layout a gradient came in.
         strides: path -> strides of the returned tensors.
         requires_grad: path -> flag of the returned tensors, and of inputs that were written to.
         inference: paths of the returned tensors that were made under `torch.inference_mode()`.
@@ -85,6 +86,7 @@ class Observation:
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     further: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     again: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
+    gradient_layouts: dict[str, torch.layout] = dataclasses.field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
     inference: set[str] = dataclasses.field(default_factory=set)
@@ -157,6 +159,30 @@ class Observation:
             if path in table:
                 return table[path]
         return None
+
+
+def named_like(seen: Observation, reference: Observation) -> Observation:
+    """The same observation with the reference's names for its outputs, taken in order.
+
+    As it is if there are more or fewer of them.
+    """
+    if len(seen.outputs) != len(reference.outputs):
+        return seen
+    names = dict(zip(seen.outputs, reference.outputs, strict=True))
+
+    def renamed(table: dict[str, Any]) -> dict[str, Any]:
+        return {names.get(path, path): value for path, value in table.items()}
+
+    return dataclasses.replace(
+        seen,
+        outputs=renamed(seen.outputs),
+        kinds=reference.kinds,
+        strides=renamed(seen.strides),
+        requires_grad=renamed(seen.requires_grad),
+        live=renamed(seen.live),
+        inference={names.get(path, path) for path in seen.inference},
+        aliases=frozenset((names.get(other, other), names[path]) for other, path in seen.aliases),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +345,7 @@ def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, when
         seen.after |= _after(path, value, when)
         before[path] = value
         if isinstance(value, torch.Tensor):
-            before[path] = value.detach().clone()
+            before[path] = copy_of(value)
             seen.requires_grad[f"{path}{when}"] = value.requires_grad
 
 
@@ -408,11 +434,12 @@ def _differentiate(
     }
     if not outputs or not targets:
         return
+    names = _known_names(outputs, conditions)
     cotangents = {
         path: cotangent(
-            path, leaf, conditions.seed, conditions.precisions.setdefault(path, leaf.dtype)
+            name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype)
         )
-        for path, leaf in outputs.items()
+        for name, (path, leaf) in zip(names, outputs.items(), strict=True)
     }
     try:
         with _no_autocast(outputs.values()), conditions.around_the_program():
@@ -424,6 +451,8 @@ def _differentiate(
     for path, gradient in gradients.items():
         table = seen.further if path in also else seen.gradients
         table[path] = _kept(gradient)
+        if gradient is not None:
+            seen.gradient_layouts[path] = gradient.layout
         if gradient is not None and conditions.mode is not None:
             _note_least_noise(path, gradient, conditions.mode, seen)
     if conditions.second:
@@ -517,6 +546,13 @@ def _second_gradients(
     }
 
 
+def _known_names(outputs: Iterable[str], conditions: Conditions) -> list[str]:
+    """The paths of outputs, or those of the first run, in order, if it had others."""
+    names = list(outputs)
+    first = [path for path in conditions.precisions if not path.startswith(GRADIENT)]
+    return first if len(first) == len(names) and set(first) != set(names) else names
+
+
 def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
     """A random upstream gradient: the same numbers for every side and in every run.
 
@@ -549,7 +585,7 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
             if not isinstance(leaf, torch.Tensor):
                 found[path] = as_seen(leaf)
                 continue
-            found[path] = leaf.detach().clone() if copy_tensors else leaf
+            found[path] = copy_of(leaf) if copy_tensors else leaf
             if leaf.is_leaf and leaf.grad is not None:
                 found[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
     return found

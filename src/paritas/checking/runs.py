@@ -29,6 +29,7 @@ from paritas.checking.observing import (
     input_contents,
     input_tensors,
     is_afterwards,
+    named_like,
     place_of,
     running,
 )
@@ -53,6 +54,7 @@ class Runs(NoiseRuns):
     Attributes:
         changing: the names of the state that either side changes, so worth looking at.
         at_second: gradients of gradients are judged now, and perturbed runs make them.
+        by_order: the candidate's outputs go by the names of the reference's, in order.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Runs(NoiseRuns):
         self.lift = lift
         self.changing: frozenset[str] | None = None
         self.at_second = False
+        self.by_order = False
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
         self._wanted: frozenset[str] | None = None
         self._makes_second = True
@@ -96,8 +99,15 @@ class Runs(NoiseRuns):
             if seen is not None and self.is_usable(
                 seen, "only the native run was made: the candidate in float64"
             ):
-                self._lifted = seen
+                self._lifted = self.named(seen)
         return self._lifted
+
+    def named(self, seen: list[Observation]) -> list[Observation]:
+        """What the candidate did, call by call, under the names to be compared by."""
+        if not self.by_order:
+            return seen
+        last = len(self.native) - 1
+        return [named_like(one, self.native[min(call, last)]) for call, one in enumerate(seen)]
 
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.

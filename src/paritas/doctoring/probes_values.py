@@ -189,6 +189,15 @@ def perturbing() -> None:
     expect(f"a change by rounding ({change:.1e})", UNIT / 8 < change < UNIT * 8)
 
 
+def sparse() -> None:
+    """The values of a sparse tensor are changed where they are."""
+    from paritas._torch.sparse import as_dense, map_values
+
+    places = torch.eye(3).to_sparse()
+    doubled = as_dense(map_values(places, lambda values: values * 2))
+    expect("doubled values of a sparse tensor", torch.equal(doubled, 2 * torch.eye(3)))
+
+
 PROBES = {
     "accumulation": accumulation,
     "attention": attention,
@@ -206,4 +215,5 @@ PROBES = {
     "named_operators": named_operators,
     "operators": operators,
     "perturbing": perturbing,
+    "sparse": sparse,
 }

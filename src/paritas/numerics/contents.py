@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "SEQUENCE",
     "Kind",
     "Opaque",
     "Parts",
@@ -39,6 +40,8 @@ __all__ = [
     "walk",
 ]
 
+# Families: see `Kind`.
+SEQUENCE, MAPPING, RECORD = "sequence", "mapping", "record"
 # Deeper than any result that is made for reading; an endless chain of objects ends here.
 _MOST_LEVELS = 64
 # In one value. A tokenizer's vocabulary has some hundred thousand.
@@ -158,7 +161,7 @@ def parts(value: Any) -> Parts | None:
     if any(_is_native(base) for base in cls.__mro__ if base not in _READABLE):
         return None
     is_record = dataclasses.is_dataclass(cls) or issubclass(cls, types.SimpleNamespace)
-    kind = Kind(cls.__name__, "record") if is_record else _own_kind(cls)
+    kind = Kind(cls.__name__, RECORD) if is_record else _own_kind(cls)
     return _with_attributes(value, Parts(kind, []))
 
 
@@ -211,9 +214,9 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
 
 def _is_leaf(value: Any) -> bool:
     cls = type(value)
-    if cls in _PLAIN or cls is object or _is_array(value):
+    if issubclass(cls, torch.Tensor) or cls in _PLAIN or cls is object or _is_array(value):
         return True
-    return issubclass(cls, (torch.Tensor, enum.Enum, set, frozenset, *_IDENTITIES, *_UNREADABLE))
+    return issubclass(cls, (enum.Enum, set, frozenset, *_IDENTITIES, *_UNREADABLE))
 
 
 def _is_array(value: Any) -> bool:
@@ -259,7 +262,7 @@ def _read_mapping(value: Any) -> Parts | None:
             items.append((f"[{_key_name(key)}]", item))
         else:  # its address is no name: it is compared as well
             items.append((f"[{position}]", (key, item)))
-    return Parts(Kind(cls.__name__, "mapping"), items)
+    return Parts(Kind(cls.__name__, MAPPING), items)
 
 
 def _read_sequence(value: Any) -> Parts | None:
@@ -269,7 +272,7 @@ def _read_sequence(value: Any) -> Parts | None:
         fields, base = getattr(cls, "_fields", None), tuple
         if isinstance(fields, tuple):
             pairs = zip(fields, tuple.__iter__(value), strict=True)
-            return Parts(Kind(cls.__name__, "record"), [(f".{name}", item) for name, item in pairs])
+            return Parts(Kind(cls.__name__, RECORD), [(f".{name}", item) for name, item in pairs])
     elif issubclass(cls, list):
         base = list
     elif issubclass(cls, collections.deque):
@@ -277,7 +280,7 @@ def _read_sequence(value: Any) -> Parts | None:
     else:
         return None
     items = [(f"[{position}]", item) for position, item in enumerate(base.__iter__(value))]
-    return Parts(Kind(cls.__name__, "sequence"), items)
+    return Parts(Kind(cls.__name__, SEQUENCE), items)
 
 
 def _read_special(value: Any) -> Parts | None:
@@ -334,7 +337,7 @@ def _with_attributes(value: Any, known: Parts) -> Parts:
         suffix = f".{name}"
         part = by_suffix.get(suffix, by_suffix.get(f"[{name!r}]", _MISSING))
         # A ModelOutput's fields are its items as well, except for those that are None.
-        if part is attribute or (known.kind.family == "mapping" and attribute is None):
+        if part is attribute or (known.kind.family == MAPPING and attribute is None):
             continue
         # A lock or a weak reference that an object keeps for itself is nothing it says.
         private = name.startswith("_") and _is_hidden(attribute)

@@ -165,7 +165,7 @@ def _read_nested(tensor: Tensor) -> Parts:
 
 def _read_quantised(tensor: Tensor) -> Parts:
     scheme = tensor.qscheme()
-    codes = (".int_repr()", tensor.int_repr())
+    codes = (".int_repr()", _codes(tensor))
     kind = _kind(f"{_short(tensor.dtype)} tensor ({_short(scheme)})")
     if scheme in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
         # Scales are computed in float32 and merely kept in a double.
@@ -181,6 +181,20 @@ def _read_quantised(tensor: Tensor) -> Parts:
             (".q_per_channel_axis()", tensor.q_per_channel_axis()),
         ],
     )
+
+
+def _codes(tensor: Tensor) -> Tensor:
+    """The whole numbers of a quantised tensor, in its own memory where each has its own bytes."""
+    plain = _CODES.get(tensor.dtype)
+    if plain is None:
+        return tensor.int_repr()
+    empty = torch.empty(0, dtype=plain, device=tensor.device)
+    return empty.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
+_CODES = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
 def _read_sparse(tensor: Tensor) -> Parts:
@@ -223,7 +237,8 @@ def _read_subclass(tensor: Any) -> Parts:
         names, context = tensor.__tensor_flatten__()
         items = [(f".{name}", getattr(tensor, name)) for name in names]
         kind = _kind(f"{cls.__name__} of shape {list(tensor.shape)}")
-        return Parts(kind, [*items, (".context", context)])
+        own = [(".context", context), (".requires_grad", tensor.requires_grad)]
+        return Parts(kind, [*items, *own])
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _unread(tensor, "does not say what is inside (it has no __tensor_flatten__)")
     with torch.DisableTorchFunctionSubclass():

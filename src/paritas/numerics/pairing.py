@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
-from paritas.numerics.contents import Opaque
+from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.flattening import Flat, flattened
 
@@ -33,7 +33,6 @@ class Checks:
         device: devices; otherwise a difference is only noted.
         containers: the classes of containers that may stand for each other, such as lists and
             tuples; otherwise a difference is only noted.
-        by_order: match the leaves by their order where the two sides name them differently.
         checkers: value checkers in order.
     """
 
@@ -43,7 +42,6 @@ class Checks:
     values: bool = True
     device: bool = False
     containers: bool = False
-    by_order: bool = False
     checkers: tuple[ValueChecker, ...] = (AutomaticValueChecker(),)
 
 
@@ -75,24 +73,23 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
 
 
 def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
-    """Pair leaves by path, or by order where that is asked for and the paths differ."""
-    left, right = reference.leaves, candidate.leaves
-    if checks.by_order and left.keys() != right.keys() and len(left) == len(right):
-        notes = ["outputs are matched by order: the two sides name them differently"]
-        ordered = zip(left.items(), right.values(), strict=True)
-        return Matching([(path, one, other) for (path, one), other in ordered], [], [], notes)
+    """Pair leaves by path; what one side lacks, or has as another kind of thing, is different."""
     findings: list[Finding] = []
-    notes = []
+    notes: list[str] = []
     apart: list[str] = []
-    for path, words, is_grave in _unlike_kinds(reference, candidate):
+    for path, words, is_grave in _unlike_kinds(reference, candidate, checks):
         if is_grave:
             apart.append(path)
         if is_grave or checks.containers:
-            findings.append(_structure(path, words, _ORDER_ADVICE if is_grave else ""))
+            kind = candidate.kinds.get(path)
+            is_list = kind is not None and kind.family == SEQUENCE
+            findings.append(_structure(path, words, _ORDER_ADVICE if is_grave and is_list else ""))
         else:
             notes.append(words)
-    left = {path: leaf for path, leaf in left.items() if not _is_below(path, apart)}
-    right = {path: leaf for path, leaf in right.items() if not _is_below(path, apart)}
+    left, right = (
+        {path: leaf for path, leaf in side.leaves.items() if not _is_below(path, apart)}
+        for side in (reference, candidate)
+    )
     findings += _unlike_names(left, right, checks)
     pairs = [(path, leaf, right[path]) for path, leaf in left.items() if path in right]
     unmatched = [f"{path} (reference only)" for path in left if path not in right]
@@ -105,7 +102,9 @@ _ORDER_ADVICE = (
 )
 
 
-def _unlike_kinds(reference: Flat, candidate: Flat) -> Iterator[tuple[str, str, bool]]:
+def _unlike_kinds(
+    reference: Flat, candidate: Flat, checks: Checks
+) -> Iterator[tuple[str, str, bool]]:
     """Where the two sides have another kind of thing: its path, in words, and whether it counts."""
     grave: list[str] = []
     for path in dict.fromkeys((*reference.kinds, *candidate.kinds)):
@@ -116,9 +115,13 @@ def _unlike_kinds(reference: Flat, candidate: Flat) -> Iterator[tuple[str, str, 
         if left is not None and right is not None:
             is_grave = left.family != right.family
         else:
-            known, other = (left, candidate) if right is None else (right, reference)
+            known, other = (reference, candidate) if right is None else (candidate, reference)
+            if path not in other.leaves:
+                if not checks.size or any(_is_below(leaf, [path]) for leaf in known.leaves):
+                    continue  # its leaves, or the number of them, are told by their names
+                words = f"{path} is {'missing' if right is None else 'new'}"
             stands_for = isinstance(other.leaves.get(path), torch.Tensor)
-            is_grave = known is None or not (known.is_tensor and stands_for)
+            is_grave = not (known.kinds[path].is_tensor and stands_for)
         if is_grave:
             grave.append(path)
         yield path, words, is_grave
@@ -135,7 +138,7 @@ def _unlike_names(left: dict[str, Any], right: dict[str, Any], checks: Checks) -
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [_structure(root, reason)] if checks.size else []
     reason = f"the reference returns {_listed(gone)}, the candidate {_listed(new)}"
-    return [_structure(root, reason, _ORDER_ADVICE)]
+    return [_structure(root, reason)]
 
 
 def _is_below(path: str, tops: list[str]) -> bool:
@@ -145,9 +148,7 @@ def _is_below(path: str, tops: list[str]) -> bool:
 def _kind_name(side: Flat, path: str) -> str:
     if path in side.kinds:
         return side.kinds[path].name
-    if path not in side.leaves:
-        return "missing"
-    leaf = side.leaves[path]
+    leaf = side.leaves.get(path)
     return "a dense tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 

@@ -41,16 +41,6 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(child, path + suffix)
 
 
-def containers(tree: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every container with the name of its class: two trees agree in kind if these do."""
-    below = children(tree)
-    if below is None:
-        return
-    yield path, type(tree).__name__
-    for suffix, child in below:
-        yield from containers(child, path + suffix)
-
-
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Rebuild `tree` with `function` applied to each leaf; containers are always new objects."""
     below = children(tree)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from paritas._torch.lifting import WIDE
+from paritas.errors import UsageError
 from paritas.numerics.contents import contents, parts
 from paritas.numerics.trees import map_leaves
 
@@ -51,11 +52,28 @@ class Copier:
             result = result.conj() if plain.is_conj() else result
             result = result.neg_() if plain.is_neg() else result
         else:
-            result = plain.clone().to(dtype)
+            result = self._copy_whole(plain, dtype)
         result.requires_grad_(tensor.requires_grad)
         if tensor.is_leaf and tensor.grad is not None:
             result.grad = self.copy_tensor(tensor.grad)
         return result
+
+    def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copy what is not dense; a class that cannot be cloned is rebuilt around copied parts."""
+        try:
+            return tensor.clone().to(dtype)
+        except Exception as error:
+            cls: Any = type(tensor)
+            flatten = getattr(tensor, "__tensor_flatten__", None)
+            if flatten is None:
+                message = f"an input of class {cls.__name__} cannot be copied: {error}"
+                raise UsageError(message) from error
+            names, context = flatten()
+            inner = {name: self.copy_tensor(getattr(tensor, name)) for name in names}
+            rebuilt: Tensor = cls.__tensor_unflatten__(
+                inner, context, tensor.shape, tensor.stride()
+            )
+            return rebuilt
 
     def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
         """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""

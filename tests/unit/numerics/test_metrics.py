@@ -204,11 +204,26 @@ def test_nothing_is_broadcast(other):
     assert not bitwise_equal(torch.ones(3), torch.ones(other))
 
 
-def test_a_sparse_tensor_is_refused_by_name():
+def test_a_sparse_tensor_has_no_metrics_of_its_own():
     sparse = torch.eye(3).to_sparse()
-    for compare in (pair_metrics, bitwise_equal):
-        with pytest.raises(ValueError, match=r"torch\.sparse_coo"):
-            compare(sparse, sparse)
+    with pytest.raises(ValueError, match=r"torch\.sparse_coo"):
+        pair_metrics(sparse, sparse)
+
+
+def test_sparse_tensors_are_equal_if_all_their_parts_are():
+    sparse = torch.eye(3).to_sparse()
+    assert bitwise_equal(sparse, torch.eye(3).to_sparse())
+    assert not bitwise_equal(sparse, torch.eye(3))
+    assert not bitwise_equal(sparse, 2 * sparse)
+    assert not bitwise_equal(sparse, torch.eye(3).flip(0).to_sparse())
+
+
+def test_wide_unsigned_integers_are_measured_against_any_other():
+    unsigned = torch.tensor([1, 2, 65535], dtype=torch.int32).to(torch.uint16)
+    signed = torch.tensor([1, 3, -1], dtype=torch.int16)
+    assert pair_metrics(unsigned, signed).mismatched == 2
+    huge = torch.tensor([2**63 + 5], dtype=torch.uint64)
+    assert pair_metrics(huge, huge.view(torch.int64)).mismatched == 1
 
 
 def test_inputs_are_left_alone():

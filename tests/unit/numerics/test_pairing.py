@@ -11,8 +11,7 @@ import paritas
 from paritas.numerics.automatic import Judgement
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.numerics.findings import Aspect, Status
-from paritas.numerics.flattening import flattened
-from paritas.numerics.pairing import Checks, check_pair, judge, match
+from paritas.numerics.pairing import Checks, check_pair, judge
 
 NAN, INF = math.nan, math.inf
 
@@ -103,15 +102,6 @@ def test_leaves_under_other_names_are_different():
         "if the candidate's compiler is known to return lists, set match_by_order=True in "
         "VerifyConfig"
     )
-
-
-def test_leaves_under_other_names_are_matched_by_order_where_that_is_asked_for():
-    x = floats()
-    sides = flattened({"a": x, "b": x + 1}, "out"), flattened([x, x + 1], "out")
-    matching = match(*sides, Checks(by_order=True))
-    assert [path for path, _, _ in matching.pairs] == ["out['a']", "out['b']"]
-    assert matching.findings == []
-    assert matching.notes == ["outputs are matched by order: the two sides name them differently"]
 
 
 def test_the_order_of_keys_does_not_matter():

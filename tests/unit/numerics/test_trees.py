@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from paritas.numerics.trees import children, containers, leaves, map_leaves
+from paritas.numerics.trees import children, leaves, map_leaves
 
 
 class Pair(NamedTuple):
@@ -195,15 +195,6 @@ def test_empty_containers_have_no_leaves_and_are_kept():
     assert map_leaves(tree, lambda leaf: leaf) == tree
 
 
-def test_the_kinds_of_containers_are_told_apart():
-    assert list(containers([1, (2, {"a": 3})], "out")) == [
-        ("out", "list"),
-        ("out[1]", "tuple"),
-        ("out[1][1]", "dict"),
-    ]
-    assert list(containers(torch.ones(2))) == []
-
-
 TREES = st.recursive(
     st.integers() | st.none() | st.text(max_size=3),
     lambda inner: (
@@ -232,4 +223,3 @@ def test_mapping_keeps_the_structure_and_visits_every_leaf_once(tree):
     mapped = map_leaves(tree, lambda leaf: visited.append(leaf) or leaf)
     assert mapped == tree
     assert visited == [leaf for _, leaf in leaves(tree)]
-    assert list(containers(mapped)) == list(containers(tree))

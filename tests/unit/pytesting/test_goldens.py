@@ -70,6 +70,20 @@ def test_a_change_is_different(tmp_path, before, now, aspect):
     assert [finding.aspect for finding in verdict.failures] == [aspect]
 
 
+def test_a_golden_of_a_sparse_tensor_keeps_its_layout(tmp_path):
+    sparse = torch.eye(3).to_sparse()
+    assert judged(tmp_path, sparse, sparse).status is Status.IDENTICAL
+    assert judged(tmp_path, sparse, torch.eye(3)).status is Status.DIFFERENT
+    assert judged(tmp_path, sparse, 2 * sparse).status is Status.DIFFERENT
+
+
+def test_a_golden_that_does_not_say_what_a_number_was_still_serves(tmp_path):
+    old = kept(tmp_path, [1.5])
+    del old.containers["value[0]"]
+    assert judge_golden(old, golden_of([1.5])).status is Status.IDENTICAL
+    assert judged(tmp_path, [1.5], [torch.tensor(1.5).double()]).status is Status.DIFFERENT
+
+
 def test_rounding_is_equivalent(tmp_path):
     values = torch.linspace(1, 2, 64)
     verdict = judged(tmp_path, values, values * (1 + 2**-23))

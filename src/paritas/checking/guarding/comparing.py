@@ -14,8 +14,9 @@ from paritas.checking.observing import AFTER, Observation
 from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.device_differences import Apart, all_equal, differences
 from paritas.numerics.findings import Aspect, Finding, Status
+from paritas.numerics.flattening import flattened, is_dense
 from paritas.numerics.metrics import pair_metrics, quickly_equal
-from paritas.numerics.pairing import Checks, check_pair
+from paritas.numerics.pairing import Checks, check_pair, match
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,6 +127,9 @@ class CallComparer:
         """Compare one value; `measured` if it has been already, with others."""
         if reference is None and candidate is None:
             return
+        if _has_parts(reference) or _has_parts(candidate):
+            self._compare_parts(name, reference, candidate)
+            return
         self.out.compared += 1
         difference: Sizes | None = None
         ratios: Sizes | None = None
@@ -146,6 +150,15 @@ class CallComparer:
                 self._add_pass(name, Status.EQUIVALENT, reference)
                 return
         self._judge(name, _plain(reference), _plain(candidate), difference, ratios)
+
+    def _compare_parts(self, name: str, reference: Any, candidate: Any) -> None:
+        """Compare tensors that are not dense by kind, then part by part."""
+        left, right = flattened(_plain(reference), name), flattened(_plain(candidate), name)
+        matching = match(left, right, CHECKS)
+        for finding in matching.findings:
+            self._add(finding.path, finding.aspect, finding.reason)
+        for path, one, other in matching.pairs:
+            self.compare_value(path, one, other)
 
     def _judge(
         self,
@@ -264,8 +277,13 @@ def _comparable(reference: Any, candidate: Any) -> bool:
         and reference.dtype is candidate.dtype
         and reference.shape == candidate.shape
         and reference.device == candidate.device
-        and reference.layout is candidate.layout is torch.strided
+        and is_dense(reference)
+        and is_dense(candidate)
     )
+
+
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_dense(value)
 
 
 def _plain(value: Any) -> Any:

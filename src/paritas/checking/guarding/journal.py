@@ -117,11 +117,18 @@ class Journal:
             verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
-                notes=(*self._notes, *self._repetitions(), *([] if self.graphs or self._notes else [NO_GRAPH])),
+                notes=(
+                    *self._notes,
+                    *self._repetitions(),
+                    *([] if self.graphs or self._notes else [NO_GRAPH]),
+                ),
                 strict=self.strict,
             )
             remember(verdict, self._failed)
             return verdict
+
+    def _nothing(self) -> list[str]:
+        return [] if self.graphs else [NO_GRAPH]
 
     def _repetitions(self) -> list[str]:
         return [
