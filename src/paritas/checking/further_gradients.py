@@ -134,6 +134,9 @@ class FurtherGradients:
                 continue
             if path in written and places.count(memory(tensor)) > 1:
                 self._skip(f"{GRADIENT} of {path}", "it is written to and shares memory")
+            elif path in written and any(side.is_compiled for side in self.sides):
+                # It would have to be no leaf, of which Dynamo warns the user.
+                self._skip(f"{GRADIENT} of {path}", "a compiled program writes to it")
             else:
                 yield path
 
@@ -184,8 +187,14 @@ class FurtherGradients:
         return seen
 
     def _observe(self, side: Subject) -> Observation:
+        """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        conditions = dataclasses.replace(
+            self.conditions,
+            wanted=frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also),
+            changing=frozenset(),
+        )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
-        with room, running(side, self.rng, self.conditions) as call:
+        with room, running(side, self.rng, conditions) as call:
             return call(self.inputs)
 
     def _give_up_inputs(self, why: str) -> None:
