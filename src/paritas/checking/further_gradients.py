@@ -75,13 +75,13 @@ class FurtherGradients:
         self.skipped: list[str] = []
         self.failures: dict[str, Exception] = {}
 
-    def ask(self, natives: tuple[Observation, Observation]) -> None:
-        """Add what both sides give to what they did in the caller's own call."""
+    def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
+        """What both sides did in the caller's own call, with what they give beyond it."""
         if not self.conditions.gradients or any(
             seen.error or seen.gradient_error or not any(seen.requires_grad.values())
             for seen in natives
         ):
-            return
+            return natives
         written = {place_of(path) for seen in natives for path in seen.after}
         self.conditions = dataclasses.replace(
             self.conditions,
@@ -89,10 +89,12 @@ class FurtherGradients:
             written=frozenset(written),
             second=self._differentiates_twice(*natives),
         )
-        found = self._run_both(natives)
-        for native, seen in zip(natives, found, strict=False):
-            native.further = {path: v for path, v in seen.further.items() if self._is_asked(path)}
-            native.again = seen.again
+        found = [*self._run_both(natives), Observation(), Observation()]
+        return self._joined(natives[0], found[0]), self._joined(natives[1], found[1])
+
+    def _joined(self, native: Observation, seen: Observation) -> Observation:
+        further = {path: value for path, value in seen.further.items() if self._is_asked(path)}
+        return dataclasses.replace(native, further=further, again=seen.again)
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Both sides under the same flags: where one cannot have some, neither has."""
