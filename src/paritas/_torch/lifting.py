@@ -81,6 +81,9 @@ class LiftMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operator in float64."""
+        if any(map(is_jagged, types)):
+            # Its own class makes it of operators on dense tensors, which come here in turn.
+            return NotImplemented
         kwargs = kwargs or {}
         kind = traits(func)
         if kind.view:
@@ -210,6 +213,11 @@ class LiftMode(TorchDispatchMode):
 
     def _native_of(self, dtype: torch.dtype) -> torch.dtype:
         return self.native if dtype is torch.float64 else dtype
+
+
+def is_jagged(kind: type) -> bool:
+    """Whether a class is that of nested tensors in torch's jagged layout."""
+    return kind.__name__ == "NestedTensor" and kind.__module__.startswith("torch.nested.")
 
 
 def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:

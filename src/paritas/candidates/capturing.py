@@ -18,7 +18,7 @@ import torch
 from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.exported_lifting import lift_captured
 from paritas.checking.config import Inputs
-from paritas.checking.isolation import ModuleState, copied
+from paritas.checking.isolation import ProgramState, copied
 from paritas.errors import UsageError
 from paritas.numerics.trees import leaves, map_leaves
 
@@ -110,7 +110,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
 
 
 def capture_lifted(
-    model: nn.Module, state: ModuleState, inputs: Inputs, used: frozenset[torch.dtype]
+    model: nn.Module, state: ProgramState, inputs: Inputs, used: frozenset[torch.dtype]
 ) -> Capture:
     """Capture the same in float64: state, inputs, defaults, and each cast that is mere rounding.
 

@@ -17,7 +17,7 @@ from paritas.candidates.capturing import (
 )
 from paritas.checking.config import Inputs, input_sets
 from paritas.checking.foreign import ForeignProgram, LiftedProgram
-from paritas.checking.isolation import ModuleState
+from paritas.checking.isolation import ProgramState
 from paritas.errors import UsageError
 from paritas.numerics.trees import leaves
 
@@ -55,7 +55,7 @@ def foreign_program(
     """
     check_model(model, name)
     sets = input_sets(inputs)
-    state = ModuleState({"": model})
+    state = ProgramState({"": model})
     native = _Programs(name, [_built(name, capture(model, one), build, one) for one in sets])
 
     def lift(used: frozenset[torch.dtype]) -> LiftedProgram:

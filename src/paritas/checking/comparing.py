@@ -11,13 +11,17 @@ import torch
 from paritas._torch.compiled import draws_like_eager
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.explaining import Explainer, likely
+from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseNotYetMeasured
 from paritas.checking.observing import (
     SECOND_GRADIENT,
+    STATE,
     input_tensors,
     is_afterwards,
+    place_of,
     same_value,
 )
+from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.pairing import Checks, check_pair, match
 
@@ -62,6 +66,19 @@ class Collected:
             Finding(path=path, aspect=aspect, status=status, reason=reason, advice=advice)
         )
 
+    def take(self, other: Collected) -> None:
+        """Add what was collected elsewhere."""
+        self.findings += other.findings
+        self.notes += other.notes
+        self.skipped += other.skipped
+        self.unmatched += other.unmatched
+        self.compared += other.compared
+
+    @property
+    def passes(self) -> bool:
+        """Whether all findings pass, if only with a warning."""
+        return all(finding.status.passes() for finding in self.findings)
+
     def verdict(self, *, strict: bool) -> Verdict:
         """Roll up."""
         coverage = Coverage(
@@ -97,6 +114,7 @@ class Comparer:
             values=config.verify_values,
             device=config.verify_device,
             containers=runs.candidate.is_wholly_compiled,
+            by_order=config.match_by_order,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -120,6 +138,7 @@ class Comparer:
             self._compare_written_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
+            self._compare_surroundings(reference, candidate)
         if self.runs.conditions.gradients:
             self._compare_gradients(reference, candidate)
         if self.call == 0 and self.lifts:
@@ -192,13 +211,7 @@ class Comparer:
         self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
-        matching = match(
-            reference.outputs,
-            candidate.outputs,
-            reference.containers,
-            candidate.containers,
-            self.checks,
-        )
+        matching = match(reference.returned, candidate.returned, self.checks)
         self.out.findings += matching.findings
         self.out.notes += matching.notes
         self.out.unmatched += matching.unmatched
@@ -214,9 +227,13 @@ class Comparer:
         shown = f"{path}{self.label}"
         left, right = reference.strides.get(path), candidate.strides.get(theirs)
         if left is not None and right is not None and left != right and len(left) == len(right):
+            shape = tuple(candidate.outputs[theirs].shape)
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
                 self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
+            elif self.config.verify_aliasing and _overlaps(shape, right) > _overlaps(shape, left):
+                reason += ": its elements share memory, so that a write to one changes others"
+                self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
             else:
                 self.out.notes.append(f"{shown}: {reason}")
         self._compare_flags(path, theirs, reference, candidate)
@@ -257,15 +274,16 @@ class Comparer:
         self, what: str, paths: list[str], reference: Observation, candidate: Observation
     ) -> None:
         """Compare what was changed; an item changed on one side only meets its old value."""
+        sides = self.runs.reference, self.runs.candidate
         for path in paths:
-            left, right = (self.runs.complete(seen, path) for seen in (reference, candidate))
-            if left is None or right is None:
-                self.out.unmatched.append(f"{path}{self.label}")
-                reason = "changed on one side, and unknown on the other"
-                shown = f"{path}{self.label}"
-                self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason)
-                continue
-            self._compare_item(path, left, right)
+            left, right = (
+                self.runs.complete(seen, path, side)
+                for seen, side in zip((reference, candidate), sides, strict=True)
+            )
+            if (left is MISSING or right is MISSING) and not self._is_shared(path):
+                self._note_one_sided(path)
+            elif left is not right:
+                self._compare_effect(path, left, right)
         if not paths:
             self.out.compared += 1
             shown = f"{what} after the call{self.label}"
@@ -277,16 +295,66 @@ class Comparer:
             if path in candidate.after:
                 self._compare_flags(path, path, reference, candidate)
 
-    def _compare_state(self, reference: Observation, candidate: Observation) -> None:
-        if not self.runs.reference.state.tensors and not self.runs.candidate.state.tensors:
+    def _compare_effect(self, path: str, left: Any, right: Any) -> None:
+        """Compare what a call left behind; functions and the like are no values."""
+        shown = f"{path}{self.label}"
+        if left is MISSING or right is MISSING:
+            self.out.compared += 1
+            reason = f"the reference leaves {_shown(left)} there, the candidate {_shown(right)}"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        elif isinstance(left, Opaque) or isinstance(right, Opaque):
+            opaque = left if isinstance(left, Opaque) else right
+            self.out.skipped.append(f"{shown}: {opaque.reason}")
+        else:
+            self._compare_item(path, left, right)
+
+    def _is_shared(self, path: str) -> bool:
+        """Whether both sides have the very object in which one of them left something."""
+        name = place_of(path)
+        if not name.startswith(f"{STATE} "):
+            return True  # inputs: both sides are given the same
+        name = name.removeprefix(f"{STATE} ")
+        around = [
+            side.state.tensors.get(name.removesuffix(".grad"), side.state.container_of(name))
+            for side in (self.runs.reference, self.runs.candidate)
+        ]
+        return around[0] is not None and around[0] is around[1]
+
+    def _note_one_sided(self, path: str) -> None:
+        """A side's own bookkeeping is its own affair; a buffer of the model is not."""
+        name = place_of(path).removeprefix(f"{STATE} ")
+        owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
+        if name not in owned:
+            self.out.skipped.append(f"{path}{self.label}: only one side has it")
             return
-        if not self.runs.candidate.state.tensors:
+        self.out.unmatched.append(f"{path}{self.label}")
+        reason = "changed on one side, and unknown on the other"
+        self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+
+    def _compare_state(self, reference: Observation, candidate: Observation) -> None:
+        left, right = self.runs.reference.state, self.runs.candidate.state
+        if left.owned and not right.owned:
             # Nothing of the candidate's parameters can be seen: another runtime, or a server.
             if reference.state:
                 self.out.skipped.append("the candidate's buffers after the call cannot be seen")
             return
-        changed = list(dict.fromkeys((*reference.state, *candidate.state)))
-        self._compare_after("parameters and buffers", changed, reference, candidate)
+        if left.tensors or right.tensors or reference.state or candidate.state:
+            changed = list(dict.fromkeys((*reference.state, *candidate.state)))
+            self._compare_after("state", changed, reference, candidate)
+
+    def _compare_surroundings(self, reference: Observation, candidate: Observation) -> None:
+        """Compare what the calls left changed in the process; it has been put back since."""
+        ours, theirs = reference.surroundings, candidate.surroundings
+        for name in sorted(ours.keys() | theirs.keys()):
+            self.out.compared += 1
+            path = f"{name}{self.label}"
+            if ours.get(name) == theirs.get(name):
+                self.out.add(path, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
+                continue
+            left = ours.get(name, "left alone")
+            reason = f"{theirs.get(name, 'left alone')} by the candidate, {left} by the reference"
+            advice = "it was put back; whatever runs after the candidate would be affected"
+            self.out.add(path, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         if reference.gradient_error is not None or candidate.gradient_error is not None:
@@ -502,6 +570,17 @@ def _advised(finding: Finding, reference: Observation) -> Finding:
 def relabelled(findings: Iterable[Finding], label: str) -> list[Finding]:
     """The same findings with a label behind their paths."""
     return [msgspec.structs.replace(finding, path=f"{finding.path}{label}") for finding in findings]
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements share memory along an axis: a write to one is a write to others."""
+    return any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"{value!r:.60}"
 
 
 def _told(error: Exception | None) -> str:

@@ -43,6 +43,8 @@ class VerifyConfig:
     Attributes:
         enabled: off, both sides run, nothing is compared, and the verdict says so.
         verify_size: the number of outputs.
+        match_by_order: outputs that the two sides name differently are matched by their order, for
+            compilers known to return lists; otherwise other names are `different`.
         verify_dtype: dtypes.
         verify_shape: shapes. Off, values are compared in order where the counts agree.
         verify_values: values, by `value_checker`.
@@ -55,8 +57,11 @@ class VerifyConfig:
             them and parameters, inputs and outputs are no more than 2^18 numbers. What the
             candidate then refuses is listed as not compared; asked for by True, it is a failure.
         verify_mutation: inputs after the call and after backward.
-        verify_state: parameters and buffers after the call and after backward.
-        verify_aliasing: which outputs share memory with inputs, parameters and each other.
+        verify_state: what the program keeps, after the call and after backward: parameters and
+            buffers, their `.grad`, attributes, variables of closures, globals; and torch's settings
+            and functions.
+        verify_aliasing: which outputs share memory with inputs, parameters and each other, with
+            those of the next call, or are written to later.
         verify_strides: output strides; otherwise a difference is only noted.
         verify_device: output devices; otherwise a difference is only noted.
         verify_requires_grad: whether outputs require grad; by default unless gradients are
@@ -71,6 +76,7 @@ class VerifyConfig:
 
     enabled: bool = True
     verify_size: bool = True
+    match_by_order: bool = False
     verify_dtype: bool = True
     verify_shape: bool = True
     verify_values: bool = True

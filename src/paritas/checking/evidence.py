@@ -10,6 +10,7 @@ from paritas._torch.lifting import WIDE
 from paritas._torch.operators import COMPARISONS
 from paritas.checking.observing import Observation, is_afterwards
 from paritas.numerics.criterion import MAX_Z
+from paritas.numerics.metrics import promotable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,10 +75,10 @@ class ItemEvidence:
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's value and this one."""
-        reference: Any = self.runs.complete(self.runs.native[self.call], self.path)
-        if not isinstance(reference, torch.Tensor) or candidate.shape != reference.shape:
+        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        if not isinstance(native, torch.Tensor) or candidate.shape != native.shape:
             return None
-        candidate = candidate.to(reference.device)
+        reference, candidate = promotable(native, candidate.to(native.device))
         runs = [run[self.call] for run in self.runs.decided(unit) if len(run) > self.call]
         margins = [
             decision.margin(reference, candidate)
@@ -101,7 +102,7 @@ class ItemEvidence:
         for run in runs:
             value = self.runs.complete(run, self.path)
             if isinstance(value, torch.Tensor) and value.shape == reference.shape:
-                reached |= value == candidate
+                reached |= torch.eq(*promotable(value, candidate))
         return reached & (reference != candidate)
 
     def _value(self, observations: list[Observation] | None) -> Tensor | None:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-import functools
-import sys
+import io
+import pickle
+import random
+import types
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from paritas._torch.lifting import WIDE
-from paritas._torch.modules import INTERNALS, tensor_slots
+from paritas.checking.reaching import (
+    GENERATORS,
+    Found,
+    Names,
+    attribute_table,
+    is_own,
+    original_of,
+    slots_of,
+    walk,
+)
 from paritas.errors import UsageError
+from paritas.numerics.contents import Opaque, contents, parts, same_leaf
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import Copier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch import Tensor, nn
 
     from paritas.checking.config import Inputs
+
+__all__ = ["MISSING", "Missing", "ProgramState", "as_seen", "copied", "is_same"]
+
+
+class Missing:
+    """What stands where a value was deleted, or is not there yet."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Missing()
 
 
 def copied(inputs: Inputs, *, widen: bool = False) -> Inputs:
@@ -31,234 +59,544 @@ def copied(inputs: Inputs, *, widen: bool = False) -> Inputs:
     return dataclasses.replace(inputs, args=tuple(args), kwargs=copier.copy_tree(inputs.kwargs))
 
 
-class ModuleState:
-    """The parameters, buffers and plain attributes of some modules, and how to put them back."""
+def as_seen(leaf: Any) -> Any:
+    """A leaf that is no tensor in a form that nothing changes and that can be compared."""
+    if isinstance(leaf, GENERATORS):
+        return _generator_state(leaf)
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return leaf if isinstance(leaf, Opaque) else next(contents(leaf))[1]
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
-        """Remember the state of `modules` as it is now."""
+
+class ProgramState:
+    """All that a program computes with beside its inputs, and how to put it back.
+
+    Parameters and buffers, their `.grad`, attributes of modules, variables of closures, globals,
+    the data of classes and objects, and what is inside any of these.
+
+    Attributes:
+        tensors: name -> tensor.
+        saved: name -> a copy of what was in it.
+        owned: the names of the tensors that are parameters or buffers of a module.
+        failures: name -> why it could not be copied or put back.
+        unseen: the names of what can change without being seen: iterators, files.
+        containers: name -> module, object or container that holds the rest.
+        gradients: name -> the `.grad` of a tensor, and a copy of that.
+    """
+
+    def __init__(
+        self,
+        modules: dict[str, nn.Module],
+        function: Any = None,
+        known: ProgramState | None = None,
+    ) -> None:
+        """Remember the state as it is now; what is `known` already is not copied again."""
+        self._roots = modules, function
+        self._known = {} if known is None else known.names
+        self.names: dict[int, str] = dict(self._known)
         self.tensors: dict[str, Tensor] = {}
-        self._modules = modules
-        self._slots: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._attributes: list[tuple[nn.Module, dict[str, _Kept]]] = []
-        names: dict[int, str] = {}
-        for prefix, root in modules.items():
-            for path, module in root.named_modules():
-                self._read(f"{prefix}{path}", module, names)
-        self.saved = {name: _detached_clone(tensor) for name, tensor in self.tensors.items()}
+        self.saved: dict[str, Tensor] = {}
+        self.owned: set[str] = set()
+        self.failures: dict[str, str] = {}
+        self.unseen: list[str] = []
+        self.containers: dict[str, Any] = {}
+        self._places: dict[str, list[tuple[Any, Any]]] = {}
+        self._named: dict[tuple[int, Any], str] = {}
+        self._held: list[_Held] = []
+        self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+        self._leaves: dict[str, Any] = {}
+        for found in self._walk():
+            if isinstance(found.value, torch.Tensor):
+                self._keep_tensor(found, known)
+            elif found.is_leaf:
+                self._keep_leaf(found)
+            else:
+                self.containers.setdefault(found.path, found.value)
+                self.names.setdefault(id(found.value), found.path)
+            if not isinstance(found.value, torch.Tensor):
+                self._held += _held(found)
         self._may_differ = True
 
-    def _read(self, path: str, module: nn.Module, names: dict[int, str]) -> None:
-        path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
-        for slots in tensor_slots(module):
-            self._tables.append((slots, dict(slots)))
-            for key, tensor in slots.items():
-                if tensor is None:
-                    continue
-                # Tied weights are one tensor in several slots, known by its first name.
-                name = names.setdefault(id(tensor), f"{path}.{key}".lstrip("."))
-                if torch.nn.parameter.is_lazy(tensor):
-                    message = f"{name} is not initialised yet; call the model once before verifying"
-                    raise UsageError(message)
-                self.tensors[name] = tensor
-                self._slots.setdefault(name, []).append((slots, key))
-        own = {
-            key: value
-            for key, value in vars(module).items()
-            if key not in INTERNALS and not isinstance(value, torch.nn.Module)
-        }
-        self._attributes.append((module, {key: _Kept(value) for key, value in own.items()}))
+    def _walk(self) -> Iterator[Found]:
+        yield from walk(*self._roots, self._known)
 
-    def is_of(self, modules: dict[str, nn.Module]) -> bool:
-        """Whether these modules, by these names, are the ones whose state this is."""
-        same_names = modules.keys() == self._modules.keys()
-        return same_names and all(self._modules[name] is modules[name] for name in modules)
+    def _keep_tensor(self, found: Found, known: ProgramState | None) -> None:
+        tensor = found.value
+        name = self._name(found)
+        if torch.nn.parameter.is_lazy(tensor):
+            message = f"{name} is not initialised yet; call the model once before verifying"
+            raise UsageError(message)
+        if found.table is not None:
+            self._places.setdefault(name, []).append((found.table, found.key))
+            self._named[id(found.table), found.key] = name
+        if found.is_owned:
+            self.owned.add(name)
+        if name in self.tensors:
+            return
+        self.tensors[name] = tensor
+        is_known = known is not None and known.tensors.get(name) is tensor
+        if is_known and known is not None:
+            self.saved[name] = known.saved[name]
+            self.gradients[name] = known.gradients[name]
+            return
+        try:
+            self.saved[name] = _detached_clone(tensor)
+            self.gradients[name] = _gradient(tensor)
+        except Exception as error:  # noqa: BLE001  (a finding says that it could not be copied)
+            self.failures[name] = f"it cannot be copied: {_first_line(error)}"
+            del self.tensors[name]
 
-    def changed(self, among: frozenset[str] | None = None) -> dict[str, Tensor]:
-        """The parameters and buffers whose bits are no longer what they were, copied.
+    def _name(self, found: Found) -> str:
+        """Tied weights are one tensor in several places, known by its first name."""
+        name = self.names.get(id(found.value))
+        if name is None:
+            taken = self.tensors.keys() | self._leaves.keys()
+            name = next(n for n in _numbered(found.path) if n not in taken)
+            self.names[id(found.value)] = name
+        return name
 
-        In a wide run the tensors in the slots are float64; they are compared with the saved bits
+    def _keep_leaf(self, found: Found) -> None:
+        value = as_seen(found.value)
+        if isinstance(value, Opaque) and isinstance(found.value, _CONSUMED):
+            self.unseen.append(found.path)
+        self._leaves.setdefault(found.path, value)
+
+    def is_of(self, function: Any, modules: dict[str, nn.Module]) -> bool:
+        """Whether this is the state of that callable with these modules, by these names."""
+        own, mine = self._roots
+        same_names = modules.keys() == own.keys()
+        same = same_names and all(own[name] is modules[name] for name in modules)
+        return same and original_of(function) is original_of(mine)
+
+    # --- what a call did --------------------------------------------------------------------------
+
+    def container_of(self, path: str) -> Any:
+        """The nearest object around what bears that name; None if that is unknown."""
+        while path not in self.containers:
+            if not path:
+                return None
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.containers[path]
+
+    def initial(self, path: str) -> Any:
+        """What stood there before any call; `MISSING` if nothing did."""
+        if path in self.saved:
+            return self.saved[path]
+        if path.endswith(".grad") and path.removesuffix(".grad") in self.gradients:
+            saved = self.gradients[path.removesuffix(".grad")][1]
+            return MISSING if saved is None else saved
+        return self._leaves.get(path, MISSING)
+
+    def changed(self, among: frozenset[str] | None = None) -> dict[str, Any]:
+        """What is no longer what it was, by name: copies of the present values.
+
+        In a wide run the tensors in their places are float64; they are compared with the saved bits
         widened, and only those `among` the ones of interest. Counting writes is no substitute:
         compiled code writes to buffers without torch noting it.
         """
+        self._may_differ = True
+        if among is not None and not among:
+            return {}
+        before = {**self.saved, **self._leaves}
         changed = {}
-        for name, tensor in self._current().items():
-            if among is not None and name not in among:
-                continue
-            before = self.saved[name]
-            if tensor.dtype is not before.dtype and tensor.dtype is WIDE.get(before.dtype):
-                before = before.to(tensor.dtype)
-            if not bitwise_equal(tensor.detach(), before):
-                changed[name] = _detached_clone(tensor)
+        now = dict(self._present())
+        for path in [*before, *(path for path in now if path not in before)]:
+            if among is None or path in among:
+                value = now.get(path, MISSING)
+                if not is_same(before.get(path, MISSING), value):
+                    changed[path] = _detached_clone(value) if _is_tensor(value) else value
         self._may_differ = bool(changed) or among is not None
         return changed
+
+    def _present(self) -> Iterator[tuple[str, Any]]:
+        """Every value by the name it would have had at the beginning."""
+        given: dict[int, str] = {}
+        told: set[str] = set()
+        for found in self._walk():
+            value = found.value
+            if isinstance(value, torch.Tensor):
+                path = self._present_name(found, given)
+                if path not in told:
+                    told.add(path)
+                    yield path, value
+                    gradient = _live_gradient(value)
+                    before = self.gradients.get(path, (None, None))[1]
+                    if gradient is not None or before is not None:
+                        now = MISSING if gradient is None else gradient
+                        if not is_same(MISSING if before is None else before, now):
+                            yield f"{path}.grad", now
+            elif found.is_leaf and found.path not in told:
+                told.add(found.path)
+                yield found.path, as_seen(value)
+
+    def _present_name(self, found: Found, given: dict[int, str]) -> str:
+        """A tensor in a place where one stood bears that one's name, whatever it is now."""
+        if found.table is not None and (id(found.table), found.key) in self._named:
+            return self._named[id(found.table), found.key]
+        known = self.names.get(id(found.value))
+        if known is not None and self.tensors.get(known) is found.value:
+            return known
+        return given.setdefault(id(found.value), found.path)
+
+    def detach(self) -> None:
+        """Cut what the program keeps off the graph that made it.
+
+        Our own backward pass has freed that graph: the next call could not be differentiated,
+        which the program itself never asks for.
+        """
+        for found in list(self._walk()):
+            value = found.value
+            if _is_tensor(value) and value.grad_fn is not None and found.table is not None:
+                _set_item(found.table, found.key, value.detach())
+
+    # --- putting it back --------------------------------------------------------------------------
 
     def touch(self) -> None:
         """Say that a program is about to run on this state."""
         self._may_differ = True
 
     def restore(self) -> None:
-        """Put every parameter, buffer and attribute back, in place, keeping identities."""
+        """Put everything back, in place, keeping identities; what cannot be is in `failures`."""
         self._restore_places()
         if not self._may_differ:
             return  # looked at since the last run, and found as it was
         self._may_differ = False
-        with torch.no_grad():
-            for name, tensor in self.tensors.items():
-                if not bitwise_equal(tensor.detach(), self.saved[name]):
-                    tensor.detach().copy_(self.saved[name])
+        for name, tensor in self.tensors.items():
+            try:
+                _put_back(tensor, self.saved[name])
+                _put_back_gradient(tensor, *self.gradients[name])
+            except Exception as error:  # noqa: BLE001  (a finding names it)
+                self.failures[name] = f"it cannot be put back: {_first_line(error)}"
+
+    def _restore_places(self) -> None:
+        """What stands where: the tensors in their places, the attributes in their objects."""
+        for held in self._held:
+            try:
+                held.put_back()
+            except Exception as error:  # noqa: BLE001  (a finding names it)
+                self.failures[held.path] = f"it cannot be put back: {_first_line(error)}"
+
+    # --- running on other tensors -----------------------------------------------------------------
 
     @contextlib.contextmanager
     def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Let the modules run on other tensors, in every slot where the named one stands."""
+        """Let the program run on other tensors, in every place where the named one stands."""
         try:
             for name, value in values.items():
-                for slots, key in self._slots[name]:
-                    slots[key] = value
+                for table, key in self._places.get(name, ()):
+                    _set_item(table, key, value)
             yield
         finally:
             self._restore_places()
-            self._may_differ = False  # it ran on other tensors
-
-    def _restore_places(self) -> None:
-        """What stands where: the tensors in their slots, the attributes in their modules."""
-        for slots, content in self._tables:
-            same = slots.keys() == content.keys()
-            if not same or any(slots[key] is not content[key] for key in content):
-                slots.clear()
-                slots.update(content)
-        for module, attributes in self._attributes:
-            _restore_attributes(module, attributes)
+            # It ran on other tensors, but for those that stand in no place where they can be.
+            self._may_differ = self.tensors.keys() != self._places.keys()
 
     def widened(self) -> dict[str, Tensor]:
         """Copies of the saved state in float64; parameters stay parameters."""
         wide: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
+            if name not in self._places:
+                wide[name] = tensor
+                continue
             value = self.saved[name]
-            value = value.to(WIDE[value.dtype]) if value.dtype in WIDE else value.clone()
+            value = _widen(value) if value.dtype in WIDE else value.clone()
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+            elif tensor.requires_grad:
+                value.requires_grad_()
+            gradient = self.gradients[name][1]
+            if gradient is not None:
+                value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
         return wide
 
-    def _current(self) -> dict[str, Tensor]:
-        """What stands in the slots now: a program may also replace a buffer outright."""
-        current = {}
-        for name, places in self._slots.items():
-            slots, key = places[0]
-            now = slots.get(key)
-            current[name] = self.tensors[name] if now is None else now
-        return current
+
+_CONSUMED = (collections.abc.Iterator, io.IOBase)
 
 
-class _Kept:
-    """An attribute's value and, of a tensor or a container, what was in it, however deep."""
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Held:
+    """One object that can change, and what stood in it, one level deep.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.content: Any = None
-        if isinstance(value, torch.Tensor):
-            self.content = _detached_clone(value)
-        elif isinstance(value, dict):
-            self.content = {key: _Kept(item) for key, item in value.items()}
-        elif isinstance(value, list):
-            self.content = [_Kept(item) for item in value]
-        elif isinstance(value, set):
-            self.content = set(value)
+    Attributes:
+        path: its name.
+        read: gives its content as a list.
+        write: makes such a list its content.
+        before: the content as it was.
+    """
 
-    def restored(self) -> Any:
-        """The same object, with what was in it."""
-        value, content = self.value, self.content
-        if isinstance(value, torch.Tensor):
-            if not bitwise_equal(value.detach(), content):
-                with torch.no_grad():
-                    value.detach().copy_(content)
-        elif isinstance(value, dict):
-            items = {key: kept.restored() for key, kept in content.items()}
-            value.clear()
-            value.update(items)
-        elif isinstance(value, list):
-            value[:] = [kept.restored() for kept in content]
-        elif isinstance(value, set):
-            value.clear()
-            value.update(content)
-        return value
+    path: str
+    read: Callable[[], list[Any]]
+    write: Callable[[list[Any]], None]
+    before: list[Any]
+
+    def put_back(self) -> None:
+        """Make the content what it was; what did not change is not touched."""
+        now = self.read()
+        same = len(now) == len(self.before) and all(map(_is_same_item, now, self.before))
+        if not same:
+            self.write(self.before)
 
 
-def _restore_attributes(module: nn.Module, attributes: dict[str, _Kept]) -> None:
-    for key, value in list(vars(module).items()):
-        is_own = key not in INTERNALS and not isinstance(value, torch.nn.Module)
-        if is_own and key not in attributes:
-            delattr(module, key)
-    for key, kept in attributes.items():
-        value = kept.restored()
-        if key not in vars(module) or vars(module)[key] is not value:
-            object.__setattr__(module, key, value)
+def _held(found: Found) -> Iterator[_Held]:
+    """How to put back what is in a container or object, by the methods of the built-in classes."""
+    value, path = found.value, found.path
+    pairs: list[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]] = []
+    if isinstance(value, Names):
+        pairs.append(_named_values(value))
+    elif isinstance(value, types.CellType):
+        pairs.append(_cell_value(value))
+    elif isinstance(value, type):
+        pairs += [_class_values(value)] if is_own(value.__module__) else []
+    elif isinstance(value, torch.nn.Module):
+        tables = [vars(value)]
+        if not isinstance(value, torch.jit.ScriptModule):
+            tables += [one for one in vars(value).values() if isinstance(one, dict)]
+        pairs += [_mapping(table) for table in tables]
+    elif isinstance(value, GENERATORS):
+        pairs.append(_drawing(value))
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        pairs.append(_array(value))
+    elif parts(value) is not None or isinstance(value, set | bytearray):
+        pairs += _object_values(value)
+    for read, write in pairs:
+        yield _Held(path, read, write, read())
+
+
+def _object_values(
+    value: Any,
+) -> Iterator[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]]:
+    if isinstance(value, dict):
+        yield _mapping(value)
+    elif isinstance(value, list | bytearray):
+        base: Any = list if isinstance(value, list) else bytearray
+        yield (
+            lambda: list(base.__iter__(value)),
+            lambda items: base.__setitem__(value, slice(None), items),
+        )
+    elif isinstance(value, set | collections.deque):
+        kind: Any = set if isinstance(value, set) else collections.deque
+        fill: Any = kind.update if kind is set else kind.extend
+
+        def write(items: list[Any]) -> None:
+            kind.clear(value)
+            fill(value, items)
+
+        yield lambda: list(kind.__iter__(value)), write
+    table = attribute_table(value)
+    if table is not None:
+        yield _mapping(table)
+    for slot in slots_of(value):
+        yield _slot_value(value, slot)
+
+
+def _mapping(table: dict[Any, Any]) -> Any:
+    # An OrderedDict keeps its order beside the dict: dict.clear would leave it in pieces.
+    base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+
+    def write(items: list[tuple[Any, Any]]) -> None:
+        now = dict(dict.items(table))
+        kept = dict(items)
+        for key in now:
+            if key not in kept:
+                base.__delitem__(table, key)
+        in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
+        if len(now.keys() & kept.keys()) != len(kept) or not in_order:
+            base.clear(table)
+        for key, value in items:
+            if dict.get(table, key, MISSING) is not value:
+                base.__setitem__(table, key, value)
+
+    return lambda: list(dict.items(table)), write
+
+
+def _named_values(names: Names) -> Any:
+    space = names.namespace
+
+    def write(items: list[Any]) -> None:
+        for name, value in zip(names.names, items, strict=True):
+            if value is MISSING:
+                space.pop(name, None)
+            elif space.get(name, MISSING) is not value:
+                space[name] = value
+
+    return lambda: [space.get(name, MISSING) for name in names.names], write
+
+
+def _cell_value(cell: types.CellType) -> Any:
+    def read() -> list[Any]:
+        try:
+            return [cell.cell_contents]
+        except ValueError:  # it is not filled yet
+            return []
+
+    def write(items: list[Any]) -> None:
+        if items:
+            cell.cell_contents = items[0]
+        else:
+            del cell.cell_contents
+
+    return read, write
+
+
+def _class_values(cls: type) -> Any:
+    def read() -> list[Any]:
+        own = {key: value for key, value in vars(cls).items() if key not in _OF_CLASSES}
+        return list(own.items())
+
+    def write(items: list[tuple[str, Any]]) -> None:
+        now, before = dict(read()), dict(items)
+        for key in now.keys() - before.keys():
+            type.__delattr__(cls, key)
+        for key, value in before.items():
+            if now.get(key, MISSING) is not value:
+                type.__setattr__(cls, key, value)
+
+    return read, write
+
+
+# Which Python itself fills in when it likes.
+_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl"})
+
+
+def _slot_value(value: Any, slot: types.MemberDescriptorType) -> Any:
+    def read() -> list[Any]:
+        try:
+            return [slot.__get__(value)]
+        except AttributeError:  # it is empty
+            return []
+
+    def write(items: list[Any]) -> None:
+        if items:
+            slot.__set__(value, items[0])
+        else:
+            slot.__delete__(value)
+
+    return read, write
+
+
+def _drawing(generator: Any) -> Any:
+    return (
+        lambda: [_generator_state(generator)],
+        lambda items: _set_generator_state(generator, items[0]),
+    )
+
+
+def _generator_state(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return pickle.dumps(random.Random.getstate(generator))
+    state = generator.get_state() if hasattr(generator, "get_state") else None
+    return pickle.dumps(generator.bit_generator.state if state is None else state)
+
+
+def _set_generator_state(generator: Any, state: bytes) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return
+    # Written by the function above, a few microseconds ago.
+    known = pickle.loads(state)  # noqa: S301
+    if isinstance(generator, random.Random):
+        random.Random.setstate(generator, known)
+    elif hasattr(generator, "set_state"):
+        generator.set_state(known)
+    else:
+        generator.bit_generator.state = known
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    return lambda: [array.tobytes()], lambda items: np.copyto(
+        array, np.frombuffer(items[0], dtype=array.dtype).reshape(array.shape)
+    )
+
+
+# --- comparing and copying ------------------------------------------------------------------------
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_same_item(now: Any, before: Any) -> bool:
+    if now is before:
+        return True
+    if type(now) is tuple and type(before) is tuple and len(now) == len(before):
+        return all(map(_is_same_item, now, before))
+    return type(now) is type(before) and type(now) in _ATOMS and now == before
+
+
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+def is_same(before: Any, now: Any) -> bool:
+    """Whether a leaf is bit for bit what it was; a widened one, what it was when widened."""
+    if _is_tensor(before) and _is_tensor(now):
+        if before.shape != now.shape:
+            return False
+        if now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype):
+            before = before.to(now.dtype)
+        return before.dtype is now.dtype and bitwise_equal(now.detach(), before)
+    if now is before:
+        return True
+    if isinstance(before, Opaque) and isinstance(now, Opaque):
+        return before.value is now.value
+    if isinstance(before, np.ndarray) and isinstance(now, np.ndarray):
+        return before.shape == now.shape and before.tobytes() == now.tobytes()
+    return bool(same_leaf(before, now))
+
+
+def _put_back(tensor: Tensor, saved: Tensor) -> None:
+    plain = tensor.detach()
+    if plain.shape != saved.shape or plain.dtype is not saved.dtype:
+        tensor.data = saved.clone()
+    elif not bitwise_equal(plain, saved):
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            plain.copy_(saved)
+
+
+def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | None) -> None:
+    if _live_gradient(tensor) is not gradient:
+        tensor.grad = gradient
+    if gradient is not None and saved is not None:
+        _put_back(gradient, saved)
+
+
+def _gradient(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient that a tensor carries, and a copy of it."""
+    gradient = _live_gradient(tensor)
+    return gradient, None if gradient is None else _detached_clone(gradient)
+
+
+def _live_gradient(tensor: Tensor) -> Tensor | None:
+    # Asking any other for it makes torch warn.
+    return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
 
 
 def _detached_clone(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def reachable_modules(function: Any, original: Callable[[Any], Any]) -> dict[str, nn.Module]:
-    """The modules a callable computes with: itself, its owner, its closure, its partial."""
-    found: dict[str, nn.Module] = {}
-    _reach(function, original, found, "", depth=0)
-    if len(found) == 1:
-        return {"": next(iter(found.values()))}
-    return {f"{name}.": module for name, module in found.items()}
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(WIDE[tensor.dtype])
 
 
-def _reach(
-    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str, depth: int
-) -> None:
-    value = original(value)
-    if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
-        value = value.module  # whose names the parameters are known by
-    if isinstance(value, torch.nn.Module):
-        if not any(module is value for module in found.values()):
-            found[name or "model"] = value
-        return
-    if depth > MOST_LAYERS:
-        return
-    if isinstance(value, functools.partial):
-        _reach(value.func, original, found, name, depth + 1)
-        for position, argument in enumerate(value.args):
-            _reach_module(argument, original, found, f"argument{position}")
-        for key, argument in value.keywords.items():
-            _reach_module(argument, original, found, key)
-        return
-    owner = getattr(value, "__self__", None)
-    _reach_module(owner, original, found, name)
-    function = getattr(value, "__func__", value)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # an empty cell
-            _reach(cell.cell_contents, original, found, free, depth + 1)
-    for used in code.co_names:
-        held = function.__globals__.get(used)
-        if _is_made_by_compile(held):
-            _reach(held, original, found, used, depth + 1)
-        _reach_module(held, original, found, used)
+def _set_item(table: Any, key: Any, value: Any) -> None:
+    if isinstance(table, dict):
+        base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
+        base.__setitem__(table, key, value)
+    elif isinstance(table, list):
+        list.__setitem__(table, key, value)
+    else:
+        collections.deque.__setitem__(table, key, value)
 
 
-def _reach_module(
-    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str
-) -> None:
-    if isinstance(value, torch.nn.Module):
-        _reach(value, original, found, name, depth=0)
+def _numbered(path: str) -> Iterator[str]:
+    yield path
+    for number in range(2, 1_000_000):
+        yield f"{path} ({number})"
 
 
-# Decorators around closures around partials around methods.
-MOST_LAYERS = 4
-
-
-def _is_made_by_compile(value: Any) -> bool:
-    # Nothing was compiled where the compiler was never loaded, and loading it takes seconds.
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from paritas._torch.compiled import is_made_by_compile
-
-    return is_made_by_compile(value)
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]:.120}" if lines else repr(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,12 @@ import torch
 from paritas._torch.attention import any_attention
 from paritas._torch.hooks import copy_hooks, refuse_once_differentiable
 from paritas._torch.stances import taking_stance
-from paritas.checking.isolation import copied
+from paritas.checking.isolation import MISSING, as_seen, copied, is_same
+from paritas.checking.surroundings import Surroundings
+from paritas.numerics.contents import contents, same_leaf
+from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
-from paritas.numerics.pairing import as_plain
-from paritas.numerics.trees import containers, leaves, map_leaves
+from paritas.numerics.trees import map_leaves
 from paritas.recording.isolation import RandomState
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from paritas._torch.lifting import LiftMode
     from paritas.checking.config import Inputs
     from paritas.checking.subjects import Subject
+    from paritas.numerics.contents import Kind
 
 OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
 SECOND_GRADIENT = f"second {GRADIENT}"
@@ -50,9 +52,12 @@ class Observation:
 
     Attributes:
         outputs: path -> leaf of what was returned.
-        containers: path -> class name of the containers around the leaves.
-        after: path -> input after the call and after backward, where its bits changed there.
-        state: path -> parameter or buffer after the call and after backward, the same.
+        kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
+        after: path -> what an input holds after the call and after backward, where that changed.
+        state: path -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
+            after the call and after backward, where that changed.
+        surroundings: name -> what became of a setting or function of the process.
+        live: path -> returned tensor itself, to see who writes to it later; not differentiable.
         gradients: path -> gradient of an input or parameter that requires grad.
         further: path -> gradient that the caller's own call does not make: of an input that does
             not require grad, or of gradients.
@@ -72,9 +77,11 @@ class Observation:
     """
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    containers: dict[str, str] = dataclasses.field(default_factory=dict)
-    after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+    after: dict[str, Any] = dataclasses.field(default_factory=dict)
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
+    live: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     further: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     again: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
@@ -114,13 +121,27 @@ class Observation:
 
     @property
     def changed_state(self) -> list[str]:
-        """The names of the parameters and buffers that changed."""
+        """The names of what changed of the program's state."""
         return [place_of(path).removeprefix(f"{STATE} ") for path in self.state]
+
+    @property
+    def written_later(self) -> list[str]:
+        """The paths of the returned tensors that somebody has written to since."""
+        return [
+            path
+            for path, tensor in self.live.items()
+            if not is_same(self.outputs[path], as_plain(tensor))
+        ]
 
     @property
     def is_stateless(self) -> bool:
         """Whether a second call with the same inputs must give the same."""
         return not (self.state or self.drew_random_numbers)
+
+    @property
+    def returned(self) -> Flat:
+        """What was returned, to be matched."""
+        return Flat(self.outputs, self.kinds)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
@@ -153,7 +174,8 @@ class Conditions:
         wide: inputs and state in float64; the default dtype is the caller's affair.
         mode: a lifted run's dispatch mode.
         watch: entered around the program's own code only, like the mode.
-        changing: the parameters and buffers to look at after the call; None for all of them.
+        changing: the names of the state to look at after the call; None for all of it.
+        holds: keep the returned tensors themselves as well.
         precisions: output path -> dtype that its cotangent is drawn in, set by the first run.
     """
 
@@ -168,6 +190,7 @@ class Conditions:
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
     changing: frozenset[str] | None = None
+    holds: bool = False
     precisions: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -204,6 +227,8 @@ def running(
             seen = Observation()
             fresh = _requiring_grad(copied(inputs, widen=conditions.wide), inputs, conditions)
             _observe_call(subject, fresh, values, conditions, seen)
+            if conditions.gradients and seen.state:
+                subject.state.detach()
             return seen
 
         yield call
@@ -249,70 +274,91 @@ def _observe_call(
     named_inputs = dict(input_tensors(inputs))
     targets = _targets(values, named_inputs, conditions)
     # Only a copy of what came in can tell whether it was changed in place.
-    before = {path: tensor.detach().clone() for path, tensor in named_inputs.items()}
+    before = input_contents(inputs)
     seen.rng_before = RandomState.now()
     subject.state.touch()
+    surroundings = Surroundings()
     try:
         with conditions.around_the_program():
             result = subject.call(*inputs.args, **inputs.kwargs)
     except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
         seen.error = error
         return
+    finally:
+        seen.surroundings = surroundings.put_back()
     seen.rng_after = RandomState.now()
-    live = {f"{OUTPUT}{path}": leaf for path, leaf in leaves(result)}
-    seen.containers = {f"{OUTPUT}{path}": name for path, name in containers(result)}
+    returned = flattened(result, OUTPUT)
+    live, seen.kinds = returned.leaves, returned.kinds
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
-    del result
+    del result, returned
     _note_outputs(live, conditions, seen)
-    for path, tensor in named_inputs.items():
-        if not bitwise_equal(tensor.detach(), before[path]):
-            seen.after[f"{path}{AFTER}"] = tensor.detach().clone()
-            seen.requires_grad[f"{path}{AFTER}"] = tensor.requires_grad
-    for name, tensor in subject.state.changed(conditions.changing).items():
-        seen.state[f"{STATE} {name}{AFTER}"] = tensor
+    _note_inputs(inputs, before, seen, AFTER)
+    changed = subject.state.changed(conditions.changing)
+    for name, value in changed.items():
+        seen.state |= _after(f"{STATE} {name}", value, AFTER)
     if conditions.gradients:
         live |= {f"{path}{AFTER}": t for path, t in named_inputs.items() if t.grad_fn is not None}
         subject.state.touch()
-        _differentiate(live, targets, conditions, seen)
-        _observe_backward(subject, named_inputs, before, conditions, seen)
+        try:
+            _differentiate(live, targets, conditions, seen)
+        finally:
+            seen.surroundings |= surroundings.put_back()
+        seen.rng_after_backward = RandomState.now()
+        _note_inputs(inputs, before, seen, AFTER_BACKWARD)
+        _note_state_after_backward(subject, changed, conditions, seen)
 
 
-def _observe_backward(
-    subject: Subject,
-    named_inputs: dict[str, Tensor],
-    before: dict[str, Tensor],
-    conditions: Conditions,
-    seen: Observation,
+def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, when: str) -> None:
+    """Write down what an input holds where it is not what it was before, and is from now on."""
+    now = input_contents(inputs, copy_tensors=False)
+    for path in [*before, *(path for path in now if path not in before)]:
+        value = now.get(path, MISSING)
+        if is_same(before.get(path, MISSING), value):
+            continue
+        seen.after |= _after(path, value, when)
+        before[path] = value
+        if isinstance(value, torch.Tensor):
+            before[path] = value.detach().clone()
+            seen.requires_grad[f"{path}{when}"] = value.requires_grad
+
+
+def _note_state_after_backward(
+    subject: Subject, changed: dict[str, Any], conditions: Conditions, seen: Observation
 ) -> None:
     """Write down what the backward pass itself changed: it has no business with most of it."""
-    seen.rng_after_backward = RandomState.now()
-    for path, tensor in named_inputs.items():
-        left = seen.after.get(f"{path}{AFTER}", before[path])
-        if not bitwise_equal(tensor.detach(), left):
-            seen.after[f"{path}{AFTER_BACKWARD}"] = tensor.detach().clone()
-    changed = subject.state.changed(conditions.changing)
-    for name in dict.fromkeys((*changed, *seen.changed_state)):
-        saved = subject.state.saved[name]
-        left, now = seen.state.get(f"{STATE} {name}{AFTER}", saved), changed.get(name, saved)
-        dtype = now.dtype if name in changed else left.dtype
-        if not bitwise_equal(now.to(dtype), left.to(dtype)):
-            seen.state[f"{STATE} {name}{AFTER_BACKWARD}"] = now.to(dtype)
+    now = subject.state.changed(conditions.changing)
+    for name in dict.fromkeys((*changed, *now)):
+        first = subject.state.initial(name)
+        left, right = changed.get(name, first), now.get(name, first)
+        if not is_same(left, right) and not is_same(right, left):
+            seen.state |= _after(f"{STATE} {name}", right, AFTER_BACKWARD)
+
+
+def _after(path: str, value: Any, when: str) -> dict[str, Any]:
+    """A value after the call, or the parts of a tensor that is not dense."""
+    if not isinstance(value, torch.Tensor):
+        return {f"{path}{when}": _kept(value)}
+    leaves = flattened(value.detach(), path).leaves
+    return {f"{where}{when}": _kept(leaf) for where, leaf in leaves.items()}
 
 
 def _note_outputs(live: dict[str, Any], conditions: Conditions, seen: Observation) -> None:
     """Copy what was returned, and let go of each that nobody differentiates."""
     for path, leaf in live.items():
-        _note_output(path, leaf, conditions.mode, seen)
+        _note_output(path, leaf, conditions, seen)
         if not conditions.gradients:
             live[path] = None
 
 
-def _note_output(path: str, leaf: Any, mode: LiftMode | None, seen: Observation) -> None:
+def _note_output(path: str, leaf: Any, conditions: Conditions, seen: Observation) -> None:
+    mode = conditions.mode
     seen.outputs[path] = _kept(leaf)
     if not isinstance(leaf, torch.Tensor):
         return
     seen.requires_grad[path] = leaf.requires_grad
+    if conditions.holds:
+        seen.live[path] = leaf.detach()
     if leaf.is_inference():
         seen.inference.add(path)
     if leaf.layout is torch.strided and not leaf.is_nested:
@@ -489,12 +535,24 @@ def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> T
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the arguments, each with the path a caller would write."""
-    for path, leaf in leaves(list(inputs.args)):
-        if isinstance(leaf, torch.Tensor):
-            yield f"{INPUT}{path}", leaf
-    for path, leaf in leaves(inputs.kwargs):
-        if isinstance(leaf, torch.Tensor):
-            yield f"{INPUT}{path}", leaf
+    for given in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(given, INPUT):
+            if isinstance(leaf, torch.Tensor):
+                yield path, leaf
+
+
+def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, Any]:
+    """All that the arguments hold, by path, and the gradients that their tensors carry."""
+    found: dict[str, Any] = {}
+    for given in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(given, INPUT):
+            if not isinstance(leaf, torch.Tensor):
+                found[path] = as_seen(leaf)
+                continue
+            found[path] = leaf.detach().clone() if copy_tensors else leaf
+            if leaf.is_leaf and leaf.grad is not None:
+                found[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
+    return found
 
 
 def aliases(outputs: dict[str, Any], given: dict[str, Any]) -> frozenset[tuple[str, str]]:
@@ -527,7 +585,7 @@ def same_value(left: Any, right: Any) -> bool:
     """Whether two kept values are the same to the bit."""
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and bitwise_equal(left, right)
-    return type(left) is type(right) and bool(left == right)
+    return left is right or same_leaf(left, right) is True
 
 
 def _kept(leaf: Any) -> Any:
@@ -535,10 +593,7 @@ def _kept(leaf: Any) -> Any:
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
-    try:
-        return copy.copy(plain)
-    except TypeError:  # a generator, a file: nothing that could be compared either
-        return plain
+    return bytearray(plain) if isinstance(plain, bytearray) else plain
 
 
 def _stable_hash(text: str) -> int:

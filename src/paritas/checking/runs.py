@@ -18,19 +18,26 @@ from paritas._torch.lifting import WIDE, DtypeLog, LiftMode, is_rounding
 from paritas._torch.stances import taking_stance
 from paritas.checking.defaults import WideDefault
 from paritas.checking.foreign import ForeignProgram
+from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseRuns, is_inexact
 from paritas.checking.observing import (
     AFTER,
     AFTER_BACKWARD,
+    STATE,
     Conditions,
     Observation,
+    input_contents,
     input_tensors,
+    is_afterwards,
     place_of,
     running,
 )
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
+from paritas.numerics.flattening import as_plain, flattened, is_dense
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from paritas.checking.config import Inputs
@@ -44,7 +51,7 @@ class Runs(NoiseRuns):
     """The further runs for one set of inputs, shared by all items of it.
 
     Attributes:
-        changing: the parameters and buffers that either side changes, so worth looking at.
+        changing: the names of the state that either side changes, so worth looking at.
         at_second: gradients of gradients are judged now, and perturbed runs make them.
     """
 
@@ -224,22 +231,26 @@ class Runs(NoiseRuns):
         self.at_second = True
         self._spreads.clear()
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, path: str, side: Subject | None = None) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
-        value = seen.value(path)
-        if value is None and path.endswith(AFTER_BACKWARD):
-            return self.complete(seen, f"{place_of(path)}{AFTER}")
-        if value is None and path.endswith(AFTER):
-            return self.initial(path)
-        return value
+        if is_afterwards(path) and path not in seen.after and path not in seen.state:
+            if path.endswith(AFTER_BACKWARD):
+                return self.complete(seen, f"{place_of(path)}{AFTER}", side)
+            return self.initial(path, side)
+        return seen.value(path)
 
-    def initial(self, path: str) -> Tensor | None:
-        """What an input, parameter or buffer was before the call."""
+    def initial(self, path: str, side: Subject | None = None) -> Any:
+        """What an input, or something of a side's state, was before the call; or `MISSING`."""
         name = place_of(path)
-        known = dict(input_tensors(self.inputs))
-        for side in (self.candidate, self.reference):
-            known |= {f"state {key}": value for key, value in side.state.saved.items()}
-        return known.get(name)
+        if not name.startswith(f"{STATE} "):
+            return as_plain(_part(input_contents(self.inputs, copy_tensors=False), name))
+        name = name.removeprefix(f"{STATE} ")
+        for one in (self.reference, self.candidate) if side is None else (side,):
+            value = one.state.initial(name)
+            value = _part(one.state.saved, name) if value is MISSING else value
+            if value is not MISSING:
+                return as_plain(value)
+        return MISSING
 
     def run_reference(
         self,
@@ -297,6 +308,17 @@ class Runs(NoiseRuns):
             if is_inexact(tensor) and (tensor.dtype in WIDE or _is_double(tensor)):
                 counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
         return counts
+
+
+def _part(known: Mapping[str, Any], name: str) -> Any:
+    """What is known by that name, if only as a part of a tensor that is not dense."""
+    if name in known:
+        return known[name]
+    for whole, value in known.items():
+        is_whole = isinstance(value, torch.Tensor) and name.startswith(whole)
+        if is_whole and not is_dense(value):
+            return flattened(value.detach(), whole).leaves.get(name, MISSING)
+    return MISSING
 
 
 def _is_double(tensor: Tensor) -> bool:

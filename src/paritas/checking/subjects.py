@@ -11,7 +11,8 @@ import torch
 
 from paritas._torch import compiled
 from paritas.checking.foreign import ForeignProgram
-from paritas.checking.isolation import ModuleState, reachable_modules
+from paritas.checking.isolation import ProgramState
+from paritas.checking.reaching import reachable_modules
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Subject:
     Attributes:
         call: what is called.
         role: "reference" or "candidate", for messages.
-        state: the parameters, buffers and attributes it computes with.
+        state: all that it computes with beside its inputs.
         backends: the `torch.compile` backends behind it, none for an eager program.
         is_wholly_compiled: it is itself what `torch.compile` made, not eager code around that.
         is_module: it is an nn.Module, or one that was compiled.
@@ -34,7 +35,7 @@ class Subject:
 
     call: Callable[..., Any]
     role: str
-    state: ModuleState
+    state: ProgramState
     backends: tuple[Callable[..., Any], ...]
     is_wholly_compiled: bool
     is_module: bool
@@ -62,11 +63,10 @@ class Subject:
         return str(name or type(self.call).__name__)
 
 
-def subject(function: Any, role: str, parameter: str, known: ModuleState | None = None) -> Subject:
+def subject(function: Any, role: str, parameter: str, known: ProgramState | None = None) -> Subject:
     """Look at what the caller passed as one side.
 
-    `known` is the other side's state: a model and its compiled form compute with the same modules,
-    of which one copy is enough.
+    `known` is the other side's state: what the two share has one name, and one copy is enough.
     """
     if not callable(function) or isinstance(function, type):
         what = "a class; pass an instance" if isinstance(function, type) else "not callable"
@@ -84,7 +84,10 @@ def subject(function: Any, role: str, parameter: str, known: ModuleState | None 
         return compiled.original_of(value)
 
     modules = reachable_modules(function, unwrapped)
-    state = known if known is not None and known.is_of(modules) else ModuleState(modules)
+    if known is not None and known.is_of(function, modules):
+        state = known
+    else:
+        state = ProgramState(modules, function, known)
     return Subject(
         call=function,
         role=role,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,9 +16,12 @@ from paritas.checking.config import Inputs, VerifyConfig, input_sets
 from paritas.checking.foreign import limited
 from paritas.checking.further_gradients import FurtherGradients
 from paritas.checking.observing import (
+    AFTER,
+    STATE,
     Conditions,
     Observation,
     input_tensors,
+    memory,
     running,
     same_value,
 )
@@ -107,6 +111,8 @@ class _Verification:
         self.tell = tell
         self.rng = RandomState.now()
         self.repeats = False
+        self.overwritten: list[str] = []
+        self.reused: list[str] = []
         self.conditions = Conditions(
             gradients=self._differentiates(),
             seed=config.seed,
@@ -116,6 +122,7 @@ class _Verification:
     def run(self) -> Verdict:
         natives = self._run_reference()
         mine = self._run_candidate(len(natives))
+        intruded = self._intrusions()
         if not self.config.enabled:
             note = "comparison was switched off (enabled=False); both sides ran"
             return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
@@ -136,15 +143,76 @@ class _Verification:
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(first, my_first)
         further.report(collected)
-        verdicts = [collected.verdict(strict=self.config.strict)]
+        collected.take(intruded)
         if self.repeats or len(mine) > 1:
-            second = self._compare_second(runs, natives, mine)
-            verdicts.append(second.verdict(strict=self.config.strict))
-        if all(verdict.passed for verdict in verdicts) and runs.ran_uncompiled():
-            verdicts.append(self._uncompiled().verdict(strict=self.config.strict))
-        merged = Verdict.merge(verdicts)
-        notes = tuple(dict.fromkeys((*merged.notes, *runs.notes)))
-        return msgspec.structs.replace(merged, notes=notes)
+            collected.take(self._compare_second(runs, natives, mine))
+        if collected.passes and runs.ran_uncompiled():
+            collected.take(self._uncompiled())
+        if collected.passes:
+            collected.take(self._run_again(runs, natives[0]))
+        if self.config.verify_aliasing:
+            collected.take(self._compare_memory(mine[0]))
+        collected.notes += runs.notes
+        return collected.verdict(strict=self.config.strict)
+
+    def _intrusions(self) -> Collected:
+        """What the candidate's calls changed of the reference's own state, which is put back."""
+        collected = Collected()
+        ours, theirs = self.reference.state, self.candidate.state
+        if ours is theirs or not self.config.enabled:
+            return collected
+        for name in ours.changed():
+            collected.compared += 1
+            reason = "the candidate's call changes this part of the reference, and not its own"
+            path = f"{STATE} {name}{AFTER}{self.label}"
+            collected.add(path, Aspect.VALUE, Status.DIFFERENT, reason)
+        ours.restore()
+        return collected
+
+    def _compare_memory(self, first: Observation) -> Collected:
+        """An output belongs to the caller: nobody writes to it later."""
+        collected = Collected()
+        wrong = dict.fromkeys(first.written_later, "is written to after the call")
+        wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
+        wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
+        if not wrong:
+            return collected
+        conditions = dataclasses.replace(self.conditions, gradients=False, holds=True)
+        with running(self.reference, self.rng, conditions) as call:
+            one, two = call(self.inputs), call(self.inputs)
+        usual = {*one.written_later, *_reused(one, two)}
+        for path, what in wrong.items():
+            if path not in usual:
+                collected.compared += 1
+                reason = f"{what}, unlike the reference's"
+                advice = "return a tensor of its own, or a copy"
+                collected.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+        return collected
+
+    def _run_again(self, runs: Runs, first: Observation) -> Collected:
+        """The reference must still be what it was: else it is unknown what was compared."""
+        self.tell("running the reference once more")
+        collected = Collected()
+        with running(self.reference, self.rng, self.conditions) as call:
+            last = call(self.inputs)
+        failures = {**self.reference.state.failures, **self.candidate.state.failures}
+        for name, reason in failures.items():
+            path = f"{STATE} {name}{self.label}"
+            collected.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
+        if first.error is not None or _same_observation(first, last):
+            return collected
+        runs.unsettle()
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        found = Comparer(runs, quiet, 0, "", lifts=False).compare(first, last)
+        moved = [finding for finding in found.findings if not finding.status.passes()]
+        if not moved:
+            collected.notes.append("the reference does not give the same bits every time")
+            return collected
+        named = ", ".join(dict.fromkeys(finding.path for finding in moved[:3]))
+        reason = f"run once more at the end, it no longer gives the same {named}"
+        advice = "what the two share was changed and could not be put back, or it is not repeatable"
+        collected.add(f"reference{self.label}", Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+        return collected
 
     def _uncompiled(self) -> Collected:
         collected = Collected()
@@ -179,10 +247,13 @@ class _Verification:
     def _run_candidate(self, reference_calls: int) -> list[Observation]:
         self.tell("running the candidate (a compiler works on the first call)")
         again = self.config.verify_second_call and self.config.enabled
-        with self._room(), running(self.candidate, self.rng, self.conditions) as call:
+        conditions = dataclasses.replace(self.conditions, holds=self.config.verify_aliasing)
+        with self._room(), running(self.candidate, self.rng, conditions) as call:
             seen = [call(self.inputs)]
             if seen[0].error is None and (again or reference_calls > 1):
                 seen.append(call(self.inputs))
+                self.overwritten = seen[0].written_later
+                self.reused = _reused(*seen)
         if reference_calls == 1 and len(seen) > 1 and _same_observation(*seen):
             # Nothing more is to be learned from it: it need not be held while others run.
             seen.pop()
@@ -200,6 +271,12 @@ class _Verification:
     ) -> Collected:
         """A program without state does the same again; one with state goes on from it."""
         label = f" (second call){self.label}"
+        unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
+        if unseen:
+            collected = Collected()
+            note = f"the second call was not judged: {unseen[0]} cannot be put back"
+            collected.notes.append(note)
+            return collected
         if self.repeats:
             collected = Collected(compared=1)
             reason = "the candidate does the same again, bit for bit"
@@ -212,8 +289,16 @@ class _Verification:
         return Comparer(runs, self.config, 1, label).compare(natives[1], mine[1])
 
 
+def _reused(first: Observation, second: Observation) -> list[str]:
+    """The outputs of a call that stand in memory which the call before gave away."""
+    taken = {memory(tensor) for tensor in first.live.values()} - {0}
+    return [path for path, tensor in second.live.items() if memory(tensor) in taken]
+
+
 def _same_observation(first: Observation, second: Observation) -> bool:
     if second.error is not None or first.aliases != second.aliases:
+        return False
+    if first.kinds != second.kinds:
         return False
     left, right = dict(first.items()), dict(second.items())
     if left.keys() != right.keys():

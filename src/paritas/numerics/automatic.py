@@ -16,7 +16,7 @@ import torch
 from paritas.numerics import criterion
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
 from paritas.numerics.findings import Score, Status
-from paritas.numerics.metrics import Metrics, bitwise_equal, pair_metrics
+from paritas.numerics.metrics import Metrics, bitwise_equal, pair_metrics, promotable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +118,7 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Jud
     """Judge integers, bools and indices: equal, or undecided by the reference's own margin."""
     if bitwise_equal(reference, candidate):
         return Judgement(status=Status.IDENTICAL)
+    reference, candidate = promotable(reference, candidate)
     metrics = pair_metrics(reference, candidate)
     if metrics.mismatched == 0:  # of another dtype, which is another check's concern
         return Judgement(status=Status.IDENTICAL, metrics=metrics)

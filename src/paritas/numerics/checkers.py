@@ -14,6 +14,7 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.automatic import Judgement, judge_exact, judge_floats
+from paritas.numerics.contents import Opaque, as_leaf, parts, same_leaf
 from paritas.numerics.evidence import Evidence, NoEvidence
 from paritas.numerics.findings import Status
 from paritas.numerics.metrics import pair_metrics
@@ -178,28 +179,35 @@ def _check_dissimilarity(reference: Tensor, candidate: Tensor, allowed: float) -
 
 
 def _check_objects(reference: Any, candidate: Any) -> Judgement:
-    """Strings, None and other plain objects: equal, different, or not comparable."""
-    if type(reference) is not type(candidate):
-        reason = f"the reference is {_named(reference)}, the candidate {_named(candidate)}"
-        return Judgement(status=Status.DIFFERENT, reason=reason)
-    if reference is candidate:
+    """Strings, None and other leaves: equal, different, or not comparable."""
+    left, right = _readable(reference), _readable(candidate)
+    equal = same_leaf(left, right)
+    if equal:
         return Judgement(status=Status.IDENTICAL)
-    equal = reference == candidate
-    if isinstance(equal, bool) and _defines_equality(reference):
-        if equal:
-            return Judgement(status=Status.IDENTICAL)
-        reason = f"the reference is {reference!r:.80}, the candidate {candidate!r:.80}"
-        return Judgement(status=Status.DIFFERENT, reason=reason)
-    return Judgement(
-        status=Status.UNVERIFIED,
-        reason=f"nothing is known about comparing objects of type {type(reference).__name__}",
-        advice="return tensors or plain values, or pass a value_checker that claims this type",
-    )
+    if equal is None:
+        kind = type(reference).__name__
+        return Judgement(
+            status=Status.UNVERIFIED,
+            reason=left.reason if isinstance(left, Opaque) else f"{kind} cannot be compared",
+            advice="return tensors or plain values, or pass a value_checker that claims this type",
+        )
+    left, right = _shown(left), _shown(right)
+    if type(left) is not type(right):
+        reason = f"the reference is {_named(left)}, the candidate {_named(right)}"
+    else:
+        reason = f"the reference is {left!r:.80}, the candidate {right!r:.80}"
+    return Judgement(status=Status.DIFFERENT, reason=reason)
 
 
-def _defines_equality(value: Any) -> bool:
-    """Whether == looks at the value; what `object` offers looks at the address."""
-    return getattr(type(value), "__eq__", None) is not getattr(object, "__eq__")  # noqa: B009
+def _readable(value: Any) -> Any:
+    """A leaf; a whole object or container is none, and is compared by its parts or not at all."""
+    if isinstance(value, Opaque) or parts(value) is None:
+        return value if isinstance(value, Opaque) else as_leaf(value)
+    return Opaque(value, f"nothing is known about comparing objects of type {type(value).__name__}")
+
+
+def _shown(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Opaque) else leaf
 
 
 def _close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:

@@ -56,6 +56,7 @@ class Aspect(enum.StrEnum):
     ALIAS = "alias"
     REQUIRES_GRAD = "requires_grad"
     RNG = "rng"
+    SETTING = "setting"
     EXCEPTION = "exception"
     HARNESS = "harness"
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from paritas.errors import UsageError
 from paritas.numerics import device_pairs
+from paritas.numerics.flattening import is_dense, same_parts
 from paritas.numerics.moments import Totals
 from paritas.numerics.ulps import first_unlike, same_bits, same_but_for_nans, ulp_distance
 
-__all__ = ["Metrics", "bitwise_equal", "blocks", "pair_metrics", "ulp_distance"]
+__all__ = ["Metrics", "bitwise_equal", "blocks", "pair_metrics", "promotable", "ulp_distance"]
 
 # Elements in a block. On the CPU what is made of one should stay in the caches of the cores that
 # share it: that is twice as fast as a block of a million. On a GPU (these are measured on an H200)
@@ -29,6 +30,7 @@ _MOST_CPU_BLOCK = 1 << 20
 _DEVICE_BLOCK = 1 << 22
 _DEVICE_BITS_BLOCK = 1 << 25
 _NO_FLOAT64 = {"mps"}
+_UNPROMOTED = {torch.uint16, torch.uint32, torch.uint64}
 # Other kinds of tensors (fake, distributed ...) answer for themselves.
 _PLAIN = {Tensor, torch.nn.Parameter}
 
@@ -146,13 +148,16 @@ def _pieces(views: list[Tensor], size: int, offset: int) -> Iterator[tuple[int, 
 def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> bool:
     """Whether two tensors have the same shape, the same dtype and the same bits.
 
-    All NaNs count as the same, whatever their sign and payload; -0.0 and +0.0 do not.
+    All NaNs count as the same, whatever their sign and payload; -0.0 and +0.0 do not. Tensors that
+    are not dense are the same if they are of one kind and all their parts are.
 
     Args:
-        a: any strided tensor.
-        b: any strided tensor; if on another device, it is moved block by block.
+        a: any tensor.
+        b: any tensor; if on another device, it is moved block by block.
         block_size: most elements compared at once.
     """
+    if not (is_dense(a) and is_dense(b)):
+        return same_parts(a, b, bitwise_equal)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if _is_plain(a) and _is_plain(b) and a.numel():
@@ -179,7 +184,7 @@ def quickly_equal(a: Tensor, b: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether numpy may have its memory as it is."""
-    strided = tensor.layout is torch.strided and tensor.is_contiguous()
+    strided = tensor.layout is torch.strided and not tensor.is_quantized and tensor.is_contiguous()
     lazy = tensor.is_conj() or tensor.is_neg()
     return type(tensor) in _PLAIN and tensor.is_cpu and strided and not lazy
 
@@ -195,6 +200,7 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
     Raises:
         UsageError: (a `ValueError`) the shapes differ: nothing is ever broadcast.
     """
+    reference, candidate = promotable(reference, candidate)
     totals, scale = _on_device(reference, candidate, block_size), 1.0
     totals = totals or _walk(reference, candidate, block_size)
     moments = totals.moments
@@ -231,6 +237,21 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
         zero_candidate=numel - int(tally.nonzero_candidate),
         nonfinite_mismatches=unlike,
     )
+
+
+def promotable(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers in dtypes that torch compares: it has no rules for wide unsigned ones."""
+    if reference.dtype == candidate.dtype or not _UNPROMOTED & {reference.dtype, candidate.dtype}:
+        return reference, candidate
+    return _as_signed(reference), _as_signed(candidate)
+
+
+def _as_signed(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _UNPROMOTED:
+        return tensor
+    signed = tensor.to(torch.int64)
+    # Beyond int64 the last digits are lost, but not that it is beyond.
+    return tensor.to(torch.float64) if bool((signed < 0).any()) else signed
 
 
 def _on_device(reference: Tensor, candidate: Tensor, block_size: int | None) -> Totals | None:

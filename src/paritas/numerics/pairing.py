@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
+from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.numerics.trees import containers, leaves
+from paritas.numerics.flattening import Flat, flattened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paritas.numerics.evidence import Evidence
+
+_MOST_NAMED = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,9 @@ class Checks:
         shape: shapes.
         values: values.
         device: devices; otherwise a difference is only noted.
-        containers: the classes of the containers; otherwise a difference is only noted.
+        containers: the classes of containers that may stand for each other, such as lists and
+            tuples; otherwise a difference is only noted.
+        by_order: match the leaves by their order where the two sides name them differently.
         checkers: value checkers in order.
     """
 
@@ -37,6 +43,7 @@ class Checks:
     values: bool = True
     device: bool = False
     containers: bool = False
+    by_order: bool = False
     checkers: tuple[ValueChecker, ...] = (AutomaticValueChecker(),)
 
 
@@ -57,57 +64,96 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
     their dtype alone, which is weak; the findings say so.
     """
     checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
-    matching = match(
-        dict(leaves(reference, "value")),
-        dict(leaves(candidate, "value")),
-        dict(containers(reference, "value")),
-        dict(containers(candidate, "value")),
-        checks,
-    )
+    matching = match(flattened(reference, "value"), flattened(candidate, "value"), checks)
     findings, notes = list(matching.findings), list(matching.notes)
     for path, left, right in matching.pairs:
-        found, noted = check_pair(path, as_plain(left), as_plain(right), checks)
+        found, noted = check_pair(path, left, right, checks)
         findings += found
         notes += noted
     coverage = Coverage(compared=len(matching.pairs), unmatched=tuple(matching.unmatched))
     return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
 
 
-def match(
-    reference: dict[str, Any],
-    candidate: dict[str, Any],
-    reference_containers: dict[str, str],
-    candidate_containers: dict[str, str],
-    checks: Checks,
-) -> Matching:
-    """Pair leaves by path, or by order where the two name them differently."""
+def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
+    """Pair leaves by path, or by order where that is asked for and the paths differ."""
+    left, right = reference.leaves, candidate.leaves
+    if checks.by_order and left.keys() != right.keys() and len(left) == len(right):
+        notes = ["outputs are matched by order: the two sides name them differently"]
+        ordered = zip(left.items(), right.values(), strict=True)
+        return Matching([(path, one, other) for (path, one), other in ordered], [], [], notes)
     findings: list[Finding] = []
-    notes: list[str] = []
-    root = re.split(r"[.\[]", next(iter([*reference, *candidate]), "output"))[0]
-    if reference_containers != candidate_containers:
-        differ = _container_difference(reference_containers, candidate_containers)
-        if checks.containers:
-            findings.append(_structure(root, differ))
+    notes = []
+    apart: list[str] = []
+    for path, words, is_grave in _unlike_kinds(reference, candidate):
+        if is_grave:
+            apart.append(path)
+        if is_grave or checks.containers:
+            findings.append(_structure(path, words, _ORDER_ADVICE if is_grave else ""))
         else:
-            notes.append(differ)
-    if len(reference) != len(candidate) and checks.size:
-        left, right = len(reference), len(candidate)
-        reason = f"the reference returns {left} values, the candidate {right}"
-        findings.append(_structure(root, reason))
-    if reference.keys() == candidate.keys():
-        pairs = [(path, value, candidate[path]) for path, value in reference.items()]
-        return Matching(pairs, findings, [], notes)
-    common = reference.keys() & candidate.keys()
-    if len(reference) == len(candidate) and not common:
-        notes.append("outputs are matched by order: the two sides name them differently")
-        ordered = zip(reference.items(), candidate.values(), strict=True)
-        return Matching([(p, left, right) for (p, left), right in ordered], findings, [], notes)
-    if len(reference) == len(candidate) and checks.size:
-        findings.append(_structure(root, "the two sides name their values differently"))
-    pairs = [(path, value, candidate[path]) for path, value in reference.items() if path in common]
-    unmatched = [f"{path} (reference only)" for path in reference if path not in common]
-    unmatched += [f"{path} (candidate only)" for path in candidate if path not in common]
+            notes.append(words)
+    left = {path: leaf for path, leaf in left.items() if not _is_below(path, apart)}
+    right = {path: leaf for path, leaf in right.items() if not _is_below(path, apart)}
+    findings += _unlike_names(left, right, checks)
+    pairs = [(path, leaf, right[path]) for path, leaf in left.items() if path in right]
+    unmatched = [f"{path} (reference only)" for path in left if path not in right]
+    unmatched += [f"{path} (candidate only)" for path in right if path not in left]
     return Matching(pairs, findings, unmatched, notes)
+
+
+_ORDER_ADVICE = (
+    "if the candidate's compiler is known to return lists, set match_by_order=True in VerifyConfig"
+)
+
+
+def _unlike_kinds(reference: Flat, candidate: Flat) -> Iterator[tuple[str, str, bool]]:
+    """Where the two sides have another kind of thing: its path, in words, and whether it counts."""
+    grave: list[str] = []
+    for path in dict.fromkeys((*reference.kinds, *candidate.kinds)):
+        left, right = reference.kinds.get(path), candidate.kinds.get(path)
+        if left == right or _is_below(path, grave):
+            continue
+        words = f"{path} is {_kind_name(candidate, path)} instead of {_kind_name(reference, path)}"
+        if left is not None and right is not None:
+            is_grave = left.family != right.family
+        else:
+            known, other = (left, candidate) if right is None else (right, reference)
+            stands_for = isinstance(other.leaves.get(path), torch.Tensor)
+            is_grave = known is None or not (known.is_tensor and stands_for)
+        if is_grave:
+            grave.append(path)
+        yield path, words, is_grave
+
+
+def _unlike_names(left: dict[str, Any], right: dict[str, Any], checks: Checks) -> list[Finding]:
+    """A finding about leaves that only one side has."""
+    gone = [path for path in left if path not in right]
+    new = [path for path in right if path not in left]
+    if not gone and not new:
+        return []
+    root = re.split(r"[.\[]", next(iter([*left, *right])))[0]
+    if len(left) != len(right):
+        reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
+        return [_structure(root, reason)] if checks.size else []
+    reason = f"the reference returns {_listed(gone)}, the candidate {_listed(new)}"
+    return [_structure(root, reason, _ORDER_ADVICE)]
+
+
+def _is_below(path: str, tops: list[str]) -> bool:
+    return any(path == top or path.startswith((f"{top}.", f"{top}[")) for top in tops)
+
+
+def _kind_name(side: Flat, path: str) -> str:
+    if path in side.kinds:
+        return side.kinds[path].name
+    if path not in side.leaves:
+        return "missing"
+    leaf = side.leaves[path]
+    return "a dense tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+
+
+def _listed(paths: list[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
 
 
 def check_pair(
@@ -155,35 +201,13 @@ def check_pair(
     return findings, notes
 
 
-def as_plain(leaf: Any) -> Any:
-    """A leaf as a strided tensor where it is a number or an exotic layout; else as it is.
-
-    Python floats become float64 scalars, so that they are judged like any other value.
-    """
-    if isinstance(leaf, float | complex):
-        wide = torch.complex128 if isinstance(leaf, complex) else torch.float64
-        return torch.tensor(leaf, dtype=wide, device="cpu")
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    tensor = leaf.detach()
-    if hasattr(tensor, "full_tensor"):  # a distributed tensor: all of it
-        tensor = tensor.full_tensor()
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if tensor.is_nested:
-        tensor = torch.nested.to_padded_tensor(tensor, math.nan)
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    return tensor.resolve_conj().resolve_neg()
-
-
 def _check_value(
     about: dict[str, Any], reference: Any, candidate: Any, checks: Checks, evidence: Evidence
 ) -> Finding:
     if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
         candidate = candidate.to(reference.device)
     for checker in checks.checkers:
-        judgement = checker.check(reference, candidate, evidence)
+        judgement = checker.check(_given(reference), _given(candidate), evidence)
         if judgement is not None:
             return Finding(
                 **about,
@@ -205,16 +229,16 @@ def _check_value(
     )
 
 
-def _structure(root: str, reason: str) -> Finding:
-    return Finding(path=root, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
+def _given(leaf: Any) -> Any:
+    """What a checker is given: the object itself, if it is no tensor."""
+    is_object = isinstance(leaf, Opaque) and not isinstance(leaf.value, torch.Tensor)
+    return leaf.value if is_object else leaf
 
 
-def _container_difference(reference: dict[str, str], candidate: dict[str, str]) -> str:
-    for path in [*reference, *candidate]:
-        left, right = reference.get(path, "a value"), candidate.get(path, "a value")
-        if left != right:
-            return f"{path} is {right} instead of {left}"
-    return "the containers come in another order"
+def _structure(path: str, reason: str, advice: str = "") -> Finding:
+    return Finding(
+        path=path, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

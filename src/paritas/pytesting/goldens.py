@@ -18,9 +18,10 @@ from paritas.dumps.records import Header, Site, TensorFacts
 from paritas.dumps.writing import DumpWriter, Entry, run_identity
 from paritas.errors import UsageError
 from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
+from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.numerics.pairing import Checks, as_plain, check_pair
-from paritas.numerics.trees import containers, leaves
+from paritas.numerics.flattening import flattened
+from paritas.numerics.pairing import Checks, check_pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,20 +63,20 @@ def golden_of(tree: Any) -> Golden:
         UsageError: a value is neither a tensor nor a number, a string or None.
     """
     values: dict[str, Any] = {}
-    for path, leaf in leaves(tree, _ROOT):
-        plain = as_plain(leaf)
-        if isinstance(plain, torch.Tensor):
-            values[path] = plain.cpu()
-        elif type(plain) in _AS_TEXT:
-            values[path] = plain
+    flat = flattened(tree, _ROOT)
+    for path, leaf in flat.leaves.items():
+        if isinstance(leaf, torch.Tensor):
+            values[path] = leaf.detach().resolve_conj().resolve_neg().cpu()
+        elif type(leaf) in _AS_TEXT:
+            values[path] = leaf
         else:
             raise UsageError(
-                f"a golden cannot hold {path}, a {type(leaf).__name__}: give tensors, numbers, "
+                f"a golden cannot hold {path}, a {_class_name(leaf)}: give tensors, numbers, "
                 "strings and None, in lists, tuples, dicts or dataclasses"
             )
     if not values:
         raise UsageError(f"a golden of {tree!r:.80} would hold no value; give it at least one")
-    return Golden(values, dict(containers(tree, _ROOT)))
+    return Golden(values, {path: kind.name for path, kind in flat.kinds.items()})
 
 
 def write_golden(path: Path, golden: Golden, test: str) -> None:
@@ -147,6 +148,8 @@ def judge_golden(
         told += [f"{len(new)} new ({_named(new)})"] if new else []
         findings.append(_structure(f"the values have other names: {', '.join(told)}"))
     for path in dict.fromkeys((*golden.containers, *present.containers)):
+        if path in golden.values and path not in golden.containers:
+            continue  # what a number was, older goldens do not say
         before, now = (side.containers.get(path, "a value") for side in (golden, present))
         if before != now:
             findings.append(_structure(f"{path} is {now} instead of {before}"))
@@ -185,6 +188,10 @@ def _facts(tensor: torch.Tensor) -> TensorFacts:
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()),
     )
+
+
+def _class_name(leaf: Any) -> str:
+    return type(leaf.value if isinstance(leaf, Opaque) else leaf).__name__
 
 
 def _structure(reason: str) -> Finding:

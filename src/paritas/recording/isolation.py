@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from paritas._torch.lifting import WIDE
-from paritas.numerics.trees import children, map_leaves
+from paritas.numerics.contents import contents, parts
+from paritas.numerics.trees import map_leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ class Copier:
         """Copy as they are, or widened to float64."""
         self.widen = widen
         self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
+        self.shared: list[str] = []
 
     def copy_tree(self, tree: Any) -> Any:
         """A tree of the same structure that shares nothing with the given one."""
@@ -50,7 +52,10 @@ class Copier:
             result = result.neg_() if plain.is_neg() else result
         else:
             result = plain.clone().to(dtype)
-        return result.requires_grad_(tensor.requires_grad)
+        result.requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            result.grad = self.copy_tensor(tensor.grad)
+        return result
 
     def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
         """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""
@@ -67,10 +72,18 @@ class Copier:
     def _copy_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return self.copy_tensor(leaf)
-        if children(leaf) is None and hasattr(leaf, "__dict__") and not callable(leaf):
-            # An object of a class we do not know, a cache for one: its tensors must not be shared.
-            return copy.deepcopy(leaf)
-        return leaf
+        is_mutable = isinstance(leaf, np.ndarray | set | bytearray) or parts(leaf) is not None
+        if not is_mutable or callable(leaf):
+            return leaf
+        # An object of a class we do not know, a cache for one: its tensors are copied as all are.
+        tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
+        memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
+        try:
+            return copy.deepcopy(leaf, memo)
+        except Exception as error:  # noqa: BLE001  (the verdict lists it)
+            reason = f"{type(error).__name__}: {error}"
+            self.shared.append(f"a {type(leaf).__name__} that cannot be copied ({reason:.100})")
+            return leaf
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """The copied storage; widened, every number of it takes twice or more the room."""

@@ -97,7 +97,7 @@ FLAGS = [f.name for f in dataclasses.fields(VerifyConfig) if f.type == "bool"]
 
 def test_everything_is_compared_unless_told_otherwise():
     config = VerifyConfig()
-    loose = {"verify_strides", "verify_device", "strict"}
+    loose = {"verify_strides", "verify_device", "strict", "match_by_order"}
     assert {name for name in FLAGS if not getattr(config, name)} == loose
     assert config.verify_gradients is None
     assert config.checkers == (AutomaticValueChecker(),)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paritas.checking.config import Inputs
-from paritas.checking.isolation import ModuleState, copied
+from paritas.checking.isolation import ProgramState, copied
 from paritas.recording.isolation import Copier, RandomState
 
 
@@ -202,7 +202,7 @@ def test_restoring_puts_everything_back(change):
     torch.manual_seed(0)
     module = Stateful()
     before = module.state()
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     change(module)
     assert module.state() != before, "this change changes nothing: the test would pass on nothing"
     state.restore()
@@ -214,7 +214,7 @@ def test_what_runs_on_other_tensors_leaves_nothing_behind(change):
     torch.manual_seed(0)
     module = Stateful()
     before = module.state()
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     with state.swapped(state.widened()):
         change(module)
     state.restore()
@@ -224,7 +224,7 @@ def test_what_runs_on_other_tensors_leaves_nothing_behind(change):
 def test_restoring_keeps_the_identity_of_parameters_and_buffers():
     module = Stateful()
     weight, seen, plain, history = module.linear.weight, module.seen, module.plain, module.history
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     module.linear.weight = nn.Parameter(torch.zeros(3, 3))
     module.seen, module.plain, module.history = torch.ones(3), torch.ones(3), []
     state.restore()
@@ -238,7 +238,7 @@ def test_restoring_keeps_the_identity_of_parameters_and_buffers():
 
 def test_tied_weights_are_one_entry_and_are_swapped_together():
     module = Stateful()
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     assert "linear.weight" in state.tensors
     assert "tied.weight" not in state.tensors
     other = nn.Parameter(torch.zeros(3, 3))
@@ -251,7 +251,7 @@ def test_tied_weights_are_one_entry_and_are_swapped_together():
 
 def test_only_what_changed_is_told_with_its_new_value():
     module = Stateful()
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     assert state.changed() == {}
     module.seen.add_(2)
     changed = state.changed()
@@ -264,7 +264,7 @@ def test_only_what_changed_is_told_with_its_new_value():
 
 def test_a_wide_run_that_changes_nothing_tells_of_no_change():
     module = Stateful()
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     with state.swapped(state.widened()):
         assert state.changed() == {}
         module.seen.add_(1e-12)
@@ -274,7 +274,7 @@ def test_a_wide_run_that_changes_nothing_tells_of_no_change():
 def test_wide_values_are_float64_parameters_and_buffers_in_storage_of_their_own():
     module = nn.BatchNorm1d(3)
     module.weight.requires_grad_(False)
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
     wide = state.widened()
     assert isinstance(wide["bias"], nn.Parameter)
     assert wide["bias"].dtype is torch.float64
@@ -289,7 +289,7 @@ def test_wide_values_are_float64_parameters_and_buffers_in_storage_of_their_own(
 def test_swapping_is_undone_when_the_program_raises():
     module = Stateful()
     before = {name: id(tensor) for name, tensor in module.named_parameters()}
-    state = ModuleState({"": module})
+    state = ProgramState({"": module})
 
     def run():
         with state.swapped(state.widened()):
@@ -306,7 +306,7 @@ def test_swapping_is_undone_when_the_program_raises():
 
 def test_names_are_those_of_the_module_that_was_compiled():
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
-    assert list(ModuleState({"": compiled}).tensors) == ["0.weight", "0.bias"]
+    assert list(ProgramState({"": compiled}).tensors) == ["0.weight", "0.bias"]
 
 
 # --- random numbers -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paritas._torch.compiled import original_of
-from paritas.checking.isolation import reachable_modules
+from paritas.checking.reaching import reachable_modules
 
 GLOBAL = nn.Linear(2, 2)
 

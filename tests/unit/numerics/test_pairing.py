@@ -11,7 +11,8 @@ import paritas
 from paritas.numerics.automatic import Judgement
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 from paritas.numerics.findings import Aspect, Status
-from paritas.numerics.pairing import Checks, check_pair, judge
+from paritas.numerics.flattening import flattened
+from paritas.numerics.pairing import Checks, check_pair, judge, match
 
 NAN, INF = math.nan, math.inf
 
@@ -21,7 +22,7 @@ def floats(n=256, dtype=torch.float32, seed=0):
 
 
 def only(verdict):
-    (finding,) = verdict.findings
+    (finding,) = verdict if isinstance(verdict, tuple) else verdict.findings
     return finding
 
 
@@ -92,11 +93,25 @@ def test_a_list_instead_of_a_tuple_is_noted_and_no_more():
     assert verdict.notes == ("value is list instead of tuple",)
 
 
-def test_leaves_under_other_names_are_matched_by_order_and_that_is_noted():
+def test_leaves_under_other_names_are_different():
     x = floats()
-    verdict = judge({"a": x, "b": x + 1}, (x, x + 1))
-    assert verdict.passed
-    assert "outputs are matched by order: the two sides name them differently" in verdict.notes
+    finding = only(judge({"a": x, "b": x + 1}, {"a": x, "c": x + 1}).failures)
+    assert finding.reason == "the reference returns value['b'], the candidate value['c']"
+    finding = only(judge({"a": x}, (x,)).failures)
+    assert finding.reason == "value is tuple instead of dict"
+    assert finding.advice == (
+        "if the candidate's compiler is known to return lists, set match_by_order=True in "
+        "VerifyConfig"
+    )
+
+
+def test_leaves_under_other_names_are_matched_by_order_where_that_is_asked_for():
+    x = floats()
+    sides = flattened({"a": x, "b": x + 1}, "out"), flattened([x, x + 1], "out")
+    matching = match(*sides, Checks(by_order=True))
+    assert [path for path, _, _ in matching.pairs] == ["out['a']", "out['b']"]
+    assert matching.findings == []
+    assert matching.notes == ["outputs are matched by order: the two sides name them differently"]
 
 
 def test_the_order_of_keys_does_not_matter():

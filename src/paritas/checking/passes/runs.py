@@ -29,8 +29,9 @@ from paritas.checking.observing import AFTER, Observation
 from paritas.checking.passes.inputs import Inputs, Numbers, make_up
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.findings import Aspect, Finding, Status
+from paritas.numerics.flattening import as_plain
 from paritas.numerics.metrics import bitwise_equal
-from paritas.numerics.pairing import Checks, as_plain, check_pair
+from paritas.numerics.pairing import Checks, check_pair
 from paritas.numerics.trees import leaves
 from paritas.recording.isolation import RandomState
 

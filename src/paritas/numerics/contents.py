@@ -1,0 +1,408 @@
+"""What any object holds, read without calling a method that its class could have overridden.
+
+Containers are read through the methods of the built-in classes, objects through the descriptors of
+their attributes. An `__eq__`, `__iter__`, `items` or `__getattr__` of the user's has no say in it:
+it may answer yes to everything, return tensors, raise, or write. What only its own code can read
+(a lock, a generator, a file) is `Opaque`.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import enum
+import functools
+import logging
+import threading
+import types
+import typing
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "Kind",
+    "Opaque",
+    "Parts",
+    "as_leaf",
+    "attributes",
+    "contents",
+    "parts",
+    "same_leaf",
+    "walk",
+]
+
+# Deeper than any result that is made for reading; an endless chain of objects ends here.
+_MOST_LEVELS = 64
+# In one value. A tokenizer's vocabulary has some hundred thousand.
+_MOST_LEAVES = 1_000_000
+
+_NUMBERS = (bool, int, float, complex)
+_PLAIN = (
+    *_NUMBERS,
+    str,
+    bytes,
+    bytearray,
+    range,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.qscheme,
+)
+# Made once and known by identity: nothing of them is a result.
+_IDENTITIES = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ModuleType,
+    types.CodeType,
+    torch.nn.Module,
+    logging.Logger,
+    threading.Thread,
+)
+# They compare what they hold by that value's own `==`, may be read only once, or hold threads.
+_UNREADABLE = (
+    weakref.ReferenceType,
+    weakref.ProxyType,
+    weakref.CallableProxyType,
+    types.CellType,
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+    memoryview,
+    threading.Event,
+    threading.Condition,
+    threading.Semaphore,
+    threading.Barrier,
+    concurrent.futures.Executor,
+    concurrent.futures.Future,
+)
+# Classes in C that keep nothing outside the attributes.
+_READABLE = (object, types.SimpleNamespace, typing.Generic)
+_NATIVE_METHODS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Opaque:
+    """A leaf that cannot be read: two of them are equal if they are one object, or not comparable.
+
+    Attributes:
+        value: the object.
+        reason: why it cannot be read.
+        by_identity: whether being the same object says all there is to say.
+    """
+
+    value: Any
+    reason: str
+    by_identity: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a container, an object or a tensor that is not dense is.
+
+    Attributes:
+        name: of its class, in messages.
+        family: what may stand for it: a tuple for a list, any class of mapping for a mapping. Only
+            what is of one family is compared part by part.
+        is_tensor: whether a dense tensor may stand for it as well.
+    """
+
+    name: str
+    family: str
+    is_tensor: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What something is, and what it is made of: each part with the suffix of its path."""
+
+    kind: Kind
+    items: list[tuple[str, Any]]
+
+
+def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a value with its path, depth first: tensors, numbers, strings, `Opaque`."""
+    for where, leaf, below in walk(value, path):
+        if below is None:
+            yield where, leaf
+
+
+def parts(value: Any) -> Parts | None:
+    """What a container or an object is made of, one level deep; None for a leaf."""
+    cls = type(value)
+    if _is_leaf(value):
+        return None
+    for read in (_read_mapping, _read_sequence, _read_special):
+        known = read(value)
+        if known is not None:
+            return _with_attributes(value, known)
+    if any(_is_native(base) for base in cls.__mro__ if base not in _READABLE):
+        return None
+    is_record = dataclasses.is_dataclass(cls) or issubclass(cls, types.SimpleNamespace)
+    kind = Kind(cls.__name__, "record") if is_record else _own_kind(cls)
+    return _with_attributes(value, Parts(kind, []))
+
+
+def same_leaf(left: Any, right: Any) -> bool | None:
+    """Whether two leaves that are no tensors are equal in class and value; None: nobody can say.
+
+    1, True and 1.0 are three values. No class written in Python is asked.
+    """
+    if isinstance(left, Opaque) and isinstance(right, Opaque):
+        if type(left.value) is not type(right.value):
+            return False
+        return True if left.value is right.value and left.by_identity else None
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, enum.Enum):
+        return left is right
+    if isinstance(left, set | frozenset):
+        return {_with_class(x) for x in left} == {_with_class(x) for x in right}
+    if isinstance(left, float | complex):
+        return repr(left) == repr(right)  # NaN is NaN, and -0.0 is not 0.0
+    if isinstance(left, np.ndarray | np.generic):
+        alike = left.dtype == right.dtype and left.shape == right.shape
+        return bool(alike and left.tobytes() == right.tobytes())
+    equal = left == right
+    return equal if isinstance(equal, bool) else None
+
+
+def walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
+    """Every value with its path and its parts, a container before what is in it."""
+    stack: list[tuple[str, Any, tuple[tuple[int, str], ...]]] = [(path, value, ())]
+    seen = 0
+    while stack:
+        where, one, above = stack.pop()
+        cycle = next((p for address, p in above if address == id(one)), None)
+        if cycle is not None:
+            yield where, f"<the object at {cycle or 'the root'}>", None
+            continue
+        below = parts(one)
+        seen += 1
+        if below is None:
+            yield where, as_leaf(one), None
+        elif len(above) >= _MOST_LEVELS or seen > _MOST_LEAVES:
+            too = "deep" if len(above) >= _MOST_LEVELS else "large"
+            yield where, Opaque(one, f"too {too} to be compared"), None
+        else:
+            yield where, one, below
+            inside = (*above, (id(one), where))
+            stack += [(where + suffix, child, inside) for suffix, child in reversed(below.items)]
+
+
+def _is_leaf(value: Any) -> bool:
+    cls = type(value)
+    if cls in _PLAIN or cls is object or _is_array(value):
+        return True
+    return issubclass(cls, (torch.Tensor, enum.Enum, set, frozenset, *_IDENTITIES, *_UNREADABLE))
+
+
+def _is_array(value: Any) -> bool:
+    cls = type(value)
+    return issubclass(cls, np.generic | np.dtype) or (
+        cls is np.ndarray and not value.dtype.hasobject
+    )
+
+
+def as_leaf(value: Any) -> Any:
+    """A leaf as it is, or `Opaque` if neither we nor its own class can compare it."""
+    cls: type = type(value)
+    if cls in _PLAIN or _is_array(value) or issubclass(cls, torch.Tensor | enum.Enum):
+        return value
+    if issubclass(cls, _IDENTITIES):
+        return Opaque(
+            value, f"nothing but its identity is known of a {cls.__name__}", by_identity=True
+        )
+    if issubclass(cls, set | frozenset):
+        base = set if issubclass(cls, set) else frozenset
+        elements = list(base.__iter__(value))
+        if all(map(_is_simple, elements)):
+            return base(elements)
+        return Opaque(value, f"a {cls.__name__} of objects has no order to compare them in")
+    # Compiled code of a library, such as datetime's: its == is no user's.
+    if "__eq__" in vars(cls) and _is_native(cls) and cls not in (*_UNREADABLE, object):
+        return value
+    reason = f"nothing is known about comparing objects of type {cls.__name__}"
+    return Opaque(value, reason, by_identity=cls is object)
+
+
+def _read_mapping(value: Any) -> Parts | None:
+    cls = type(value)
+    if issubclass(cls, dict):
+        pairs = list(dict.items(value))
+    elif cls is types.MappingProxyType:
+        pairs = list(value.items())
+    else:
+        return None
+    items: list[tuple[str, Any]] = []
+    for position, (key, item) in enumerate(pairs):
+        if _is_simple(key):
+            items.append((f"[{_key_name(key)}]", item))
+        else:  # its address is no name: it is compared as well
+            items.append((f"[{position}]", (key, item)))
+    return Parts(Kind(cls.__name__, "mapping"), items)
+
+
+def _read_sequence(value: Any) -> Parts | None:
+    cls = type(value)
+    base: Any
+    if issubclass(cls, tuple):
+        fields, base = getattr(cls, "_fields", None), tuple
+        if isinstance(fields, tuple):
+            pairs = zip(fields, tuple.__iter__(value), strict=True)
+            return Parts(Kind(cls.__name__, "record"), [(f".{name}", item) for name, item in pairs])
+    elif issubclass(cls, list):
+        base = list
+    elif issubclass(cls, collections.deque):
+        base = collections.deque
+    else:
+        return None
+    items = [(f"[{position}]", item) for position, item in enumerate(base.__iter__(value))]
+    return Parts(Kind(cls.__name__, "sequence"), items)
+
+
+def _read_special(value: Any) -> Parts | None:
+    """Objects with content that is no attribute of Python's."""
+    cls = type(value)
+    names: tuple[str, ...]
+    if cls is slice:
+        names = ("start", "stop", "step")
+    elif issubclass(cls, types.MethodType):
+        names = ("__func__", "__self__")
+    elif issubclass(cls, functools.partial):
+        names = ("func", "args", "keywords")
+    elif issubclass(cls, BaseException):
+        names = ("args",)
+    else:
+        return _read_scalar(value) or _read_array(value)
+    # Not getattr, which a subclass may have overridden.
+    items = [(f".{name}", object.__getattribute__(value, name)) for name in names]
+    return Parts(_own_kind(cls), items)
+
+
+def _read_scalar(value: Any) -> Parts | None:
+    """A number or string of a class of the user's: what it is below, and its attributes."""
+    cls = type(value)
+    for base in (int, float, complex, str, bytes):
+        if issubclass(cls, base):
+            plain = base(*getattr(base, "__getnewargs__")(value))  # noqa: B009  (not in typeshed)
+            return Parts(_own_kind(cls), [(".value", plain)])
+    return None
+
+
+def _read_array(value: Any) -> Parts | None:
+    cls = type(value)
+    if cls is np.ma.MaskedArray:  # what is masked may be anything
+        items = [(".mask", np.ma.getmaskarray(value)), (".data", value.filled(0))]
+        return Parts(_own_kind(cls), items)
+    if not issubclass(cls, np.ndarray):
+        return None
+    plain = np.ndarray.view(value, np.ndarray)
+    if not plain.dtype.hasobject:
+        return Parts(_own_kind(cls), [(".data", plain)])
+    items = [(".shape", plain.shape), *((f".flat[{i}]", x) for i, x in enumerate(plain.flat))]
+    return Parts(_own_kind(cls), items)
+
+
+def _with_attributes(value: Any, known: Parts) -> Parts:
+    """The parts and the attributes, each once."""
+    by_suffix = dict(known.items)
+    items = list(known.items)
+    hidden: list[tuple[str, Any]] = []
+    if type(value) is np.ma.MaskedArray:
+        return known
+    for name, attribute in attributes(value):
+        suffix = f".{name}"
+        part = by_suffix.get(suffix, by_suffix.get(f"[{name!r}]", _MISSING))
+        # A ModelOutput's fields are its items as well, except for those that are None.
+        if part is attribute or (known.kind.family == "mapping" and attribute is None):
+            continue
+        # A lock or a weak reference that an object keeps for itself is nothing it says.
+        private = name.startswith("_") and _is_hidden(attribute)
+        (hidden if private else items).append((suffix, attribute))
+    return dataclasses.replace(known, items=items or hidden)
+
+
+_MISSING = object()
+
+
+def attributes(value: Any) -> list[tuple[str, Any]]:
+    """What stands in an object's `__dict__` and slots, except for values cached for later."""
+    found: dict[str, Any] = {}
+    cached: set[str] = set()
+    for cls in reversed(type(value).__mro__):
+        for name, descriptor in list(vars(cls).items()):
+            if isinstance(descriptor, functools.cached_property):
+                cached.add(name)
+            elif not isinstance(descriptor, _STORED):
+                continue
+            elif name == "__dict__":
+                found |= dict.items(descriptor.__get__(value))
+            elif not _is_native(cls):
+                with contextlib.suppress(AttributeError):  # a slot that is empty
+                    found[name] = descriptor.__get__(value)
+    return [
+        (name, attribute)
+        for name, attribute in found.items()
+        if type(name) is str and name not in cached and not _is_special(name)
+    ]
+
+
+_STORED = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_hidden(value: Any) -> bool:
+    return parts(value) is None and isinstance(as_leaf(value), Opaque)
+
+
+def _is_native(cls: type) -> bool:
+    """Whether a class is written in C: what its objects hold is not all in attributes."""
+    return any(
+        isinstance(one, _NATIVE_METHODS) and one.__objclass__ is cls for one in vars(cls).values()
+    )
+
+
+def _own_kind(cls: type) -> Kind:
+    """What is like no other class."""
+    return Kind(cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a key or element says by itself what it is."""
+    cls = type(value)
+    if cls is tuple or cls is frozenset:
+        return all(map(_is_simple, value))
+    return cls in _PLAIN or issubclass(cls, enum.Enum | np.generic)
+
+
+def _key_name(key: Any) -> str:
+    return f"{type(key).__name__}.{key._name_}" if isinstance(key, enum.Enum) else repr(key)
+
+
+def _with_class(value: Any) -> Any:
+    if isinstance(value, tuple | frozenset):
+        return type(value), type(value)(_with_class(x) for x in value)
+    return type(value), repr(value) if isinstance(value, float | complex) else value

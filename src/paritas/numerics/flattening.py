@@ -1,0 +1,282 @@
+"""A result as a flat table of plain leaves, each of which can be compared by itself.
+
+Containers and objects fall into their parts, and so does a tensor that is not dense: a sparse one
+into indices and values, a quantised one into codes, scales and zero points, a nested one into sizes
+and values. The parts are those of the tensor itself, so that they can be differentiated, share its
+memory, and are judged with the same evidence as any dense tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paritas.numerics.contents import Kind, Opaque, Parts, attributes, same_leaf, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = ["Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
+
+_DENSE_CLASSES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+# Dtypes that torch stores and does not compute with: their bytes are compared.
+_STORED_ONLY = {
+    getattr(torch, name)
+    for name in dir(torch)
+    if re.fullmatch(r"float4_\w+|bits\w+|u?int[1-7]", name)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A result, flat.
+
+    Attributes:
+        leaves: path -> dense tensor, plain value of Python's, or `Opaque`.
+        kinds: path -> what stood there, of everything that is not its own leaf.
+    """
+
+    leaves: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+
+
+def flattened(value: Any, root: str = "") -> Flat:
+    """Every leaf of a value, and the kinds of all that was taken apart, by their paths."""
+    flat = Flat()
+    _flatten(value, root, flat)
+    return flat
+
+
+def _flatten(value: Any, root: str, flat: Flat) -> None:
+    for path, found, below in walk(value, root):
+        if below is not None:
+            flat.kinds[path] = below.kind
+            continue
+        leaf = _awaited(found)
+        parts = _leaf_parts(leaf)
+        if parts is None:
+            flat.leaves[path] = leaf
+            continue
+        flat.kinds[path] = parts.kind
+        for suffix, part in parts.items:
+            if suffix:
+                _flatten(part, path + suffix, flat)
+            else:
+                flat.leaves[path] = part
+
+
+def as_plain(leaf: Any) -> Any:
+    """A leaf as one dense tensor where it is a number or a tensor of any kind; else as it is.
+
+    What of it is no number is lost, such as where a sparse tensor has its zeros: for gradients,
+    whose layout is not compared.
+    """
+    leaf = _awaited(leaf)
+    parts = _leaf_parts(leaf)
+    if parts is None:
+        return _resolved(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    known = dict(parts.items)
+    if "" in known:
+        return _resolved(known[""]) if isinstance(known[""], torch.Tensor) else known[""]
+    if isinstance(leaf, torch.Tensor) and leaf.is_nested:
+        return _resolved(known[".values"])
+    if leaf.is_quantized:
+        return leaf.detach().dequantize()
+    if leaf.layout is not torch.strided:
+        return _resolved(leaf.detach().to_dense())
+    return Opaque(leaf, f"{parts.kind.name} has no dense form")
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is of torch's own class and all in one strided piece of memory."""
+    return (
+        type(tensor) in _DENSE_CLASSES
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+        and tensor.dtype not in _STORED_ONLY
+        and not _names(tensor)
+    )
+
+
+def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether two tensors of any kind are of the same kind, with the same parts by `same`."""
+    if a.is_meta and b.is_meta:
+        return a.shape == b.shape and a.dtype is b.dtype  # there is no more to them
+    left, right = flattened(a), flattened(b)
+    if left.kinds != right.kinds or left.leaves.keys() != right.leaves.keys():
+        return False
+    for path, one in left.leaves.items():
+        other = right.leaves[path]
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if not same(one, other):
+                return False
+        elif not same_leaf(one, other):
+            return False
+    return True
+
+
+def tensor_parts(tensor: Tensor) -> Parts | None:
+    """What a tensor is made of that is not dense; None for one that is.
+
+    One that cannot be read is its own, opaque part.
+    """
+    if is_dense(tensor):
+        return None
+    try:
+        return _read(tensor)
+    except Exception as error:  # noqa: BLE001  (a subclass may raise anything: it is unverified)
+        text = " ".join(str(error).split())[:120]
+        return _unread(tensor, f"cannot be read: {type(error).__name__}: {text}")
+
+
+def _read(tensor: Tensor) -> Parts | None:
+    if tensor.is_meta:
+        return _unread(tensor, "has no numbers")
+    if tensor.is_nested:
+        return _read_nested(tensor)
+    if type(tensor) not in _DENSE_CLASSES:
+        return _read_subclass(tensor)
+    if tensor.is_quantized:
+        return _read_quantised(tensor)
+    if tensor.layout is not torch.strided:
+        return _read_sparse(tensor)
+    if _names(tensor):
+        kind = _kind(f"tensor with names {_names(tensor)}")
+        return Parts(kind, [("", tensor.rename(None))])  # type: ignore[attr-defined]
+    kind = _kind(f"{_short(tensor.dtype)} tensor")
+    return Parts(kind, [(".view(torch.uint8)", tensor.view(torch.uint8))])
+
+
+def _read_nested(tensor: Tensor) -> Parts:
+    parts = list(tensor.unbind())
+    sizes = [list(part.shape) for part in parts]
+    if len({tuple(size[1:]) for size in sizes}) > 1 or not all(sizes):
+        parts = [part.reshape(-1) for part in parts]
+    values = torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    kind = _kind(f"nested tensor ({_short(tensor.layout)})")
+    return Parts(kind, [(".sizes", torch.tensor(sizes)), (".values", values)])
+
+
+def _read_quantised(tensor: Tensor) -> Parts:
+    scheme = tensor.qscheme()
+    codes = (".int_repr()", tensor.int_repr())
+    kind = _kind(f"{_short(tensor.dtype)} tensor ({_short(scheme)})")
+    if scheme in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
+        # Scales are computed in float32 and merely kept in a double.
+        scale = torch.tensor(tensor.q_scale(), dtype=torch.float32)
+        items = [codes, (".q_scale()", scale), (".q_zero_point()", tensor.q_zero_point())]
+        return Parts(kind, items)
+    return Parts(
+        kind,
+        [
+            codes,
+            (".q_per_channel_scales()", tensor.q_per_channel_scales().float()),
+            (".q_per_channel_zero_points()", tensor.q_per_channel_zero_points()),
+            (".q_per_channel_axis()", tensor.q_per_channel_axis()),
+        ],
+    )
+
+
+def _read_sparse(tensor: Tensor) -> Parts:
+    layout, shape = tensor.layout, list(tensor.shape)
+    if layout is torch.sparse_coo:
+        whole = tensor.coalesce()
+        state = "" if tensor.is_coalesced() else "uncoalesced "
+        names = ["indices", "values"]
+    else:
+        whole, state = tensor, ""
+        rows = layout in {torch.sparse_csr, torch.sparse_bsr}
+        names = ["crow_indices", "col_indices"] if rows else ["ccol_indices", "row_indices"]
+        names.append("values")
+    kind = _kind(f"{state}{_short(layout)} tensor of shape {shape}")
+    if layout not in _SPARSE:  # mkldnn
+        return Parts(kind, [(".to_dense()", tensor.to_dense())])
+    return Parts(kind, [(f".{name}()", getattr(whole, name)()) for name in names])
+
+
+_SPARSE = {
+    torch.sparse_coo,
+    torch.sparse_csr,
+    torch.sparse_csc,
+    torch.sparse_bsr,
+    torch.sparse_bsc,
+}
+
+
+def _read_subclass(tensor: Any) -> Parts:
+    cls = type(tensor)
+    if isinstance(tensor, torch.masked.MaskedTensor):
+        mask, data = tensor.get_mask(), tensor.get_data()
+        if data.layout is torch.strided:  # what is masked may be anything
+            data = torch.where(mask, data, torch.zeros_like(data))
+        return Parts(_kind(cls.__name__), [(".get_mask()", mask), (".get_data()", data)])
+    if hasattr(tensor, "full_tensor"):  # a distributed tensor: all of it
+        name = f"{cls.__name__} {[str(one) for one in tensor.placements]}"
+        return Parts(_kind(name, is_tensor=True), [("", tensor.full_tensor())])
+    if hasattr(tensor, "__tensor_flatten__") and callable(tensor.__tensor_flatten__):
+        names, context = tensor.__tensor_flatten__()
+        items = [(f".{name}", getattr(tensor, name)) for name in names]
+        kind = _kind(f"{cls.__name__} of shape {list(tensor.shape)}")
+        return Parts(kind, [*items, (".context", context)])
+    if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return _unread(tensor, "does not say what is inside (it has no __tensor_flatten__)")
+    with torch.DisableTorchFunctionSubclass():
+        plain = tensor.as_subclass(torch.Tensor)
+    own = [(f".{name}", value) for name, value in attributes(tensor) if name != "grad"]
+    return Parts(Kind(cls.__name__, "tensor", is_tensor=True), [("", plain), *own])
+
+
+def _awaited(leaf: Any) -> Any:
+    """The tensor that a collective gives which may still be under way."""
+    is_tensor = isinstance(leaf, torch.Tensor) and type(leaf) not in _DENSE_CLASSES
+    return leaf.trigger_wait() if is_tensor and hasattr(leaf, "trigger_wait") else leaf
+
+
+def _leaf_parts(leaf: Any) -> Parts | None:
+    if isinstance(leaf, torch.Tensor):
+        return tensor_parts(leaf)
+    if type(leaf) in {float, complex}:
+        # A float is judged like any other value, but no tensor stands for it.
+        wide = torch.complex128 if type(leaf) is complex else torch.float64
+        number = torch.tensor(leaf, dtype=wide, device="cpu")
+        return Parts(_kind(type(leaf).__name__), [("", number)])
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
+        native = np.array(leaf, dtype=leaf.dtype.newbyteorder("="))
+        if native.dtype.itemsize <= _widest(native.dtype):
+            return Parts(_kind(type(leaf).__name__), [("", torch.from_numpy(native))])
+    return None
+
+
+def _widest(dtype: np.dtype[Any]) -> int:
+    """Bytes of the longest number of that kind that torch knows too."""
+    return 16 if dtype.kind == "c" else 8
+
+
+def _unread(tensor: Tensor, reason: str) -> Parts:
+    name = "meta tensor" if tensor.is_meta else type(tensor).__name__
+    facts = f"{name} of {_short(tensor.dtype)}"
+    return Parts(_kind(facts), [("", Opaque(tensor, f"a {facts} {reason}"))])
+
+
+def _kind(name: str, *, is_tensor: bool = False) -> Kind:
+    return Kind(name, name, is_tensor)
+
+
+def _names(tensor: Tensor) -> tuple[Any, ...]:
+    """The names of its dimensions, which torch 2.13 no longer has."""
+    has_names = getattr(tensor, "has_names", None)
+    return tuple(tensor.names) if has_names is not None and has_names() else ()  # type: ignore[attr-defined]
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _short(value: Any) -> str:
+    return str(value).removeprefix("torch.")
