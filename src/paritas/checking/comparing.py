@@ -397,8 +397,8 @@ class Comparer:
         for path, left in reference.further.items():
             if path.startswith(SECOND_GRADIENT):
                 continue
-            if path in candidate.further:
-                self._compare_gradient(path, left, candidate.further[path])
+            if path in candidate.further or not self.runs.candidate.is_compiled:
+                self._compare_gradient(path, left, candidate.further.get(path))
             else:
                 self._compare_in_float64(path, left)
 

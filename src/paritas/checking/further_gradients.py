@@ -77,20 +77,20 @@ class FurtherGradients:
 
     def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
         """What both sides did in the caller's own call, with what they give beyond it."""
-        if not self.conditions.gradients or any(
-            seen.error or seen.gradient_error or not any(seen.requires_grad.values())
-            for seen in natives
-        ):
+        reference, candidate = natives
+        failed = any(seen.error or seen.gradient_error for seen in natives)
+        stops = reference.gradients and not any(candidate.requires_grad.values())
+        if not self.conditions.gradients or failed or stops:
             return natives
         written = {place_of(path) for seen in natives for path in seen.after}
         self.conditions = dataclasses.replace(
             self.conditions,
             also=frozenset(self._inputs(written)),
             written=frozenset(written),
-            second=self._differentiates_twice(*natives),
+            second=self._differentiates_twice(reference, candidate),
         )
-        found = [*self._run_both(natives), Observation(), Observation()]
-        return self._joined(natives[0], found[0]), self._joined(natives[1], found[1])
+        found = self._run_both(natives)
+        return self._joined(reference, found[0]), self._joined(candidate, found[1])
 
     def _joined(self, native: Observation, seen: Observation) -> Observation:
         further = {path: value for path, value in seen.further.items() if self._is_asked(path)}
@@ -100,11 +100,10 @@ class FurtherGradients:
         """Both sides under the same flags: where one cannot have some, neither has."""
         while self._has_any:
             asked = self.conditions.also
-            pairs = zip(self.sides, natives, strict=True)
-            found = [self._run(side, seen) for side, seen in pairs if self._runs_natively(side)]
+            found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
             if self.conditions.also == asked:
                 return found
-        return []
+        return [Observation(), Observation()]
 
     def report(self, collected: Collected) -> None:
         """Say what was not compared; a double backward that was asked for by name is missing."""
@@ -128,6 +127,9 @@ class FurtherGradients:
 
     def _inputs(self, written: set[str]) -> Iterator[str]:
         if not self.config.verify_input_gradients:
+            return
+        if not self._runs_natively(self.sides[0]):
+            self._skip("gradients of inputs that do not require grad", "the reference is compiled")
             return
         named = dict(input_tensors(self.inputs))
         places = [memory(tensor) for tensor in named.values()]
@@ -156,7 +158,9 @@ class FurtherGradients:
         if asked is not None:
             return asked
         if any(side.is_compiled for side in self.sides):
-            self._skip(_SECOND, "few compilers support them; verify_double_backward=True asks")
+            self._skip(
+                _SECOND, "few compilers support them; set verify_double_backward=True to try"
+            )
             return False
         tensors = [*self.sides[0].state.tensors.values()]
         tensors += [tensor for _, tensor in input_tensors(self.inputs)]
@@ -164,7 +168,8 @@ class FurtherGradients:
         numbers = sum(tensor.numel() for tensor in tensors)
         if numbers > MOST_NUMBERS:
             why = (
-                f"the program has {numbers} numbers; verify_double_backward=True asks all the same"
+                f"the program has {numbers} numbers, more than {MOST_NUMBERS}; set "
+                "verify_double_backward=True to compare them"
             )
             self._skip(_SECOND, why)
         return numbers <= MOST_NUMBERS
@@ -175,6 +180,8 @@ class FurtherGradients:
 
     def _run(self, side: Subject, native: Observation) -> Observation:
         """One side natively; whatever it cannot do is asked of none any more."""
+        if not self._runs_natively(side):
+            return Observation()
         seen = self._observe(side)
         error = seen.error or seen.gradient_error
         if self.conditions.also and error is not None:
