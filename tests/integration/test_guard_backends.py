@@ -133,6 +133,30 @@ def test_random_numbers_that_should_not_be_drawn_are_caught() -> None:
     assert aspects(backend) == {"rng"}
 
 
+@pytest.mark.parametrize(
+    ("what", "path"), [("write", "x after backward"), ("draw", "random state"), ("nothing", "")]
+)
+def test_what_a_backward_pass_does_besides_is_caught(what: str, path: str) -> None:
+    def besides(graph: Callable[..., Any], args: Sequence[Any], _: int) -> Any:
+        def hook(_: Tensor) -> None:
+            if what == "write":
+                args[0].data.add_(1)  # where autograd does not see it
+            elif what == "draw":
+                torch.rand(1)
+
+        args[0].register_hook(hook)
+        return graph(*args)
+
+    backend = guard(backend_that(besides), on_mismatch="record", locate=False)
+    x = torch.randn(8, requires_grad=True)
+    for _ in range(2):
+        y = torch.compile(lambda x: x * 2, backend=backend)(x)
+        torch.rand(1)  # the caller's own, between the two passes
+        y.sum().backward()
+    assert path in failing_paths(backend)
+    assert backend.verdict().passed is (what == "nothing")
+
+
 def test_a_missing_output_is_caught() -> None:
     backend = guard(backend_that(lambda graph, args, _: graph(*args)[:1]), on_mismatch="record")
     with pytest.raises(Exception):  # noqa: B017, PT011  (whatever Dynamo's own code runs into)

@@ -243,10 +243,12 @@ def test_another_runtime_behind_a_callable() -> None:
     model = nn.Linear(300, 20, bias=False)
     x = torch.randn(7, 300)
     with torch.no_grad():
-        fine = verdict_on([x], model, Runtime(model.weight))
+        fine = verdict_on([x], model, Runtime(model.weight), match_by_order=True)
         assert fine.passed, str(fine)
-        assert not verdict_on([x], model, Runtime(model.weight, 1.0001))
-    fine = verdict_on([x], model, Runtime(model.weight), verify_gradients=False)
+        assert not verdict_on([x], model, Runtime(model.weight, 1.0001), match_by_order=True)
+    fine = verdict_on(
+        [x], model, Runtime(model.weight), verify_gradients=False, match_by_order=True
+    )
     assert fine.passed, str(fine)
     assert not verdict_on([x], model, Runtime(model.weight))
 

@@ -244,6 +244,16 @@ def test_a_program_that_refuses_inputs_that_require_grad_is_compared_without() -
     assert any("raises AssertionError" in item for item in verdict.coverage.skipped)
 
 
+def test_inputs_are_differentiated_on_demand_where_nothing_requires_grad() -> None:
+    model = linear().requires_grad_(requires_grad=False)
+    assert verdict_on([sample()], model, lambda x: model(x.detach())).passed
+    asked = verdict_on([sample()], model, lambda x: model(x.detach()), verify_gradients=True)
+    assert list(failing(asked)) == ["gradient of input[0]"]
+    fine = verdict_on([sample()], model, copy.deepcopy(model), verify_gradients=True)
+    assert fine.passed, str(fine)
+    assert "gradient of input[0]" in paths(fine)
+
+
 # --- what a backward pass does besides ------------------------------------------------------------
 
 
@@ -488,6 +498,10 @@ def test_a_compiled_program_gives_input_gradients_in_float64() -> None:
     wrong.load_state_dict(model.state_dict())
     verdict = verdict_on([sample()], model, torch.compile(wrong, backend="aot_eager"))
     assert list(failing(verdict)) == ["gradient of input[0]"]
+    turned = verdict_on([sample()], compiled, model)
+    assert turned.passed, str(turned)
+    assert "gradient of input[0]" not in paths(turned)
+    assert any("the reference is compiled" in item for item in turned.coverage.skipped)
 
 
 def test_a_compiled_program_asked_for_double_backward_by_name_fails() -> None:

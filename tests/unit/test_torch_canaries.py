@@ -15,6 +15,7 @@ from paritas._torch import (
     backends,
     compiled,
     decisions,
+    hooks,
     kernels,
     lifting,
     modules,
@@ -261,6 +262,50 @@ def test_the_margin_of_a_rounding_is_the_distance_to_its_edge(rounding, margin):
     assert isinstance(decision, decisions.Decision)
     assert decision.margin(result, result + 1).tolist() == [margin] * 3
     assert decision.margin(result, result + 2) is None, "no rounding leads two steps away"
+
+
+# --- paritas._torch.hooks -------------------------------------------------------------------------
+
+
+def test_the_hooks_of_a_tensor_are_seen_and_stand_on_another():
+    x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    assert hooks.gradient_hooks(x) == hooks.accumulation_hooks(x) == ()
+    heard = []
+    x.register_hook(torch.neg)
+    x.register_post_accumulate_grad_hook(heard.append)
+    assert hooks.gradient_hooks(x) == (torch.neg,)
+    assert hooks.accumulation_hooks(x) == (heard.append,)
+    hooks.copy_hooks(x, other)
+    other.sum().backward()
+    assert heard == [other]
+    assert other.grad.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_backward_that_is_differentiable_only_once_is_seen_in_the_graph(once):
+    def backward(ctx, gradient):
+        return gradient * 2
+
+    mark = torch.autograd.function.once_differentiable if once else lambda function: function
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+    Twice.backward = staticmethod(mark(backward))
+    x, cotangent = (torch.ones(2, requires_grad=True) for _ in range(2))
+    (found,) = torch.autograd.grad(Twice.apply(x.sin()).exp(), x, cotangent, create_graph=True)
+    if not once:
+        hooks.refuse_once_differentiable([found])
+        return
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        hooks.refuse_once_differentiable([found])
+
+
+def test_a_tensor_without_the_place_of_its_hooks_is_a_torch_we_do_not_know():
+    with pytest.raises(UnsupportedTorchError, match="_backward_hooks"):
+        hooks.gradient_hooks(object())
 
 
 # --- paritas._torch.kernels -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from paritas.checking.observing import (
     input_tensors,
     is_afterwards,
     place_of,
+    same_value,
 )
 from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -390,8 +391,8 @@ class Comparer:
         for path, left in reference.further.items():
             if path.startswith(SECOND_GRADIENT):
                 continue
-            if path in candidate.further:
-                self._compare_gradient(path, left, candidate.further[path])
+            if path in candidate.further or not self.runs.candidate.is_compiled:
+                self._compare_gradient(path, left, candidate.further.get(path))
             else:
                 self._compare_in_float64(path, left)
 
@@ -452,13 +453,15 @@ class Comparer:
             why = "the compiled program was not run for it, and has no float64 run that was"
             self.out.skipped.append(f"{path}, which does not require grad: {why}")
             return
-        right = lifted[0].further[path]
-        if left is not None and right is not None:
-            right = right.to(left.dtype)
+        right, arbiter = lifted[0].further[path], self.runs.arbiter()
         note = (
             "gradients of inputs that do not require grad: the compiled program's in float64 only"
         )
         self.out.notes.append(note)
+        if arbiter is not None and same_value(arbiter[0].further.get(path), right):
+            left = right
+        elif left is not None and right is not None:
+            right = right.to(left.dtype)
         self._compare_gradient(path, left, right)
 
     def _compare_gradient(

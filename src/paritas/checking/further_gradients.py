@@ -75,34 +75,35 @@ class FurtherGradients:
         self.skipped: list[str] = []
         self.failures: dict[str, Exception] = {}
 
-    def ask(self, natives: tuple[Observation, Observation]) -> None:
-        """Add what both sides give to what they did in the caller's own call."""
-        if not self.conditions.gradients or any(
-            seen.error or seen.gradient_error or not any(seen.requires_grad.values())
-            for seen in natives
-        ):
-            return
+    def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
+        """What both sides did in the caller's own call, with what they give beyond it."""
+        reference, candidate = natives
+        failed = any(seen.error or seen.gradient_error for seen in natives)
+        stops = reference.gradients and not any(candidate.requires_grad.values())
+        if not self.conditions.gradients or failed or stops:
+            return natives
         written = {place_of(path) for seen in natives for path in seen.after}
         self.conditions = dataclasses.replace(
             self.conditions,
             also=frozenset(self._inputs(written)),
             written=frozenset(written),
-            second=self._differentiates_twice(*natives),
+            second=self._differentiates_twice(reference, candidate),
         )
         found = self._run_both(natives)
-        for native, seen in zip(natives, found, strict=False):
-            native.further = {path: v for path, v in seen.further.items() if self._is_asked(path)}
-            native.again = seen.again
+        return self._joined(reference, found[0]), self._joined(candidate, found[1])
+
+    def _joined(self, native: Observation, seen: Observation) -> Observation:
+        further = {path: value for path, value in seen.further.items() if self._is_asked(path)}
+        return dataclasses.replace(native, further=further, again=seen.again)
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Both sides under the same flags: where one cannot have some, neither has."""
         while self._has_any:
             asked = self.conditions.also
-            pairs = zip(self.sides, natives, strict=True)
-            found = [self._run(side, seen) for side, seen in pairs if self._runs_natively(side)]
+            found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
             if self.conditions.also == asked:
                 return found
-        return []
+        return [Observation(), Observation()]
 
     def report(self, collected: Collected) -> None:
         """Say what was not compared; a double backward that was asked for by name is missing."""
@@ -127,6 +128,9 @@ class FurtherGradients:
     def _inputs(self, written: set[str]) -> Iterator[str]:
         if not self.config.verify_input_gradients:
             return
+        if not self._runs_natively(self.sides[0]):
+            self._skip("gradients of inputs that do not require grad", "the reference is compiled")
+            return
         named = dict(input_tensors(self.inputs))
         places = [memory(tensor) for tensor in named.values()]
         for path, tensor in named.items():
@@ -134,6 +138,9 @@ class FurtherGradients:
                 continue
             if path in written and places.count(memory(tensor)) > 1:
                 self._skip(f"{GRADIENT} of {path}", "it is written to and shares memory")
+            elif path in written and any(side.is_compiled for side in self.sides):
+                # It would have to be no leaf, of which Dynamo warns the user.
+                self._skip(f"{GRADIENT} of {path}", "a compiled program writes to it")
             else:
                 yield path
 
@@ -151,7 +158,9 @@ class FurtherGradients:
         if asked is not None:
             return asked
         if any(side.is_compiled for side in self.sides):
-            self._skip(_SECOND, "few compilers support them; verify_double_backward=True asks")
+            self._skip(
+                _SECOND, "few compilers support them; set verify_double_backward=True to try"
+            )
             return False
         tensors = [*self.sides[0].state.tensors.values()]
         tensors += [tensor for _, tensor in input_tensors(self.inputs)]
@@ -159,7 +168,8 @@ class FurtherGradients:
         numbers = sum(tensor.numel() for tensor in tensors)
         if numbers > MOST_NUMBERS:
             why = (
-                f"the program has {numbers} numbers; verify_double_backward=True asks all the same"
+                f"the program has {numbers} numbers, more than {MOST_NUMBERS}; set "
+                "verify_double_backward=True to compare them"
             )
             self._skip(_SECOND, why)
         return numbers <= MOST_NUMBERS
@@ -170,6 +180,8 @@ class FurtherGradients:
 
     def _run(self, side: Subject, native: Observation) -> Observation:
         """One side natively; whatever it cannot do is asked of none any more."""
+        if not self._runs_natively(side):
+            return Observation()
         seen = self._observe(side)
         error = seen.error or seen.gradient_error
         if self.conditions.also and error is not None:
@@ -184,8 +196,14 @@ class FurtherGradients:
         return seen
 
     def _observe(self, side: Subject) -> Observation:
+        """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        conditions = dataclasses.replace(
+            self.conditions,
+            wanted=frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also),
+            changing=frozenset(),
+        )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
-        with room, running(side, self.rng, self.conditions) as call:
+        with room, running(side, self.rng, conditions) as call:
             return call(self.inputs)
 
     def _give_up_inputs(self, why: str) -> None:

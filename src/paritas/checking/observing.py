@@ -432,6 +432,9 @@ def _differentiate(
         for path, leaf in live.items()
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
+    also = {f"{GRADIENT} of {path}" for path in conditions.also}
+    if not outputs:  # then nothing flows back to them either
+        seen.further |= {path: None for path in targets if path in also}
     if not outputs or not targets:
         return
     names = _known_names(outputs, conditions)
@@ -447,7 +450,6 @@ def _differentiate(
     except Exception as error:  # noqa: BLE001
         seen.gradient_error = error
         return
-    also = {f"{GRADIENT} of {path}" for path in conditions.also}
     for path, gradient in gradients.items():
         table = seen.further if path in also else seen.gradients
         table[path] = _kept(gradient)

@@ -131,14 +131,14 @@ class _Verification:
         further = FurtherGradients(
             (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
         )
-        further.ask((natives[0], mine[0]))
+        first, my_first = further.ask((natives[0], mine[0]))
         runs = Runs(
             self.reference,
             self.candidate,
             self.inputs,
             self.rng,
             further.conditions,
-            natives,
+            [first, *natives[1:]],
             lift=self.config.lift,
         )
         runs.tell = self.tell
@@ -147,7 +147,7 @@ class _Verification:
             runs.notes.append("outputs are matched by order: the two sides name them differently")
             mine = runs.named(mine)
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
-        collected = Comparer(runs, self.config, 0, self.label).compare(natives[0], mine[0])
+        collected = Comparer(runs, self.config, 0, self.label).compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
         if self.repeats or len(mine) > 1:

@@ -96,6 +96,29 @@ def foreach() -> None:
     expect("figures of a pair", figures_of_pairs(left, right), [(5.0, 0.5, 0.5)])
 
 
+def hooks() -> None:
+    """The hooks of a tensor can be seen, and so can a backward that is differentiable only once."""
+    from paritas._torch.hooks import (
+        accumulation_hooks,
+        copy_hooks,
+        gradient_hooks,
+        refuse_once_differentiable,
+    )
+
+    x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    x.register_hook(torch.neg)
+    x.register_post_accumulate_grad_hook(lambda _: None)
+    copy_hooks(x, other)
+    expect("a hook on a gradient", gradient_hooks(other), (torch.neg,))
+    expect("hooks on the accumulation of one", len(accumulation_hooks(other)), 1)
+    double = torch.autograd.function.once_differentiable(lambda _, gradient: gradient * 2)
+    try:
+        refuse_once_differentiable([double(None, x).sin()])
+    except RuntimeError:
+        return
+    expect("a backward that is differentiable only once", "let through", "refused")
+
+
 def indexing() -> None:
     """Indices out of range are brought into it."""
     from paritas._torch.indexing import in_bounds
@@ -206,6 +229,7 @@ PROBES = {
     "default_dtypes": default_dtypes,
     "equality": equality,
     "foreach": foreach,
+    "hooks": hooks,
     "indexing": indexing,
     "kernel_checks": kernel_checks,
     "kernels": kernels,

@@ -18,8 +18,9 @@ from paritas.checking.guarding.captured_runs import (
 )
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.guarding.journal import Journal
-from paritas.checking.observing import AFTER, Observation
+from paritas.checking.observing import AFTER, AFTER_BACKWARD, Observation
 from paritas.numerics.findings import Aspect, Status
+from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
@@ -151,8 +152,12 @@ class GuardedCapture(GuardedCode):
         surroundings: Surroundings,
         cotangents: dict[int, Tensor],
         found: dict[str, Tensor | None],
+        besides: dict[str, tuple[Aspect, str]],
     ) -> dict[str, Tensor | None]:
-        """Compare gradients; give those that the program is to go on with."""
+        """Compare gradients; give those that the program is to go on with.
+
+        `besides` is what the backward pass did besides: those of torch's own operators do nothing.
+        """
         now = RandomState.now()
         code = self.backward
         code.entry.calls += 1
@@ -165,6 +170,9 @@ class GuardedCapture(GuardedCode):
             if not code.judge_errors(comparer.out, reference.error, None):
                 for name, gradient in found.items():
                     _compare_gradient(comparer, name, reference.gradients.get(name), gradient)
+            for name, (aspect, reason) in besides.items():
+                path = f"{code.entry.label}: {name}"
+                comparer.out.add(path, aspect, Status.DIFFERENT, reason)
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
             instead = {name: reference.gradients.get(name) for name in found}
@@ -241,6 +249,9 @@ class GradientWatch:
         self.surroundings = surroundings
         self.names: list[str] = []
         self.cotangents: dict[int, Tensor] = {}
+        self._given: list[Any] = []
+        self._untouched: dict[str, tuple[Tensor, Tensor]] = {}
+        self._rng: RandomState | None = None
 
     def entering(self, args: list[Any], reference: Observation) -> list[Any]:
         """The arguments for the compiled code."""
@@ -260,6 +271,7 @@ class GradientWatch:
                 positions.append(position)
         if not positions:
             return args
+        self._given = list(args)
         self.names = [f"gradient of {names[p]}" for p in positions]
         entering = [args[position] for position in positions]
         replaced = _Entrance.apply(self, *entering)  # type: ignore[no-untyped-call]
@@ -276,16 +288,42 @@ class GradientWatch:
         for position, value in enumerate(results):
             if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
                 seen.add(id(value))
-                value.register_hook(_Remember(self.cotangents, position))
+                value.register_hook(_Remember(self, position))
+
+    def arrive(self, position: int, cotangent: Tensor) -> None:
+        """The gradient of an output is there. With the first one the backward pass begins."""
+        if not self.cotangents:
+            named = zip(self.code.reference.inputs, self._given, self.kept, strict=False)
+            self._untouched = {
+                name: (value, before)
+                for name, value, before in named
+                if isinstance(value, torch.Tensor)
+                and bitwise_equal(value.detach(), before.detach())
+            }
+            self._rng = RandomState.of_torch()
+        self.cotangents[position] = cotangent.detach().clone()
+
+    def _besides(self) -> dict[str, tuple[Aspect, str]]:
+        """What changed since the backward pass began."""
+        found = {
+            f"{name}{AFTER_BACKWARD}": (Aspect.VALUE, "the backward pass writes to this input")
+            for name, (value, before) in self._untouched.items()
+            if not bitwise_equal(value.detach(), before.detach())
+        }
+        if self._rng is not None and not self._rng.same_torch(RandomState.of_torch()):
+            found["random state"] = (Aspect.RNG, "the backward pass draws random numbers")
+        self._untouched, self._rng = {}, None
+        return found
 
     def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Compare the gradients of the inputs, once they are there."""
         cotangents, found = dict(self.cotangents), dict(zip(self.names, gradients, strict=True))
+        besides = self._besides()
         self.cotangents.clear()
         if not cotangents:
             return gradients
         result = self.code.judge_gradients(
-            self.kept, self.rng, self.surroundings, cotangents, found
+            self.kept, self.rng, self.surroundings, cotangents, found, besides
         )
         return tuple(result.values())
 
@@ -293,12 +331,12 @@ class GradientWatch:
 class _Remember:
     """A hook that keeps the gradient of one output."""
 
-    def __init__(self, table: dict[int, Tensor], position: int) -> None:
-        self.table = table
+    def __init__(self, watch: GradientWatch, position: int) -> None:
+        self.watch = watch
         self.position = position
 
     def __call__(self, gradient: Tensor) -> None:
-        self.table[self.position] = gradient.detach().clone()
+        self.watch.arrive(self.position, gradient)
 
 
 class _Entrance(torch.autograd.Function):

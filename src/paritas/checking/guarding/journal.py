@@ -117,11 +117,7 @@ class Journal:
             verdict = Verdict(
                 findings=tuple(findings),
                 coverage=Coverage(compared=compared, skipped=skipped),
-                notes=(
-                    *self._notes,
-                    *self._repetitions(),
-                    *([] if self.graphs or self._notes else [NO_GRAPH]),
-                ),
+                notes=(*(self._notes or self._nothing()), *self._repetitions()),
                 strict=self.strict,
             )
             remember(verdict, self._failed)
