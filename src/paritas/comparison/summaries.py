@@ -17,7 +17,7 @@ from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -108,14 +108,17 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
 
 
-def summary_of(operand: Operand, dump: ReadableDump) -> Summary:
+def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> Summary:
     """What is known of an operand; computed where there are values.
+
+    Args:
+        values: reads them.
 
     Raises:
         UsageError: nothing is known of it.
     """
     if all(record.payload is not None for record in operand.records()):
-        tensor = operand.read(dump.view)
+        tensor = values()
         return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
     if operand.recipe is not None:
         return _merged(operand, dump)

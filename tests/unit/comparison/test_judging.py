@@ -27,17 +27,20 @@ class Dump:
     def __init__(self, *values, kind="paritas"):
         self.kind = kind
         self.values = values
-        self.viewed = 0
+        self.viewed = self.verified = 0
         self.damaged = False
 
-    def view(self, record):
+    def view(self, record, *, check=False):
         self.viewed += 1
         value = self.values[record.sequence]
         if isinstance(value, Exception):
             raise value
+        if check:
+            self.verify(record)
         return value
 
     def verify(self, record):
+        self.verified += 1
         if self.damaged:
             raise UsageError("the bytes are not those that were written")
 

@@ -39,7 +39,8 @@ def mapped_in(path) -> dict[str, bool]:
         read = dump.read(record)
         assert (view.dtype, view.shape, view.stride()) == (read.dtype, read.shape, read.stride())
         assert bits(view) == bits(read), record.id
-        assert not dump.verify(record)
+        # Of all these, archives alone have checksums.
+        assert dump.verify(record) == record.payload.file.endswith((".pt", ".npz"))
         del view
     assert found
     return found
