@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
+    from paritas.comparison.summaries import Summary, SummaryJudgement
     from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Record
     from paritas.numerics.comparisons import SideFacts
@@ -342,14 +343,8 @@ def _summaries(case: _Case) -> Measured:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
         return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
     if same_digest(case.my, case.golden):
-        if not case.trusts:  # of the side that has values
-            case.my_dump.verify(case.my.record)
-            case.golden_dump.verify(case.golden.record)
-        return _by_digest(case, "digest, data not stored")
-    mine = summary_of(case.my, case.my_dump, case.my_values)
-    golden = summary_of(case.golden, case.golden_dump, case.golden_values)
-    unit = max(_unit(side.dtype) for side in (case.my_facts, case.golden_facts))
-    found = judge_summaries(mine, golden, unit)
+        return _same_digests(case)
+    mine, golden, found = _judged_summaries(case)
     if found.status is Status.IDENTICAL and are_other_bits(case.my, case.golden):
         reason = "the digests differ, and nothing else that is recorded does"
         found = dataclasses.replace(found, status=Status.EQUIVALENT, reason=reason)
@@ -362,6 +357,27 @@ def _summaries(case: _Case) -> Measured:
         distance=found.distance,
         settled=found.status in {Status.IDENTICAL, Status.UNVERIFIED},
     )
+
+
+def _same_digests(case: _Case) -> Measured:
+    """Digests of ours that are equal, and values that one side at least has not."""
+    records = (case.my.record, case.golden.record)
+    if not case.trusts:
+        case.my_dump.verify(case.my.record)
+        case.golden_dump.verify(case.golden.record)
+        if all(one.payload is None and one.statistics is not None for one in records):
+            _, _, found = _judged_summaries(case)
+            if found.status is Status.DIFFERENT:
+                reason = f"the digests are equal, and yet {found.reason}: a dump is damaged"
+                return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=reason)
+    return _by_digest(case, "digest, data not stored")
+
+
+def _judged_summaries(case: _Case) -> tuple[Summary, Summary, SummaryJudgement]:
+    mine = summary_of(case.my, case.my_dump, case.my_values)
+    golden = summary_of(case.golden, case.golden_dump, case.golden_values)
+    unit = max(_unit(side.dtype) for side in (case.my_facts, case.golden_facts))
+    return mine, golden, judge_summaries(mine, golden, unit)
 
 
 def _by_digest(case: _Case, judged_by: str) -> Measured:

@@ -56,6 +56,9 @@ class ReadableDump(Protocol):
     def verify(self, record: Record) -> bool:
         """Hold a record's bytes against their checksum; False where there is none."""
 
+    def check_files(self) -> list[str]:
+        """What is wrong with the files beside the values in them."""
+
     def read_sketch(self, record: Record) -> Tensor:
         """The linear sketch of a record's values."""
 

@@ -12,7 +12,7 @@ from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype
 from paritas.dumps.folders import HEADER, rank_folders
 from paritas.dumps.index import RankDump, read_rank
 from paritas.dumps.mapped_files import OpenFiles, typed
-from paritas.dumps.repairing import complete_files
+from paritas.dumps.repairing import complete_files, header_problems
 from paritas.dumps.validating import Files, check_payload, check_sketch
 from paritas.errors import ParitasError, UsageError
 
@@ -146,6 +146,14 @@ class Dump:
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
         return True
+
+    def check_files(self) -> list[str]:
+        """What is wrong with the files beside the values in them: headers that tell otherwise."""
+        return [
+            f"rank {found.rank}: {problem}"
+            for found in self.ranks.values()
+            for problem in header_problems(found, self._files)
+        ]
 
     def read_sketch(self, record: Record) -> Tensor:
         """The linear sketch of a record's values.

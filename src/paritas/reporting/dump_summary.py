@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.dumps.finiteness import NonFinite
-    from paritas.dumps.summary import DumpSummary, NameFacts, RankFacts
+    from paritas.dumps.summary import ChecksumFacts, DumpSummary, NameFacts, RankFacts
 
 __all__ = ["dump_report", "last_line", "name_table", "ranges"]
 
@@ -56,9 +56,22 @@ def dump_report(summary: DumpSummary) -> Group:
 def last_line(summary: DumpSummary) -> str:
     """Whether all of it is there and readable, in one line."""
     amount = f"{_counted(summary.records, 'record')} of {_counted(len(summary.ranks), 'rank')}"
-    if not summary.problems:
-        return f"complete: {amount}"
-    return f"incomplete: {amount} can be read; {_counted(len(summary.problems), 'problem')}"
+    if summary.problems:
+        return f"incomplete: {amount} can be read; {_counted(len(summary.problems), 'problem')}"
+    word = "complete" if summary.is_sound else "unverified"
+    checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
+    return f"{word}: {amount}{checked}"
+
+
+def _checksums(found: ChecksumFacts) -> str:
+    if not found.values:
+        return "it has no stored values to check"
+    words = [f"{found.fit} of {_counted(found.values, 'stored value')} fit their checksums"]
+    if found.damaged:
+        words.append(f"{found.damaged} damaged")
+    if found.without:
+        words.append(f"{found.without} without any ({', '.join(found.endings)} files)")
+    return ", ".join(words)
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -100,6 +113,8 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     yield "on disk", f"{size(summary.bytes_on_disk)} in {_counted(summary.files, 'file')}"
     if summary.payload_bytes:
         yield "dedupe", _dedupe(summary)
+    if summary.checksums is not None:
+        yield "checksums", _checksums(summary.checksums)
     if summary.observed:
         yield "observation", _observation(summary)
 

@@ -111,6 +111,10 @@ class ForeignDump:
         with _naming(record):
             return self._verify(record)
 
+    def check_files(self) -> list[str]:
+        """All that files say beside their values was read when the dump was opened."""
+        return []
+
     def read_sketch(self, record: Record) -> Tensor:
         """No other tool makes sketches."""
         raise UsageError(f"{record.id} of step {record.step} has no sketch: {self.kind} makes none")
