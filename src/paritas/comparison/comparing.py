@@ -307,7 +307,7 @@ def _coverage(rows: Sequence[Row], skipped: Sequence[str], alone: Sequence[Pair]
 def _unread(rows: Sequence[Row]) -> list[str]:
     """That digests were compared in the place of values, where they were."""
     found = Counter(row.judged_by for row in rows if row.is_by_digest)
-    return [f"{count} of {len(rows)} rows judged by {how}" for how, count in found.items()]
+    return [f"{count} of {len(rows)} rows are judged by {how}" for how, count in found.items()]
 
 
 def _alone(pair: Pair) -> str:

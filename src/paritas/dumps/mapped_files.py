@@ -116,7 +116,6 @@ class OpenFiles:
             OSError: the file cannot be read.
         """
         end = begin + nbytes
-        self._open(path, end, name)
         for place in range(begin, end, _BLOCK):
             block = self.view(path, place, min(_BLOCK, end - place), name, itemsize=1)
             yield block.numpy().data

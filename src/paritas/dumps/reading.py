@@ -223,7 +223,8 @@ class Dump:
         if found is not None:
             raise UsageError(
                 f"the bytes at {payload.begin} of {payload.file} are not those that were written: "
-                f"their digest is {found}, not {record.digest}; the file or its index is damaged"
+                f"their digest is {found}, not {record.digest}; the file or the index is damaged: "
+                f"copy or record the dump again"
             )
 
     def _digest_of_stored(self, path: Path, payload: Payload) -> str:

@@ -93,7 +93,7 @@ class ChecksumFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         fit: how many do.
         without: how many have none; of these it is known that they can be read.
         damaged: how many do not fit, or cannot be read; the problems say which.
-        endings: of the names of the files without any.
+        endings: of the names of the files without any; of names without, which tool's they are.
     """
 
     fit: int = 0

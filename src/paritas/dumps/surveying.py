@@ -177,7 +177,7 @@ class Survey:
             if not fits:
                 self._dump.view(record)
                 ending = PurePosixPath(payload.file).suffix
-                self._endings[ending or f"{self._dump.kind}'s own"] = None
+                self._endings[ending if ending[1:].isalpha() else self._dump.kind] = None
         except ParitasError as error:
             self._checks["damaged"] += 1
             self._problems.append(f"rank {record.rank}, step {record.step}: {error}")

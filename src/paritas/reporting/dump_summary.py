@@ -56,22 +56,25 @@ def dump_report(summary: DumpSummary) -> Group:
 def last_line(summary: DumpSummary) -> str:
     """Whether all of it is there and readable, in one line."""
     amount = f"{_counted(summary.records, 'record')} of {_counted(len(summary.ranks), 'rank')}"
-    if summary.problems:
-        return f"incomplete: {amount} can be read; {_counted(len(summary.problems), 'problem')}"
-    word = "complete" if summary.is_sound else "unverified"
     checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
-    return f"{word}: {amount}{checked}"
+    if summary.problems:
+        problems = _counted(len(summary.problems), "problem")
+        return f"incomplete: {amount} can be read; {problems}{checked}"
+    return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
 
 
 def _checksums(found: ChecksumFacts) -> str:
     if not found.values:
-        return "it has no stored values to check"
-    words = [f"{found.fit} of {_counted(found.values, 'stored value')} fit their checksums"]
-    if found.damaged:
-        words.append(f"{found.damaged} damaged")
-    if found.without:
-        words.append(f"{found.without} without any ({', '.join(found.endings)} files)")
-    return ", ".join(words)
+        return "there are no stored values to check"
+    of = f"of {_counted(found.values, 'stored value')}"
+    words = [
+        f"{found.fit} {of} match their checksums" if found.fit else "",
+        f"{found.damaged} {of} damaged" if found.damaged else "",
+        f"{found.without} {of} without a checksum ({', '.join(found.endings)} files)"
+        if found.without
+        else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def verify_at(file: Path, place: Place, files: OpenFiles) -> bool:
     if found is not None:
         raise UsageError(
             f"{member.name} of {place.file} is not what was written: its checksum is {found:08x}, "
-            f"and the archive says {member.crc:08x}; the file is damaged"
+            f"and the archive says {member.crc:08x}; the file is damaged: copy or record it again"
         )
     return True
 

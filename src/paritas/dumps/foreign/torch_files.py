@@ -238,7 +238,7 @@ def _whole(file: io.BufferedReader, member: zipfile.ZipInfo, size: int) -> bytes
     if member.CRC and zlib.crc32(data) != member.CRC:
         raise UsageError(
             f"{member.filename} is not what was written: its checksum is {zlib.crc32(data):08x}, "
-            f"and the archive says {member.CRC:08x}; the file is damaged"
+            f"and the archive says {member.CRC:08x}; the file is damaged: copy or record it again"
         )
     return data
 
