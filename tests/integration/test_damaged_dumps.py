@@ -131,6 +131,14 @@ def test_a_digest_that_was_edited_is_unverified(my, golden):
     assert f"not {'0' * 31}1" in failing(found)[0].reason
 
 
+def test_a_digest_that_is_none_is_damage(my, golden):
+    edit_index(my, lambda line: line.update(digest=line["digest"] and "v" * 32))
+    found = compare(my, golden, ranks=[0])
+    assert found.exit_code == 3
+    assert "its digest is 'vvvv" in found.my.problems[0]
+    assert "not 32 hexadecimal digits" in found.my.problems[0]
+
+
 def test_values_without_digests_are_compared_bit_by_bit(my, golden):
     edit_index(my, lambda line: line.update(digest=""))
     assert compare(my, golden).status is Status.IDENTICAL
