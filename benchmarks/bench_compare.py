@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.lab.figures import Figure, Report, write
-from benchmarks.lab.made_dumps import write_pair
+from benchmarks.lab.made_dumps import write_dump, write_pair
 from benchmarks.lab.timing import Spent, in_turns, measured
 
 import paritas
@@ -35,6 +35,7 @@ EQUAL_OF = 16
 ROUNDS = 5
 SMALL_PAIRS = 50_000
 RECORDS = 10_000
+LARGE_RECORDS = 8
 SMALL_NUMELS = (1, 16, 64, 256, 1024, 4096)
 EPSILON = 1.1920929e-07
 
@@ -182,6 +183,35 @@ def records() -> Iterator[Figure]:
         yield Figure(f"{name} {RECORDS} records over reading both indices", took / base, "x")
 
 
+def checksums() -> Iterator[Figure]:
+    """Stored data held against its digests, against a copy of as many bytes in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        my, golden = (
+            write_dump(Path(folder, side), LARGE_RECORDS, NUMEL, is_mine=False)
+            for side in ("my", "golden")
+        )
+        source, room = torch.randn(NUMEL).numpy(), torch.empty(NUMEL).numpy()
+        works = {
+            "copy": lambda: [np.copyto(room, source) for _ in range(LARGE_RECORDS)],
+            "checked": lambda: verified(golden),
+            "comparing": lambda: paritas.compare(my, golden, jobs=1),
+            "trusting": lambda: paritas.compare(my, golden, jobs=1, trust_digests=True),
+        }
+        copy, checked, comparing, trusting = in_turns(works, ROUNDS, take="least").values()
+    nbytes = LARGE_RECORDS * 4 * NUMEL
+    note = f"{nbytes / checked.processor / 1e9:.2f} GB/s"
+    speed = copy.processor / checked.processor
+    yield Figure("data held against its digests", speed, "x memcpy", 0.5, "higher", note)
+    note = f"{2 * nbytes / comparing.processor / 1e9:.2f} GB/s; {trusting.processor:.2g} s trusting"
+    yield Figure("comparing equal data, checked", comparing.processor, "s", note=note)
+
+
+def verified(path):
+    """A dump of which every value was held against its digest, none of them remembered."""
+    dump = Dump.open(path)
+    assert all(dump.verify(record) for record in dump.records())
+
+
 def matched(mine, theirs):
     """The pairs of two dumps."""
     rules = Rules.of()
@@ -199,7 +229,9 @@ def ratio(name, unit, baseline, ours, bar, pairs=1) -> Figure:
 def main():
     torch.set_num_threads(1)
     figures = [
-        figure for section in (full_set, tiers, small_pairs, records) for figure in section()
+        figure
+        for section in (full_set, tiers, small_pairs, records, checksums)
+        for figure in section()
     ]
     write(Report("compare", figures, what=__doc__))
 

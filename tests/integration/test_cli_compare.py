@@ -146,6 +146,7 @@ def test_every_option_reaches_the_comparison(stub, tmp_path):
         *("--dims", "q: b s[cp]", "--mesh", "tp=2,cp=2", "--steps", "0-4", "--steps", "1:0"),
         *("-r", "0-1", "--ranks", "5", "--rank", "7", "--ignore", "rotary", "--unmatched", "list"),
         *("--no-replay", "--quick", "--strict", "--executor", "dask://host:1", "--jobs", "3"),
+        "--trust-digests",
     ]
     result = paritas("compare", *options)
     assert result.exit_code == 1, result.output
@@ -169,6 +170,7 @@ def test_every_option_reaches_the_comparison(stub, tmp_path):
         "strict": True,
         "executor": "dask://host:1",
         "jobs": 3,
+        "trust_digests": True,
     }
 
 

@@ -66,6 +66,11 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
 @click.option("--quick", is_flag=True, help="Few figures of rows that surely pass: faster.")
 @click.option("--strict", is_flag=True, help="Count unstable rows as failures.")
 @click.option(
+    "--trust-digests",
+    is_flag=True,
+    help="Do not check data against its checksums; with equal digests, do not read it.",
+)
+@click.option(
     "--executor",
     default="threads",
     show_default=True,

@@ -38,6 +38,7 @@ INCOMPLETE = 3
     help="Which tool made it; found out unless it is given.",
 )
 @click.option("--records", is_flag=True, help="List single records with their statistics, too.")
+@click.option("--check", is_flag=True, help="Read all stored values, and check their checksums.")
 @click.option(
     "--json",
     "json_path",
@@ -56,6 +57,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
     phase: str | None,
     kind: str | None,
     records: bool,
+    check: bool,
     json_path: Path | None,
 ) -> None:
     """Say what is in DUMP: run, ranks, steps, sizes, names, the first NaN or infinity.
@@ -67,8 +69,11 @@ def inspect(  # noqa: PLR0913  (one for each option)
     there is told, and what is missing. Statistics come from the index; where it has none, the
     values are read.
 
+    With --check every stored value is read and held against its checksum. Dumps of paritas have
+    one for each value, .pt and .npz files one for each member; other files have none.
+
     Exit codes: 0 complete, 2 no dump or wrong usage, 3 incomplete: something is missing, cannot be
-    read, or was not closed.
+    read, or was not closed; with --check also if a value does not fit its checksum, or has none.
     """
     from rich.console import Console
 
@@ -82,7 +87,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
 
         check_writable(json_path)
     wanted = Wanted(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
-    survey = Survey(open_dump(dump, kind), wanted)
+    survey = Survey(open_dump(dump, kind), wanted, check=check)
     console = Console(highlight=False)
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()
@@ -96,7 +101,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
         content = {"summary": summary, "records": listed if records else None}
         write_whole(json_path, msgspec.json.encode(content))
     console.print(dump_report(summary), crop=False)
-    ctx.exit(INCOMPLETE if summary.problems else 0)
+    ctx.exit(0 if summary.is_sound else INCOMPLETE)
 
 
 def _walk(survey: Survey, console: Console | None, *, keep: bool) -> list[Examined]:

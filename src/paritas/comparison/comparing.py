@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import importlib.metadata
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,7 @@ from paritas.comparison.executors import executor_of, opened
 from paritas.comparison.matching.aligning import align_steps
 from paritas.comparison.matching.pairing import match
 from paritas.comparison.matching.rules import Rules
-from paritas.comparison.measuring import Look, Sources, details, measure_all
+from paritas.comparison.measuring import How, Look, Sources, details, measure_all
 from paritas.comparison.progress import Progress
 from paritas.comparison.sharding.assembling import operands
 from paritas.comparison.tabling import Table
@@ -79,6 +80,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
     replay: bool = True,
     quick: bool = False,
     strict: bool = False,
+    trust_digests: bool = False,
     executor: str | Executor = "threads",
     jobs: int | None = None,
     progress: Tell | None = None,
@@ -103,6 +105,8 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             they made from that which came in.
         quick: tell of rows that surely pass only how far they are off, not all figures.
         strict: `unstable` fails, too.
+        trust_digests: do not check that stored data fits its checksums, and do not read values
+            whose recorded digests are equal.
         executor: `"threads"`, `"processes"`, `"dask://host:port"`, or an executor of yours.
         jobs: how many workers; as many as there are processors, unless given.
         progress: hears how far it has come.
@@ -134,9 +138,10 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
         sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
         with executor_of(executor, jobs) as (pool, workers):
-            measured = _measured(pool, workers, sources, pairs, chosen, tell, quick=quick)
+            how = How(quick=quick, trust_digests=trust_digests)
+            measured = _measured(pool, workers, sources, pairs, chosen, how, tell)
             table = Table(mine, theirs, pairs, measured)
-            replays = table.replay(tell) if replay else {}
+            replays = table.replay(tell, trust_digests=trust_digests) if replay else {}
             rows = table.rows(resolve(table.drafts, replays))
             rows = _with_details(pool, workers, sources, rows, table, tell)
     return Comparison(
@@ -144,7 +149,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         golden=_facts(theirs, str(golden)),
         rows=tuple(rows),
         coverage=_coverage(rows, matched.skipped, alone),
-        notes=(*matched.notes, *table.notes),
+        notes=(*matched.notes, *table.notes, *_unread(rows)),
         first=first_divergence(rows),
         first_non_finite=first_non_finite(rows),
         strict=strict,
@@ -207,9 +212,8 @@ def _measured(
     sources: Sources,
     pairs: Sequence[Pair],
     rules: Rules,
+    how: How,
     tell: Tell,
-    *,
-    quick: bool,
 ) -> list[Measured]:
     found: list[Measured] = []
     nbytes = failing = 0
@@ -218,7 +222,7 @@ def _measured(
         record = pair.leading.record
         return rules.requirement_for(record.id, record.site.module)
 
-    for batch in measure_all(pool, workers, sources, pairs, requirement, quick=quick):
+    for batch in measure_all(pool, workers, sources, pairs, requirement, how):
         found += batch
         nbytes += sum(item.nbytes for item in batch)
         failing += sum(not item.status.passes() for item in batch)
@@ -298,6 +302,12 @@ def _coverage(rows: Sequence[Row], skipped: Sequence[str], alone: Sequence[Pair]
         skipped=tuple(skipped),
         unmatched=tuple(map(_alone, alone)),
     )
+
+
+def _unread(rows: Sequence[Row]) -> list[str]:
+    """That digests were compared in the place of values, where they were."""
+    found = Counter(row.judged_by for row in rows if row.is_by_digest)
+    return [f"{count} of {len(rows)} rows are judged by {how}" for how, count in found.items()]
 
 
 def _alone(pair: Pair) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paritas.numerics.diagnoses import Diagnosis
     from paritas.numerics.requirements import Requirement
 
-__all__ = ["Look", "Sources", "details", "measure_all"]
+__all__ = ["How", "Look", "Sources", "details", "measure_all"]
 
 # A batch is worth being sent to a worker, and small enough that all of them have something to do.
 _BATCH_PAIRS = 128
@@ -52,11 +52,19 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
+class How:
+    """How pairs are measured; `judging.measure` says what each means."""
+
+    quick: bool = False
+    trust_digests: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class _Batch:
     sources: Sources
     pairs: tuple[Pair, ...]
     requirements: tuple[Requirement | None, ...]
-    quick: bool = False
+    how: How = How()
     look: Look | None = None
 
 
@@ -82,16 +90,14 @@ def measure_all(
     sources: Sources,
     pairs: Sequence[Pair],
     requirement_for: Callable[[Pair], Requirement | None],
-    *,
-    quick: bool,
+    how: How,
 ) -> Iterator[list[Measured]]:
     """Measure all pairs, batch by batch, in their order.
 
     A batch whose worker died is measured no further: its pairs are unverified, and say why.
     """
     batches = (
-        dataclasses.replace(batch, quick=quick)
-        for batch in _batches(sources, pairs, requirement_for)
+        dataclasses.replace(batch, how=how) for batch in _batches(sources, pairs, requirement_for)
     )
     for batch, result in run_batches(executor, _measure_batch, batches, ahead=2 * workers):
         if isinstance(result, Failed):
@@ -140,8 +146,9 @@ def _measure_batch(batch: _Batch) -> list[Measured]:
     """What a worker does, maybe in another process or on another machine."""
     my = opened(batch.sources.my, batch.sources.my_kind)
     golden = opened(batch.sources.golden, batch.sources.golden_kind)
+    how = dataclasses.asdict(batch.how)
     return [
-        measure(pair, my, golden, requirement, quick=batch.quick)
+        measure(pair, my, golden, requirement, **how)
         for pair, requirement in zip(batch.pairs, batch.requirements, strict=True)
     ]
 

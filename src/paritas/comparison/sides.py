@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paritas.numerics.figures import Extremes
     from paritas.numerics.statistics import Statistics
 
-__all__ = ["as_read", "described", "same_digest"]
+__all__ = ["are_other_bits", "as_read", "described", "same_digest"]
 
 _OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -65,13 +65,24 @@ def same_digest(my: Operand, golden: Operand) -> bool:
 
     Checksums of other tools are too short to go by.
     """
+    return my.record.digest == golden.record.digest and _digests_tell(my, golden)
+
+
+def are_other_bits(my: Operand, golden: Operand) -> bool:
+    """Whether the two are known not to be the same bits without a look at them."""
+    return my.record.digest != golden.record.digest and _digests_tell(my, golden)
+
+
+def _digests_tell(my: Operand, golden: Operand) -> bool:
+    """Whether both have digests of ours, of bytes that mean the same."""
     if my.recipe is not None or golden.recipe is not None:
         return False
     left, right = my.record, golden.record
-    if left.tensor is None or right.tensor is None or left.digest != right.digest:
+    if left.tensor is None or right.tensor is None:
         return False
     return (
         _OUR_DIGEST.fullmatch(left.digest) is not None
+        and _OUR_DIGEST.fullmatch(right.digest) is not None
         and left.tensor.dtype == right.tensor.dtype
         and left.tensor.shape == right.tensor.shape
         and _stored_shape(left) == _stored_shape(right)

@@ -17,7 +17,7 @@ from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -34,6 +34,10 @@ SKETCH_ONLY = (
     "statistics and a sketch only: a difference in few values that is small beside the whole is "
     "not seen, nor where it is"
 )
+
+
+# How many noises a figure may be off.
+_ALLOWANCES = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +85,9 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     """
     has_sketches = my.sketch is not None and golden.sketch is not None
     limits = SKETCH_ONLY if has_sketches else STATISTICS_ONLY
-    limits = "; ".join(filter(None, (limits, my.limits, golden.limits)))
+    alone = _known_on_one_side(my, golden)
+    lacking = f"known on one side only: {', '.join(alone)}" if alone else ""
+    limits = "; ".join(filter(None, (limits, lacking, my.limits, golden.limits)))
     counted = list(_count_differences(my, golden))
     if counted:
         return SummaryJudgement(Status.DIFFERENT, "; ".join(counted), None, limits)
@@ -104,18 +110,21 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
             )
     if failed:
         return SummaryJudgement(Status.DIFFERENT, "; ".join(failed), distance, limits)
-    same = worst == 0 and distance == 0
+    same = worst == 0 and distance == 0 and not alone
     return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
 
 
-def summary_of(operand: Operand, dump: ReadableDump) -> Summary:
+def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> Summary:
     """What is known of an operand; computed where there are values.
+
+    Args:
+        values: reads them.
 
     Raises:
         UsageError: nothing is known of it.
     """
     if all(record.payload is not None for record in operand.records()):
-        tensor = operand.read(dump.view)
+        tensor = values()
         return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
     if operand.recipe is not None:
         return _merged(operand, dump)
@@ -159,12 +168,20 @@ def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
             yield f"zeros: {left} instead of {right}"
 
 
+def _known_on_one_side(my: Summary, golden: Summary) -> list[str]:
+    """The figures that cannot be compared, as one of the two lacks them."""
+    return [
+        name
+        for name in _ALLOWANCES
+        if (getattr(my.statistics, name) is None) != (getattr(golden.statistics, name) is None)
+    ]
+
+
 def _figure_differences(
     my: Summary, golden: Summary, scale: float
 ) -> Iterator[tuple[str, float, float, str]]:
     """(words, distance over the scale, how many noises are allowed, name) of each figure."""
-    allowances = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
-    for name, noises in allowances.items():
+    for name, noises in _ALLOWANCES.items():
         left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
         if left is None or right is None:
             if (left is None) != (right is None) and my.exact_counts and golden.exact_counts:

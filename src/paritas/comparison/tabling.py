@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from paritas.comparison.attributing import Draft
@@ -104,7 +105,9 @@ class Table:
                         found[row] = None
         return tuple(found)
 
-    def replay(self, tell: Callable[[Progress], None]) -> dict[int, Replayed]:
+    def replay(
+        self, tell: Callable[[Progress], None], *, trust_digests: bool
+    ) -> dict[int, Replayed]:
         """Run operators again whose results differ, to tell what they made from what came in."""
         wanted = [place for place in range(len(self.drafts)) if self._is_replayable(place)]
         wanted.sort(key=lambda place: self._measured[place].status is not Status.DIFFERENT)
@@ -120,10 +123,14 @@ class Table:
         # Torch's compiler comes with it, which takes seconds that most comparisons need not spend.
         from paritas.comparison.replaying.replay import Replayed, replay
 
+        readers = [
+            functools.partial(dump.view, check=not trust_digests)
+            for dump in (self._my, self._golden)
+        ]
         for done, place in enumerate(wanted):
             calls = self._calls(self.pairs[place])
             if calls is not None:
-                result = replay(*calls, self._my.view, self._golden.view)
+                result = replay(*calls, *readers)
                 if isinstance(result, Replayed):
                     found[place] = result
                 else:

@@ -113,7 +113,7 @@ def read_header(folder: Path) -> Header:
         return msgspec.json.decode(text, type=Header)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no header of a dump: {error}") from error
 
 

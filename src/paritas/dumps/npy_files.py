@@ -11,13 +11,14 @@ import ast
 import math
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from paritas.dumps.dtypes import known_dtype, stored_dtype
-from paritas.errors import ParitasError
+from paritas.dumps.foreign.npy_headers import read_header
+from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,6 @@ _FLOAT4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _QUIET_NAN = 0x7FC00000
 # To pick bits by: torch has few operators for the unsigned integers of two bytes.
 _CARRIERS = {1: torch.uint8, 2: torch.int16}
-_LONGEST_TEXT = 4096
 
 
 def array_of(stored: Tensor, shape: tuple[int, ...]) -> Array:
@@ -137,37 +137,24 @@ def read_array(path: Path, files: OpenFiles | None = None) -> Array:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
-            shape, is_fortran, dtype = _read_header(file)
-        except (ValueError, EOFError, SyntaxError, TypeError, KeyError) as error:
+            header = read_header(file)
+            shape, dtype = header.shape, np.dtype(header.descr)
+        except (UsageError, ValueError, TypeError) as error:
             raise ParitasError(f"{path} is no .npy file: {error}") from error
         count = math.prod(shape)
-        needed, present = count * dtype.itemsize, size - file.tell()
+        needed, present = count * dtype.itemsize, size - header.begin
         if dtype.hasobject or min(shape, default=0) < 0 or needed != present:
             raise ParitasError(
                 f"{path} is damaged: its header says {shape} of {dtype}, which is {needed} bytes, "
                 f"and {present} follow"
             )
         if files is None or not needed:
+            file.seek(header.begin)
             values = np.fromfile(file, dtype=dtype, count=count)
         else:
-            place = (path, file.tell(), needed, path.name)
+            place = (path, header.begin, needed, path.name)
             values = files.view(*place, itemsize=dtype.itemsize).numpy().view(dtype)
-    return values.reshape(shape[::-1]).T if is_fortran else values.reshape(shape)
-
-
-def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file, max_header_size=_LONGEST_TEXT)
-    if version == (2, 0):
-        # Numpy would read as much as the file claims before it compares it with the limit.
-        start = file.tell()
-        claimed = int.from_bytes(file.read(4), "little")
-        file.seek(start)
-        if claimed > _LONGEST_TEXT:
-            raise ValueError(f"a header of {claimed} bytes is none")
-        return np.lib.format.read_array_header_2_0(file, max_header_size=_LONGEST_TEXT)
-    raise ValueError(f"version {version} of the format is not known")
+    return values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
 
 
 def _checked(array: Array, facts: TensorFacts, dtype: torch.dtype) -> tuple[Array, tuple[int, ...]]:

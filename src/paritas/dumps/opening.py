@@ -50,11 +50,14 @@ class ReadableDump(Protocol):
     def read(self, record: Record) -> Tensor:
         """The values of a record."""
 
-    def view(self, record: Record) -> Tensor:
+    def view(self, record: Record, *, check: bool = False) -> Tensor:
         """The values of a record, mapped from the file where that can be."""
 
     def verify(self, record: Record) -> bool:
-        """Hold a record's bytes against their digest; False where there is none."""
+        """Hold a record's bytes against their checksum; False where there is none."""
+
+    def check_files(self) -> list[str]:
+        """What is wrong with the files beside the values in them."""
 
     def read_sketch(self, record: Record) -> Tensor:
         """The linear sketch of a record's values."""

@@ -12,13 +12,13 @@ from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype
 from paritas.dumps.folders import HEADER, rank_folders
 from paritas.dumps.index import RankDump, read_rank
 from paritas.dumps.mapped_files import OpenFiles, typed
-from paritas.dumps.repairing import complete_files
+from paritas.dumps.repairing import complete_files, header_problems
 from paritas.dumps.validating import Files, check_payload, check_sketch
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -104,20 +104,26 @@ class Dump:
         """
         return self._values(record, is_view=False, check=check)
 
-    def view(self, record: Record) -> Tensor:
+    def view(self, record: Record, *, check: bool = False) -> Tensor:
         """The values of a record as `read` gives them, in memory of their own only where they must.
 
         They are mapped from the file, for as long as the tensor lives; few bytes, and what numpy
         has no dtype for in the layout of `.npy` files, are read. Who writes into them writes into
-        a copy. They are not held against their digest: see `verify`.
+        a copy.
+
+        Args:
+            check: compare the bytes with their digest, unless that was done before.
 
         Raises:
-            UsageError: they are missing, cut off, or were not recorded.
+            UsageError: they are missing, cut off, damaged where that is checked, or were not
+                recorded.
         """
-        return self._values(record, is_view=True, check=False)
+        return self._values(record, is_view=True, check=check)
 
     def verify(self, record: Record) -> bool:
         """Hold the stored bytes of a record against their digest, a block at a time.
+
+        What was held against it before, and was not written to since, is not read again.
 
         Returns:
             Whether there is a digest to hold them against.
@@ -129,19 +135,25 @@ class Dump:
         if payload is None or not record.digest:
             self._rank(record.rank)
             return False
+        layout = self._layout(record)
         try:
-            if self._layout(record) == "msit":
-                found = _digest_of_written_out(self.view(record), record)
+            path = check_payload(record, self._files, layout)
+            if layout == "msit":
+                values = self._npy(path, record, is_view=True)
+                self._hold(record, payload, path, lambda: _digest_of_written_out(values, record))
             else:
-                path = check_payload(record, self._files, "packed")
-                hasher = xxhash.xxh3_128()
-                for block in self._open.blocks(path, payload.begin, payload.nbytes, payload.file):
-                    hasher.update(block)
-                found = hasher.hexdigest()
-            _check_digest(record, payload, found)
+                self._hold(record, payload, path, lambda: self._digest_of_stored(path, payload))
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
         return True
+
+    def check_files(self) -> list[str]:
+        """What is wrong with the files beside the values in them: headers that tell otherwise."""
+        return [
+            f"rank {found.rank}: {problem}"
+            for found in self.ranks.values()
+            for problem in header_problems(found, self._files)
+        ]
 
     def read_sketch(self, record: Record) -> Tensor:
         """The linear sketch of a record's values.
@@ -176,10 +188,14 @@ class Dump:
         try:
             path = check_payload(record, self._files, layout)
             payload, facts = record.payload, record.tensor
-            if layout == "msit" or payload is None or facts is None:
-                from paritas.dumps import msit_layout
-
-                return msit_layout.read_npy(path, record, self._open if is_view else None)
+            if payload is None or facts is None:
+                raise UsageError(f"it is no tensor: its value is {record.value}")
+            check = check and bool(record.digest)
+            if layout == "msit":
+                found = self._npy(path, record, is_view=is_view)
+                if check:
+                    self._hold(record, payload, path, lambda: _digest_of_written_out(found, record))
+                return found
             dtype = stored_dtype(known_dtype(facts.dtype))
             place = (path, payload.begin, payload.nbytes, payload.file)
             if is_view:
@@ -187,11 +203,35 @@ class Dump:
             else:
                 raw = self._open.read(*place)
             values = typed(raw, dtype).reshape(payload.shape)
-            if check and record.digest:
-                _check_digest(record, payload, digest(values))
+            if check:
+                self._hold(record, payload, path, lambda: digest(values))
             return values.expand(facts.shape)
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
+
+    def _npy(self, path: Path, record: Record, *, is_view: bool) -> Tensor:
+        from paritas.dumps import msit_layout  # seldom needed
+
+        return msit_layout.read_npy(path, record, self._open if is_view else None)
+
+    def _hold(
+        self, record: Record, payload: Payload, path: Path, compute: Callable[[], str]
+    ) -> None:
+        """Refuse bytes that do not fit their digest."""
+        place = (path, payload.begin, payload.nbytes)
+        found = self._open.checked.misfit(*place, record.digest, compute)
+        if found is not None:
+            raise UsageError(
+                f"the bytes at {payload.begin} of {payload.file} are not those that were written: "
+                f"their digest is {found}, not {record.digest}; the file or the index is damaged: "
+                f"copy or record the dump again"
+            )
+
+    def _digest_of_stored(self, path: Path, payload: Payload) -> str:
+        hasher = xxhash.xxh3_128()
+        for block in self._open.blocks(path, payload.begin, payload.nbytes, payload.file):
+            hasher.update(block)
+        return hasher.hexdigest()
 
     def _layout(self, record: Record) -> Layout:
         return self._rank(record.rank).header.layout
@@ -219,14 +259,6 @@ def _found_ranks(root: Path) -> dict[int, Path]:
         f"{root} is no dump of paritas: looked for rank0/{HEADER}, rank1/{HEADER} and so on, "
         f"found {found}"
     )
-
-
-def _check_digest(record: Record, payload: Payload, found: str) -> None:
-    if found != record.digest:
-        raise UsageError(
-            f"the bytes at {payload.begin} of {payload.file} are not those that were written: "
-            f"their digest is {found}, not {record.digest}"
-        )
 
 
 def _digest_of_written_out(values: Tensor, record: Record) -> str:

@@ -1,12 +1,14 @@
-"""Giving the data files of a killed run the headers that closing would have written."""
+"""The headers of data files: given to those of a killed run, and held against the index."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING
 
-from paritas.dumps.dtypes import known_dtype, sketch_dtype, stored_dtype
+from paritas.dumps.dtypes import in_safetensors, known_dtype, sketch_dtype, stored_dtype
 from paritas.dumps.folders import is_data, volumes_of
+from paritas.dumps.foreign.raw_values import Place
+from paritas.dumps.foreign.safetensors_files import read_entries
 from paritas.dumps.locks import LOCK, is_locked
 from paritas.dumps.packing import Piece, complete, is_complete
 from paritas.dumps.validating import check_payload, check_sketch
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from paritas.dumps.foreign.torch_files import Unreadable
     from paritas.dumps.index import RankDump
     from paritas.dumps.records import Payload, Record
     from paritas.dumps.validating import Files
 
-__all__ = ["complete_files"]
+__all__ = ["complete_files", "header_problems"]
 
 
 def complete_files(found: RankDump, files: Files) -> tuple[list[Path], list[str]]:
@@ -53,6 +56,41 @@ def complete_files(found: RankDump, files: Files) -> tuple[list[Path], list[str]
         except (ValueError, OSError) as error:
             problems.append(f"{name} was not repaired: {error}")
     return mended, problems
+
+
+def header_problems(found: RankDump, files: Files) -> list[str]:
+    """What the headers of a rank's data files say otherwise than its index does.
+
+    The index alone is read here; the headers are for other programs. Those that a run did not
+    come to write are none.
+    """
+    pieces = _pieces(found, files)
+    problems: list[str] = []
+    for path in (one for volume in volumes_of(found.folder) for one in sorted(volume.iterdir())):
+        if not is_data(path) or not (found.state == "closed" or is_complete(path)):
+            continue
+        name = path.relative_to(found.folder.parent).as_posix()
+        try:
+            entries = dict(read_entries(path, name))
+        except (UsageError, OSError) as error:
+            problems.append(f"{name}: {error}")
+            continue
+        own = pieces.get(name, {}).values()
+        wrong = [piece.key for piece in own if not _describes(entries.get(piece.key), piece)]
+        if wrong:
+            problems.append(
+                f"{name}: its header does not describe {len(wrong)} of {len(own)} values as the "
+                f"index does; the first is {wrong[0]!r}"
+            )
+    return problems
+
+
+def _describes(entry: Place | Unreadable | None, piece: Piece) -> bool:
+    """Whether a header has the values of a piece where they are, as what they are."""
+    if not isinstance(entry, Place) or (entry.begin, entry.nbytes) != (piece.begin, piece.nbytes):
+        return False
+    told = in_safetensors(known_dtype(entry.dtype), entry.shape)
+    return told == in_safetensors(piece.dtype, piece.shape)
 
 
 def _pieces(found: RankDump, files: Files) -> dict[str, dict[tuple[int, str], Piece]]:

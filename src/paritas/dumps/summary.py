@@ -11,7 +11,7 @@ from paritas.dumps.index import State
 from paritas.dumps.records import Header, Observed, Phase, Record, Site
 from paritas.numerics.statistics import Statistics
 
-__all__ = ["DumpSummary", "Examined", "NameFacts", "RankFacts", "Wanted"]
+__all__ = ["ChecksumFacts", "DumpSummary", "Examined", "NameFacts", "RankFacts", "Wanted"]
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,6 +86,32 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     last: str = ""
 
 
+class ChecksumFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the stored values of the records asked for fit their checksums.
+
+    Attributes:
+        fit: how many do.
+        without: how many have none; of these it is known that they can be read.
+        damaged: how many do not fit, or cannot be read; the problems say which.
+        endings: of the names of the files without any; of names without, which tool's they are.
+    """
+
+    fit: int = 0
+    without: int = 0
+    damaged: int = 0
+    endings: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """How many there are."""
+        return self.fit + self.without + self.damaged
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there are values, and each of them fits its checksum."""
+        return self.fit == self.values > 0
+
+
 class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A dump as a whole, and the records of it that were asked for.
 
@@ -105,6 +131,7 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         names: in the order in which they were first seen.
         non_finite: the first NaN and the first infinity of each rank, earliest step first.
         from_payloads: of how many records the statistics had to be taken from the stored values.
+        checksums: None where they were not asked for.
     """
 
     path: str
@@ -128,6 +155,12 @@ class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     names: tuple[NameFacts, ...]
     non_finite: tuple[NonFinite, ...]
     from_payloads: int
+    checksums: ChecksumFacts | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is missing or damaged, as far as was asked."""
+        return not self.problems and (self.checksums is None or self.checksums.is_sound)
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

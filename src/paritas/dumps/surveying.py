@@ -6,11 +6,11 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from paritas.dumps.finiteness import FirstNonFinite
-from paritas.dumps.summary import DumpSummary, Examined, NameFacts, RankFacts
+from paritas.dumps.summary import ChecksumFacts, DumpSummary, Examined, NameFacts, RankFacts
 from paritas.errors import ParitasError
 from paritas.numerics.statistics import summarize
 
@@ -71,7 +71,11 @@ class Survey:
     Statistics come from the index; where it has none, the values are read, each content once.
     """
 
-    def __init__(self, dump: ReadableDump, wanted: Wanted) -> None:
+    def __init__(self, dump: ReadableDump, wanted: Wanted, *, check: bool = False) -> None:
+        """`check` holds all stored values against their checksums."""
+        self._check = check
+        self._checks: Counter[str] = Counter()
+        self._endings: dict[str, None] = {}
         self._dump = dump
         self._wanted = wanted
         self._levels: Counter[str] = Counter()
@@ -96,7 +100,8 @@ class Survey:
             self._count(record)
             if not self._wanted.accepts(record):
                 continue
-            statistics = self._statistics(record)
+            is_sound = not self._check or self._is_sound(record)
+            statistics = self._statistics(record) if is_sound else record.statistics
             self._selected += 1
             key = (record.site.name, record.site.phase)
             self._names.setdefault(key, _Name()).add(record, statistics)
@@ -110,6 +115,7 @@ class Survey:
     def summary(self) -> DumpSummary:
         """What there was, once all is gone through."""
         dump = self._dump
+        beside = dump.check_files() if self._check else []
         headers = {rank: dump.header(rank) for rank in sorted(dump.ranks)}
         first = next(iter(headers.values()))
         files, size = _disk_use(dump.path)
@@ -135,11 +141,14 @@ class Survey:
             stored_bytes=sum(self._stored.values()),
             observed=tuple(item for header in headers.values() for item in header.observed),
             notes=tuple(dict.fromkeys(note for h in headers.values() for note in h.notes)),
-            problems=(*dump.problems, *absent, *self._problems),
+            problems=(*dump.problems, *absent, *self._problems, *beside),
             selected=self._selected,
             names=tuple(item.facts(*key) for key, item in self._names.items()),
             non_finite=tuple(sorted(found, key=lambda item: (item.step, item.rank, item.sequence))),
             from_payloads=self._from_payloads,
+            checksums=ChecksumFacts(**self._checks, endings=tuple(self._endings))
+            if self._check
+            else None,
         )
 
     def _count(self, record: Record) -> None:
@@ -157,6 +166,24 @@ class Survey:
         if payload is not None:
             self._payload_bytes += payload.nbytes
             self._stored[_place(self._dump.path, payload)] = payload.nbytes
+
+    def _is_sound(self, record: Record) -> bool:
+        """Whether the values of a record can be read and fit their checksum, if they have one."""
+        payload = record.payload
+        if payload is None or record.value is not None:
+            return True
+        try:
+            fits = self._dump.verify(record)
+            if not fits:
+                self._dump.view(record)
+                ending = PurePosixPath(payload.file).suffix
+                self._endings[ending if ending[1:].isalpha() else self._dump.kind] = None
+        except ParitasError as error:
+            self._checks["damaged"] += 1
+            self._problems.append(f"rank {record.rank}, step {record.step}: {error}")
+            return False
+        self._checks["fit" if fits else "without"] += 1
+        return True
 
     def _statistics(self, record: Record) -> Statistics | None:
         if record.statistics is not None or record.payload is None or record.tensor is None:

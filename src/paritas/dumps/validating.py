@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Files", "check_payload", "check_record", "check_sketch"]
 
 _MOST_ELEMENTS = 2**63 - 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class Files:
@@ -73,6 +75,8 @@ def check_record(record: Record, rank: int) -> None:
         raise UsageError(f"its id is {record.id!r}, and its site's is {record.site.id!r}")
     if min(record.sequence, record.step) < 0:
         raise UsageError(f"its sequence is {record.sequence}, its step {record.step}")
+    if record.digest and _DIGEST.fullmatch(record.digest) is None:
+        raise UsageError(f"its digest is {record.digest[:64]!r}, not 32 hexadecimal digits")
     facts = record.tensor
     if facts is None:
         return

@@ -184,6 +184,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.judged_by.startswith(("statistics", "sketch"))
 
     @property
+    def is_by_digest(self) -> bool:
+        """Whether digests are all that was compared; `judged_by` says why."""
+        return self.judged_by.startswith("digest")
+
+    @property
     def rel_l2(self) -> float | None:
         """Norm of the difference over that of the golden side; None where it is not known."""
         return None if self.figures is None else self.figures.rel_l2
@@ -280,6 +285,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def of_summaries(self) -> int:
         """How many rows had statistics or sketches to compare, and no values."""
         return sum(row.is_of_summaries for row in self.rows)
+
+    @property
+    def by_digest(self) -> int:
+        """How many rows had their digests compared, and not their values."""
+        return sum(row.is_by_digest for row in self.rows)
 
     def __bool__(self) -> bool:
         return self.passed

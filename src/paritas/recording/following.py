@@ -65,7 +65,12 @@ class Follower:
                 try:
                     record = self._decoder.decode(line)
                     check_record(record, self._rank)
-                except (msgspec.DecodeError, UsageError) as error:
+                except (
+                    msgspec.DecodeError,
+                    UnicodeDecodeError,
+                    RecursionError,
+                    UsageError,
+                ) as error:
                     self.problems.append(f"{index}, byte {place}: {error}")
                     continue
                 yield record

@@ -90,13 +90,17 @@ def report(comparison: Comparison, *remarked: str) -> Group:
 
 
 def verdict_line(comparison: Comparison) -> Text:
-    """The verdict in one line; equal statistics are not equal bits."""
+    """The verdict in one line; equal statistics, or digests, are not equal bits."""
     line = last_line(comparison.verdict)
     few = comparison.of_summaries
-    if not few:
+    unread = Counter(row.judged_by for row in comparison.rows if row.is_by_digest)
+    if not few and not unread:
         return line
-    words = line.plain.replace(MEANING[Status.IDENTICAL], "is the same in all that is recorded")
-    return Text(f"{words}, {few} by statistics alone", line.style, no_wrap=True, overflow="ignore")
+    same = "is the same in all that is recorded" if few else "has equal digests"
+    words = [line.plain.replace(MEANING[Status.IDENTICAL], same)]
+    words += [f"{few} by statistics alone"] if few else []
+    words += [f"{count} by {how}" for how, count in unread.items()]
+    return Text(", ".join(words), line.style, no_wrap=True, overflow="ignore")
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.dumps.finiteness import NonFinite
-    from paritas.dumps.summary import DumpSummary, NameFacts, RankFacts
+    from paritas.dumps.summary import ChecksumFacts, DumpSummary, NameFacts, RankFacts
 
 __all__ = ["dump_report", "last_line", "name_table", "ranges"]
 
@@ -56,9 +56,25 @@ def dump_report(summary: DumpSummary) -> Group:
 def last_line(summary: DumpSummary) -> str:
     """Whether all of it is there and readable, in one line."""
     amount = f"{_counted(summary.records, 'record')} of {_counted(len(summary.ranks), 'rank')}"
-    if not summary.problems:
-        return f"complete: {amount}"
-    return f"incomplete: {amount} can be read; {_counted(len(summary.problems), 'problem')}"
+    checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
+    if summary.problems:
+        problems = _counted(len(summary.problems), "problem")
+        return f"incomplete: {amount} can be read; {problems}{checked}"
+    return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
+
+
+def _checksums(found: ChecksumFacts) -> str:
+    if not found.values:
+        return "there are no stored values to check"
+    of = f"of {_counted(found.values, 'stored value')}"
+    words = [
+        f"{found.fit} {of} match their checksums" if found.fit else "",
+        f"{found.damaged} {of} damaged" if found.damaged else "",
+        f"{found.without} {of} without a checksum ({', '.join(found.endings)} files)"
+        if found.without
+        else "",
+    ]
+    return ", ".join(filter(None, words))
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -100,6 +116,8 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     yield "on disk", f"{size(summary.bytes_on_disk)} in {_counted(summary.files, 'file')}"
     if summary.payload_bytes:
         yield "dedupe", _dedupe(summary)
+    if summary.checksums is not None:
+        yield "checksums", _checksums(summary.checksums)
     if summary.observed:
         yield "observation", _observation(summary)
 

@@ -27,17 +27,20 @@ class Dump:
     def __init__(self, *values, kind="paritas"):
         self.kind = kind
         self.values = values
-        self.viewed = 0
+        self.viewed = self.verified = 0
         self.damaged = False
 
-    def view(self, record):
+    def view(self, record, *, check=False):
         self.viewed += 1
         value = self.values[record.sequence]
         if isinstance(value, Exception):
             raise value
+        if check:
+            self.verify(record)
         return value
 
     def verify(self, record):
+        self.verified += 1
         if self.damaged:
             raise UsageError("the bytes are not those that were written")
 
@@ -92,8 +95,60 @@ def test_equal_digests_need_but_one_look():
     sides = [Operand((record(value, digests=True),)) for _ in range(2)]
     mine, golden = Dump(value), Dump(value)
     found = measure(Pair(*sides, "id"), mine, golden)
-    assert found.status is Status.IDENTICAL
+    assert (found.status, found.judged_by) == (Status.IDENTICAL, "bits")
     assert (mine.viewed, golden.viewed) == (0, 1)
+    assert (mine.verified, golden.verified) == (1, 1)
+
+
+def test_equal_digests_that_are_trusted_need_no_look():
+    value = normal(8, 8)
+    sides = [Operand((record(value, digests=True),)) for _ in range(2)]
+    mine, golden = Dump(value), Dump(value)
+    found = measure(Pair(*sides, "id"), mine, golden, trust_digests=True)
+    assert (found.status, found.judged_by) == (Status.IDENTICAL, "digest, data not read")
+    assert (found.nbytes, found.distance) == (0, 0.0)
+    assert found.limits.startswith("digests only")
+    assert mine.viewed == golden.viewed == mine.verified == golden.verified == 0
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_equal_digests_of_damaged_data_are_unverified(damaged):
+    value = normal(8, 8)
+    sides = [Operand((record(value, digests=True),)) for _ in range(2)]
+    dumps = [Dump(value), Dump(value)]
+    dumps[damaged].damaged = True
+    assert measure(Pair(*sides, "id"), *dumps).status is Status.UNVERIFIED
+
+
+def test_rounding_in_a_damaged_file_is_unverified_however_quick():
+    pair = Pair(Operand((record(normal(64)),)), Operand((record(normal(64)),)), "id")
+    mine = Dump(normal(64) * (1 + 2**-22))
+    mine.damaged = True
+    assert measure(pair, mine, Dump(normal(64)), quick=True).status is Status.UNVERIFIED
+
+
+def test_values_that_one_side_alone_has_are_held_against_their_digest():
+    value = normal(8, 8)
+    sides = [
+        Operand((record(value, digests=True, data=data),)) for data in ("tensor", "statistics")
+    ]
+    mine, golden = Dump(value), Dump(value)
+    found = measure(Pair(*sides, "id"), mine, golden)
+    assert (found.status, found.judged_by) == (Status.IDENTICAL, "statistics")
+    mine.damaged = True
+    assert measure(Pair(*sides, "id"), mine, golden).status is Status.UNVERIFIED
+
+
+def test_a_figure_that_one_side_lacks_makes_statistics_no_longer_identical():
+    value = normal(8, 8)
+    whole = record(value, data="statistics")
+    lacking = msgspec.structs.replace(
+        whole, statistics=msgspec.structs.replace(whole.statistics, l2=None)
+    )
+    pair = Pair(Operand((lacking,)), Operand((whole,)), "id")
+    found = measure(pair, Dump(value, kind="msprobe"), Dump(value, kind="msprobe"))
+    assert found.status is Status.EQUIVALENT
+    assert "known on one side only: l2" in found.limits
 
 
 def test_rounding_is_equivalent_and_says_what_it_was_held_to():

@@ -8,6 +8,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from paritas.dumps.foreign.npy_headers import array_place, read_header
+from paritas.dumps.foreign.raw_values import Member
 from paritas.dumps.foreign.torch_files import Unreadable, open_archive, stored_at
 from paritas.errors import UsageError
 
@@ -46,7 +47,10 @@ def read_arrays(path: Path, name: str) -> Iterator[tuple[str, Place | Unreadable
                     begin = stored_at(file, member, size)
                     file.seek(begin)
                     inner = array_place(name, read_header(file), member.file_size)
-                    place = dataclasses.replace(inner, begin=begin + inner.begin, key=key)
+                    around = Member(member.filename, begin, member.file_size, member.CRC)
+                    place = dataclasses.replace(
+                        inner, begin=begin + inner.begin, key=key, member=around
+                    )
                 else:
                     place = _packed(archive, member, name, size)
             except (UsageError, OSError) as error:
@@ -74,4 +78,5 @@ def _packed(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, size: 
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise UsageError(f"it is damaged: {error}") from error
     place = array_place(name, header, claimed)
-    return dataclasses.replace(place, key=member.filename, is_packed=True)
+    around = Member(member.filename, member.header_offset, member.compress_size, member.CRC)
+    return dataclasses.replace(place, key=member.filename, member=around, is_packed=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from paritas.dumps.index import RankDump
@@ -39,11 +40,16 @@ class ForeignDump:
         ranks: dict[int, RankDump],
         problems: list[str],
         read: Callable[[Record], Tensor],
-        view: Callable[[Record], Tensor],
+        view: Callable[[Record, bool], Tensor],
+        verify: Callable[[Record], bool] | None = None,
     ) -> None:
-        """`read` gives the values of a record, in its dtype and logical shape.
+        """Use the `open_dump` of a reader.
 
-        `view` gives the same, mapped from its file where that can be.
+        Args:
+            read: gives the values of a record, in its dtype and logical shape.
+            view: gives the same, mapped from its file where that can be; held against their
+                checksum if the second argument says so.
+            verify: as the method of that name does; None where the tool keeps no checksums.
         """
         self.path = path
         self.kind = kind
@@ -51,6 +57,7 @@ class ForeignDump:
         self.problems = problems
         self._read = read
         self._view = view
+        self._verify = verify
 
     def header(self, rank: int) -> Header:
         """What is known of a rank's part."""
@@ -70,33 +77,54 @@ class ForeignDump:
         Raises:
             UsageError: they are missing, damaged, or were not recorded.
         """
-        return _told(self._read, record)
+        with _naming(record):
+            return self._read(record)
 
-    def view(self, record: Record) -> Tensor:
+    def view(self, record: Record, *, check: bool = False) -> Tensor:
         """The values of a record as `read` gives them, in memory of their own only where they must.
 
         They are mapped from the file, for as long as the tensor lives; what is small, compressed,
         widened, in another layout or not aligned is read. Who writes into them writes into a copy.
 
+        Args:
+            check: hold them against their checksum, where there is one.
+
         Raises:
             UsageError: they are missing, damaged, or were not recorded.
         """
-        return _told(self._view, record)
+        with _naming(record):
+            return self._view(record, check)
 
     def verify(self, record: Record) -> bool:
-        """No other tool keeps digests of its files: there is nothing to hold them against."""
-        self.header(record.rank)
-        return False
+        """Hold the stored bytes of a record against their checksum.
+
+        Returns:
+            Whether there is one. Zip archives have one for each member: files of `torch.save`, and
+            `.npz` files. No other file of another tool has any.
+
+        Raises:
+            UsageError: they are missing, or not those that were written.
+        """
+        self.header(record.rank)  # refuses a rank that is not there
+        if record.payload is None or self._verify is None:
+            return False
+        with _naming(record):
+            return self._verify(record)
+
+    def check_files(self) -> list[str]:
+        """All that files say beside their values was read when the dump was opened."""
+        return []
 
     def read_sketch(self, record: Record) -> Tensor:
         """No other tool makes sketches."""
         raise UsageError(f"{record.id} of step {record.step} has no sketch: {self.kind} makes none")
 
 
-def _told(values: Callable[[Record], Tensor], record: Record) -> Tensor:
-    """What is wrong with a record's values, with its name."""
+@contextlib.contextmanager
+def _naming(record: Record) -> Iterator[None]:
+    """What is wrong with a record's values is told with its name."""
     try:
-        return values(record)
+        yield
     except (ParitasError, OSError) as error:
         raise UsageError(f"{record.id} of step {record.step}: {error}") from error
 

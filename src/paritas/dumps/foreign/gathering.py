@@ -9,7 +9,7 @@ import msgspec
 
 from paritas.dumps.foreign.dump import ForeignDump, rank_of
 from paritas.dumps.foreign.finding import Folder, Problems
-from paritas.dumps.foreign.raw_values import Place, values_at, view_at
+from paritas.dumps.foreign.raw_values import Place, values_at, verify_at, view_at
 from paritas.dumps.mapped_files import OpenFiles
 from paritas.dumps.records import Payload, Record
 from paritas.errors import UsageError
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from paritas.numerics.statistics import Statistics
 
     _Reader = Callable[[Record], Tensor]
-    _Made = tuple[Path, str, dict[int, RankDump], list[str], _Reader, _Reader]
+    _Viewer = Callable[[Record, bool], Tensor]
+    _Verifier = Callable[[Record], bool]
+    _Made = tuple[Path, str, dict[int, RankDump], list[str], _Reader, _Viewer, _Verifier]
 
 __all__ = ["Gathered", "ValueReader"]
 
@@ -52,10 +54,15 @@ class ValueReader:
         place = self._place(record)
         return values_at(self.folder.locate(place.file), place, self.files)
 
-    def view(self, record: Record) -> Tensor:
+    def view(self, record: Record, check: bool) -> Tensor:  # noqa: FBT001  (see `ForeignDump`)
         """The same, mapped from the file where that can be."""
         place = self._place(record)
-        return view_at(self.folder.locate(place.file), place, self.files)
+        return view_at(self.folder.locate(place.file), place, self.files, check=check)
+
+    def verify(self, record: Record) -> bool:
+        """Hold them against their checksum; False where there is none."""
+        place = self._place(record)
+        return verify_at(self.folder.locate(place.file), place, self.files)
 
     def _place(self, record: Record) -> Place:
         place = self.places.get((record.rank, record.sequence))
@@ -144,7 +151,8 @@ class Gathered:
             for rank, records in sorted(self._records.items())
         }
         reader = ValueReader(self.folder, self._places)
-        return self.path, self.kind, ranks, problems, reader.read, reader.view
+        readers = (reader.read, reader.view, reader.verify)
+        return self.path, self.kind, ranks, problems, *readers
 
     def dump(self) -> ForeignDump:
         """The dump of all that was added.

@@ -59,7 +59,7 @@ class GeDump(ForeignDump):
         found = self._made.get(record.rank)
         return found.fusion(record.site) if found is not None else None
 
-    def _mapped(self, record: Record) -> Tensor:
+    def _mapped(self, record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
         return self._values(record, self._files)
 
     def _values(self, record: Record, files: OpenFiles | None = None) -> Tensor:

@@ -26,7 +26,7 @@ from paritas.dumps.foreign.msprobe_names import Lines, parents_of
 from paritas.dumps.foreign.msprobe_shards import place_shards
 from paritas.dumps.foreign.msprobe_values import load_json
 from paritas.dumps.foreign.npy_headers import array_place, read_header
-from paritas.dumps.foreign.raw_values import values_at, view_at
+from paritas.dumps.foreign.raw_values import values_at, verify_at, view_at
 from paritas.dumps.foreign.torch_files import only_tensor
 from paritas.dumps.mapped_files import OpenFiles
 from paritas.errors import UsageError
@@ -117,11 +117,15 @@ def open_dump(path: Path) -> ForeignDump:
         file, place, dtype = _located(files, record)
         return values_at(file, place, opened).to(dtype)
 
-    def view(record: Record) -> Tensor:
+    def view(record: Record, check: bool) -> Tensor:  # noqa: FBT001  (see `ForeignDump`)
         file, place, dtype = _located(files, record)
-        return view_at(file, place, opened).to(dtype)
+        return view_at(file, place, opened, check=check).to(dtype)
 
-    return ForeignDump(root, _KIND, found, problems.all(), read, view)
+    def verify(record: Record) -> bool:
+        file, place, _ = _located(files, record)
+        return verify_at(file, place, opened)
+
+    return ForeignDump(root, _KIND, found, problems.all(), read, view, verify)
 
 
 def _is_main(file: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import zipfile
 import zlib
@@ -17,12 +19,14 @@ from paritas.dumps.records import Payload, TensorFacts
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import IO
 
     from torch import Tensor
 
 __all__ = [
+    "Member",
     "Place",
     "bools",
     "contiguous_stride",
@@ -30,12 +34,30 @@ __all__ = [
     "place_of",
     "read_values",
     "values_at",
+    "verify_at",
     "view_at",
 ]
 
 _MOST_BYTES = 2**62
 _MOST_DIMENSIONS = 64
 _BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The member of a zip archive that values lie in.
+
+    Attributes:
+        begin: byte of the file at which it begins.
+        nbytes: how many bytes it has there.
+        crc: the checksum that the archive has of it; 0 where who wrote it left that out, as torch
+            does if asked to.
+    """
+
+    name: str
+    begin: int
+    nbytes: int
+    crc: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +71,8 @@ class Place:
         stride: of the values from `begin` on, in elements.
         begin: byte of the file, or of the unpacked member, at which they begin.
         nbytes: how many bytes they lie in.
-        is_packed: whether they are in a compressed member of an archive.
+        member: of an archive, that they are in.
+        is_packed: whether that is compressed.
         is_swapped: whether the bytes of a number are in the other order.
         is_conjugate: whether the file leaves the sign of the imaginary parts to be turned.
         is_negated: whether it leaves the sign of all values to be turned.
@@ -65,6 +88,7 @@ class Place:
     offset: int = 0
     device: str = "cpu"
     requires_grad: bool = False
+    member: Member | None = None
     is_packed: bool = False
     is_swapped: bool = False
     is_conjugate: bool = False
@@ -147,15 +171,20 @@ def values_at(file: Path, place: Place, files: OpenFiles | None = None) -> Tenso
     if place.is_packed:
         raw = _read_packed(file, place)
     else:
-        raw = (files or OpenFiles()).read(file, place.begin, place.nbytes, place.file)
+        files = files or OpenFiles()
+        verify_at(file, place, files)
+        raw = files.read(file, place.begin, place.nbytes, place.file)
     if place.is_swapped:
         width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
         raw = raw.reshape(-1, width).flip(1).reshape(-1)
     return _as_tensor(raw, place, dtype)
 
 
-def view_at(file: Path, place: Place, files: OpenFiles) -> Tensor:
+def view_at(file: Path, place: Place, files: OpenFiles, *, check: bool = False) -> Tensor:
     """The same, in memory of its own only where it must be: small, compressed, or rearranged.
+
+    Args:
+        check: hold what is mapped against its checksum, too; what is read always is.
 
     Raises:
         UsageError: the file has changed, is damaged or is gone.
@@ -163,8 +192,37 @@ def view_at(file: Path, place: Place, files: OpenFiles) -> Tensor:
     if not place.nbytes or place.is_packed or place.is_swapped:
         return values_at(file, place, files)
     dtype = known_dtype(place.dtype)
+    if check:
+        verify_at(file, place, files)
     where = (file, place.begin, place.nbytes, place.file)
     return _as_tensor(files.view(*where, itemsize=dtype.itemsize), place, dtype)
+
+
+def verify_at(file: Path, place: Place, files: OpenFiles) -> bool:
+    """Hold the member of an archive that values are in against its checksum.
+
+    Returns:
+        Whether it has one. Nothing but archives has any.
+
+    Raises:
+        UsageError: it does not fit, or the file is gone.
+    """
+    member = place.member
+    if member is None or not member.crc:
+        return False
+    where = (file, member.begin, member.nbytes)
+
+    def compute() -> int:
+        blocks = _unpacked(file, place) if place.is_packed else files.blocks(*where, place.file)
+        return functools.reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
+
+    found = files.checked.misfit(*where, member.crc, compute)
+    if found is not None:
+        raise UsageError(
+            f"{member.name} of {place.file} is not what was written: its checksum is {found:08x}, "
+            f"and the archive says {member.crc:08x}; the file is damaged: copy or record it again"
+        )
+    return True
 
 
 def bools(raw: Tensor) -> Tensor:
@@ -191,13 +249,27 @@ def _as_tensor(raw: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
     return found.neg() if place.is_negated else found
 
 
+def _unpacked(file: Path, place: Place) -> Iterator[bytes]:
+    with _unpacking(file, place) as unpacked:
+        while block := unpacked.read(_BLOCK):
+            yield block
+
+
 def _read_packed(file: Path, place: Place) -> Tensor:
+    with _unpacking(file, place) as unpacked:
+        skipped = bytearray(place.begin)
+        fill(unpacked, memoryview(skipped), place.key)
+        raw = torch.empty(place.nbytes, dtype=torch.uint8)
+        fill(unpacked, raw.numpy().data, place.key)
+        if unpacked.read(1):  # only at its end is it held against its checksum
+            raise UsageError(f"{place.key} of {place.file} has more bytes than its header says")
+        return raw
+
+
+@contextlib.contextmanager
+def _unpacking(file: Path, place: Place) -> Iterator[IO[bytes]]:
     try:
-        with zipfile.ZipFile(file) as archive, archive.open(place.key) as member:
-            skipped = bytearray(place.begin)
-            fill(member, memoryview(skipped), place.key)
-            raw = torch.empty(place.nbytes, dtype=torch.uint8)
-            fill(member, raw.numpy().data, place.key)
-            return raw
+        with zipfile.ZipFile(file) as archive, archive.open(place.key) as unpacked:
+            yield unpacked
     except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError) as error:
         raise UsageError(f"{place.key} of {place.file} is damaged: {error}") from error

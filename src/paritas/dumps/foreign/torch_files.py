@@ -11,11 +11,12 @@ import dataclasses
 import io
 import struct
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from paritas.dumps.dtypes import known_dtype
 from paritas.dumps.foreign.pickles import Call, Name, Persistent, follow, leaves
-from paritas.dumps.foreign.raw_values import Place, place_of
+from paritas.dumps.foreign.raw_values import Member, Place, place_of
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ __all__ = [
 
 _LARGEST_PICKLE = 64 << 20
 _LOCAL_HEADER = 30
+_UTF_8 = 0x800  # the flag of names that are written so
 _MOST_WRAPPERS = 4
+_LONGEST_ORDER = 16
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 _STORAGES = {
     "DoubleStorage": "float64",
@@ -153,6 +156,11 @@ def stored_at(file: io.BufferedReader, member: zipfile.ZipInfo, size: int) -> in
     if len(head) < _LOCAL_HEADER or head[:4] != b"PK\x03\x04":
         raise UsageError(f"{member.filename} is not where the archive says: it is damaged")
     name_length, extra_length = struct.unpack("<HH", head[26:])
+    code = "utf-8" if member.flag_bits & _UTF_8 else "cp437"
+    if file.read(name_length).decode(code, "replace") != member.orig_filename:
+        raise UsageError(
+            f"{member.filename} is not what lies where the archive says: it is damaged"
+        )
     begin = int(member.header_offset + _LOCAL_HEADER + name_length + extra_length)
     if member.file_size != member.compress_size or begin + member.file_size > size:
         raise UsageError(f"{member.filename} reaches beyond the end of the file: it was cut off")
@@ -186,8 +194,7 @@ def read_saved(path: Path, name: str) -> Saved:
         pickle = members[f"{top}/data.pkl"]
         if pickle.file_size > _LARGEST_PICKLE:
             raise UsageError(f"its pickle has {pickle.file_size} bytes: it is no list of tensors")
-        file.seek(stored_at(file, pickle, size))
-        tree, _ = follow(file.read(pickle.file_size))
+        tree, _ = follow(_whole(file, pickle, size))
         storages = _Storages(name, file, members, top, size)
         return Saved(tree, storages, pickle.file_size + 16)
 
@@ -219,18 +226,28 @@ def _top_folder(members: dict[str, zipfile.ZipInfo]) -> str:
 def _check_order(file: io.BufferedReader, member: zipfile.ZipInfo | None, size: int) -> None:
     if member is None:  # before torch 2.1, on what machines people have
         return
-    file.seek(stored_at(file, member, size))
-    order = file.read(min(member.file_size, 16))
+    order = _whole(file, member, size) if member.file_size <= _LONGEST_ORDER else b""
     if order != b"little":
         raise UsageError(f"its numbers have their bytes in the order {order!r}, not little endian")
+
+
+def _whole(file: io.BufferedReader, member: zipfile.ZipInfo, size: int) -> bytes:
+    """A small member, which fits its checksum if the archive has one of it."""
+    file.seek(stored_at(file, member, size))
+    data = file.read(member.file_size)
+    if member.CRC and zlib.crc32(data) != member.CRC:
+        raise UsageError(
+            f"{member.filename} is not what was written: its checksum is {zlib.crc32(data):08x}, "
+            f"and the archive says {member.CRC:08x}; the file is damaged: copy or record it again"
+        )
+    return data
 
 
 @dataclasses.dataclass(frozen=True)
 class _Storage:
     dtype: str | None
     location: str
-    begin: int
-    nbytes: int
+    member: Member
 
 
 class _Storages:
@@ -245,21 +262,23 @@ class _Storages:
         size: int,
     ) -> None:
         self._name = name
-        self._begins: dict[str, tuple[int, int] | str] = {}
+        self._members: dict[str, Member | str] = {}
         for member in members.values():
             folder, _, key = member.filename.rpartition("/")
             if folder == f"{top}/data":
                 try:
-                    self._begins[key] = stored_at(file, member, size), member.file_size
+                    begin = stored_at(file, member, size)
+                    found = Member(member.filename, begin, member.file_size, member.CRC)
+                    self._members[key] = found
                 except UsageError as error:
-                    self._begins[key] = str(error)
+                    self._members[key] = str(error)
 
     def understand(self, item: Any) -> Place | Unreadable | Plain:
         """What a leaf of the tree is."""
         if isinstance(item, Persistent):
             storage = self._storage(item)
             dtype = storage.dtype or "uint8"
-            count = storage.nbytes // known_dtype(dtype).itemsize
+            count = storage.member.nbytes // known_dtype(dtype).itemsize
             return self._place(storage, dtype, 0, (count,), (1,))
         if not isinstance(item, Call):
             return Plain(item)
@@ -319,10 +338,10 @@ class _Storages:
         stride: tuple[int, ...],
     ) -> Place:
         skipped = offset * known_dtype(dtype).itemsize
-        room = storage.nbytes - skipped
-        begin = storage.begin + skipped
+        member = storage.member
+        room, begin = member.nbytes - skipped, member.begin + skipped
         place = place_of(self._name, dtype, shape, stride, begin, room)
-        return dataclasses.replace(place, offset=offset, device=storage.location)
+        return dataclasses.replace(place, offset=offset, device=storage.location, member=member)
 
     def _storage(self, item: Persistent) -> _Storage:
         match item.identity:
@@ -333,10 +352,10 @@ class _Storages:
         kind = path.rpartition(".")[2]
         if kind not in _STORAGES and kind != "UntypedStorage":
             raise UsageError(f"a tensor's memory is a {path}, which is not known")
-        found = self._begins.get(key, "it is not in the file")
+        found = self._members.get(key, "it is not in the file")
         if isinstance(found, str):
             raise UsageError(f"the memory {key[:32]!r} of a tensor: {found}")
-        return _Storage(_STORAGES.get(kind), location[:32], *found)
+        return _Storage(_STORAGES.get(kind), location[:32], found)
 
 
 def _numbers(value: Any) -> tuple[int, ...]:

@@ -76,10 +76,12 @@ def headline(comparison: Comparison) -> str:
         return "Nothing was compared, so nothing is shown to be right."
     if failing:
         return f"{failing:,} of {_counted(rows, 'row')} {_verb(failing, 'does', 'do')} not pass."
-    few = comparison.of_summaries
+    few, unread = comparison.of_summaries, comparison.by_digest
     weaker = f" Of {_counted(few, 'row')} only statistics or sketches were compared." if few else ""
+    if unread:
+        weaker += f" Of {_counted(unread, 'row')} only digests were compared, and not the data."
     if comparison.status is Status.IDENTICAL:
-        same = "the same in all that is recorded" if few else "equal bit for bit"
+        same = "the same in all that is recorded" if few or unread else "equal bit for bit"
         return f"{_all(rows)} {same}.{weaker}"
     return f"{_all(rows)} the same but for rounding.{weaker}"
 

@@ -1,0 +1,74 @@
+"""Bytes are held against their checksum once, for as long as nobody writes to their file."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import pytest
+
+from paritas.dumps import checksums
+from paritas.dumps.checksums import Checked
+
+NBYTES = checksums._FEW
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(NBYTES))
+    return path
+
+
+class Reading:
+    """Computes a checksum, and counts how often it was asked to."""
+
+    def __init__(self, path):
+        self.path = path
+        self.times = 0
+
+    def __call__(self):
+        self.times += 1
+        return zlib.crc32(self.path.read_bytes())
+
+
+def misfit(checked, file, compute, nbytes=NBYTES):
+    return checked.misfit(file, 0, nbytes, zlib.crc32(bytes(NBYTES)), compute)
+
+
+def test_what_fits_is_read_once(file):
+    checked, compute = Checked(), Reading(file)
+    assert misfit(checked, file, compute) is None
+    assert misfit(checked, file, compute) is None
+    assert compute.times == 1
+
+
+def test_what_does_not_fit_is_found_each_time(file):
+    checked, compute = Checked(), Reading(file)
+    file.write_bytes(b"x" * NBYTES)
+    for _ in range(2):
+        assert misfit(checked, file, compute) == zlib.crc32(b"x" * NBYTES)
+    assert compute.times == 2
+
+
+def test_a_file_that_was_written_to_is_read_again(file):
+    checked, compute = Checked(), Reading(file)
+    assert misfit(checked, file, compute) is None
+    file.write_bytes(b"x" * NBYTES)
+    os.utime(file, ns=(1, 1))  # the clock of a file system may stand still for a while
+    assert misfit(checked, file, compute) is not None
+
+
+def test_few_bytes_are_not_remembered(file):
+    checked, compute = Checked(), Reading(file)
+    for _ in range(2):
+        assert misfit(checked, file, compute, nbytes=NBYTES - 1) is None
+    assert compute.times == 2
+
+
+def test_what_is_remembered_does_not_grow_without_end(file, monkeypatch):
+    monkeypatch.setattr(checksums, "_MOST_KEPT", 4)
+    checked = Checked()
+    for begin in range(10):
+        assert checked.misfit(file, begin, NBYTES, 7, lambda: 7) is None
+    assert len(checked._known) <= 4
