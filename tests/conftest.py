@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 # Where GCC looks for its linker first.
 PROGRAMS = "COMPILER_PATH"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Set up what holds for the whole run."""
+    _link_with_gold(config)
+    _outlive_commands(config)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt this process and those it starts.
+
+    In the background and on some CI runners it is ignored, which children inherit.
+    """
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def _link_with_gold(config: pytest.Config) -> None:
     """Let Inductor's kernels be linked by gold where it is installed.
 
     Hundreds of them are built, each against the whole of torch, for which gold takes a quarter of
@@ -33,3 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.cleanup()
 
     config.add_cleanup(forget)
+
+
+def _outlive_commands(config: pytest.Config) -> None:
+    """Let `paritas run` be called in this process, which does not end when the script does."""
+    end_threads = threading._shutdown
+    threading._shutdown = lambda: None
+
+    def restore() -> None:
+        threading._shutdown = end_threads
+
+    config.add_cleanup(restore)
