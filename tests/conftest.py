@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
 
 # Where GCC looks for its linker first.
 PROGRAMS = "COMPILER_PATH"
+
+
+# A loaded machine is not a bug, and the same commit has the same result. The examples of a test may
+# share its folder. The whole corpus draws others each time.
+hypothesis.settings.register_profile(
+    "paritas",
+    deadline=None,
+    derandomize=os.environ.get("PARITAS_WHOLE_CORPUS") != "1",
+    database=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("paritas")
 
 
 def pytest_configure(config: pytest.Config) -> None:

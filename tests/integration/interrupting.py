@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-LIMIT_S = 120
+LIMIT_S = 600
 
 
 def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
@@ -40,7 +40,7 @@ def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=600,
+        timeout=3600,
     )
     return json.loads(done.stdout)
 

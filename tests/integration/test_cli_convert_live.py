@@ -77,13 +77,13 @@ def watching(dump, output, **options):
     thread = threading.Thread(target=converter.run, kwargs={"interval": 0.01}, daemon=True)
     thread.start()
     yield converter
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive()
     converter.close()
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -208,7 +208,7 @@ def torchrun(*arguments):
     command = (sys.executable, *launcher, "-m", "paritas", "verify-parallel", *arguments)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment
     )
 
 

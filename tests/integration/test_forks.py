@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import paritas
 
-signal.alarm(250)
+signal.alarm(550)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
@@ -31,7 +31,7 @@ model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
 def forked(work):
     child = os.fork()
     if child == 0:
-        signal.alarm(200)
+        signal.alarm(500)
         code = 1
         try:
             work()
@@ -92,7 +92,7 @@ def test_forks_end_and_leave_one_dump_of_the_parent_alone(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

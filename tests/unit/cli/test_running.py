@@ -43,7 +43,7 @@ def script(text, name="script.py"):
 
 def as_python_shows(*command):
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=600
     )
     return ast.literal_eval(done.stdout)
 
@@ -180,7 +180,7 @@ def test_words_given_to_exit_go_to_stderr(capsys):
 def test_a_traceback_is_what_python_shows(text, capsys):
     run_program(script(text))
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=600
     )
     assert capsys.readouterr().err == done.stderr
 
