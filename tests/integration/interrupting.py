@@ -21,7 +21,6 @@ import sys
 import traceback
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
 LIMIT_S = 600
 
 
@@ -36,7 +35,12 @@ def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
     done = subprocess.run(
         [sys.executable, "-m", "integration.interrupting", str(folder)],
         input=json.dumps(tasks),
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -272,6 +272,7 @@ def test_a_misspelt_command_is_told_its_nearest():
 # --- other ends -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_with_130_and_one_line():
     result = paritas("nets:interrupted", "--backend", "eager")
     assert result.exit_code == 130

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -149,7 +148,7 @@ def test_a_writer_that_was_killed_is_not_watched_for_ever(tmp_path, monkeypatch)
         "making = Making(pathlib.Path(sys.argv[1])); making.add(site('a'), values(5));"
         "os.kill(os.getpid(), 9)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [sys.executable, "-c", code, str(tmp_path / "dump")]
     killed = subprocess.run(arguments, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL

@@ -354,6 +354,7 @@ def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(left, number, co
         _, stderr = process.communicate(timeout=600)
     finally:
         process.kill()  # it would go on for ever
+        process.communicate()
     assert process.returncode == code, stderr
     assert f"{words}; what it did not get to was not checked" in stderr
     assert verdict_in("v.json").coverage.compared >= 8

@@ -13,7 +13,6 @@ from paritas.cli import main
 from paritas.numerics.findings import Status, Verdict
 
 PROGRAM = """
-import signal
 
 import torch
 from torch import distributed, nn
@@ -68,10 +67,6 @@ class Row(nn.Module):
 
 def bias_on_every_rank(model, mesh):
     model[2] = Row(model[2], mesh)
-
-
-def interrupted(model, mesh):
-    signal.raise_signal(signal.SIGINT)
 
 
 def function_alone():
