@@ -52,6 +52,14 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
+@pytest.fixture
+def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what kind of wrong it is, which takes as long as finding that it is."""
+    from paritas.checking.explaining import Explainer
+
+    monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+
+
 def _link_with_gold(config: pytest.Config) -> None:
     """Let Inductor's kernels be linked by gold where it is installed.
 
