@@ -4,18 +4,63 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
+import pytest
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 # Where GCC looks for its linker first.
 PROGRAMS = "COMPILER_PATH"
 
 
+# A loaded machine is not a bug, and the same commit has the same result. The examples of a test may
+# share its folder. The whole corpus draws others each time.
+hypothesis.settings.register_profile(
+    "paritas",
+    deadline=None,
+    derandomize=os.environ.get("PARITAS_WHOLE_CORPUS") != "1",
+    database=None,
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("paritas")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    """Set up what holds for the whole run."""
+    _link_with_gold(config)
+    _outlive_commands(config)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt this process and those it starts.
+
+    In the background and on some CI runners it is ignored, which children inherit.
+    """
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture
+def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what kind of wrong it is, which takes as long as finding that it is."""
+    from paritas.checking.explaining import Explainer
+
+    monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+
+
+def _link_with_gold(config: pytest.Config) -> None:
     """Let Inductor's kernels be linked by gold where it is installed.
 
     Hundreds of them are built, each against the whole of torch, for which gold takes a quarter of
@@ -33,3 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
         folder.cleanup()
 
     config.add_cleanup(forget)
+
+
+def _outlive_commands(config: pytest.Config) -> None:
+    """Let `paritas run` be called in this process, which does not end when the script does."""
+    end_threads = threading._shutdown
+    threading._shutdown = lambda: None
+
+    def restore() -> None:
+        threading._shutdown = end_threads
+
+    config.add_cleanup(restore)

@@ -84,7 +84,7 @@ def ask_page(page: str, folder: Path, steps: str) -> dict:
             file.as_uri(),
         ],
         check=False,
-        timeout=180,
+        timeout=600,
         capture_output=True,
         text=True,
         encoding="utf-8",

@@ -8,7 +8,6 @@ import random
 import resource
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -53,11 +52,13 @@ def write_for_ever(path: Path, progress: int, *, last: int) -> None:
 
 
 def be_killed(folder: Path, times: int, seed: int) -> None:
-    """Kill a writer at a random moment, many times; print what each had written by then.
+    """Kill a writer after a random number of records, many times; print what each had written.
+
+    A number of records is the same on a loaded machine; where in the next one it is, is chance.
 
     The writers are forked from here: to import torch for each would take longer than all the rest.
     """
-    moments = random.Random(seed)
+    moments_of = random.Random(seed).choices(range(1, 200), k=times)
     reported = []
     for run in range(times):
         reader, progress = os.pipe()
@@ -65,11 +66,11 @@ def be_killed(folder: Path, times: int, seed: int) -> None:
         if writer == 0:
             write_for_ever(folder / f"run{run}", progress, last=2 if run % 4 == 3 else 0)
         os.close(progress)
-        os.read(reader, 1)
-        time.sleep(moments.uniform(0, 0.1))
+        count = 0
+        while count < moments_of[run]:
+            count += len(os.read(reader, 1))
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
-        count = 1
         while told := os.read(reader, 1 << 16):
             count += len(told)
         os.close(reader)

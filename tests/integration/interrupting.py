@@ -21,8 +21,7 @@ import sys
 import traceback
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-LIMIT_S = 120
+LIMIT_S = 600
 
 
 def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
@@ -36,11 +35,16 @@ def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
     done = subprocess.run(
         [sys.executable, "-m", "integration.interrupting", str(folder)],
         input=json.dumps(tasks),
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=True,
-        timeout=600,
+        timeout=3600,
     )
     return json.loads(done.stdout)
 

@@ -46,7 +46,7 @@ def summary(result):
 
 def paritas_in_a_process(*arguments):
     process = start(sys.executable, "-m", "paritas", "run", *arguments)
-    stdout, stderr = process.communicate(timeout=240)
+    stdout, stderr = process.communicate(timeout=600)
     return process.returncode, stdout, stderr
 
 
@@ -284,26 +284,77 @@ def test_a_script_that_ends_without_a_farewell_is_reported_all_the_same():
     assert stderr.splitlines()[-1].startswith("different: ")
 
 
+# What a script may leave to the end of its process: a pool that nobody closes, with work to do,
+# and a thread that ends because the main one does.
+LEFT = """
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+
+def last():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    compiled(torch.randn(32, 8))
+
+
+threading.Thread(target=last).start()
+pool = ThreadPoolExecutor(1)
+pool.submit(compiled, torch.randn(32, 8))
+"""
+# Ctrl-C while python waits for the thread of a pool: it waits no longer. The script says so then.
+POOL_AT_WORK = """
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(1)
+pool.submit(time.sleep, 3600)
+threading._register_atexit(print, "ready")
+"""
+# SIGTERM ends a process, whatever its threads do.
+THREAD_AT_WORK = """
+import threading
+import time
+
+threading.Thread(target=time.sleep, args=(3600,)).start()
+print("ready")
+while True:
+    pass
+"""
+
+
 @pytest.mark.slow
+def test_threads_are_let_go_and_waited_for_as_python_does():
+    write("threads.py", TRAIN + LEFT)
+    code, _, stderr = paritas_in_a_process("threads.py")
+    assert code == 0, stderr
+    assert re.search(r"^graph 0 +6 +6 +0 +6 ", stderr, re.MULTILINE), stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(os.name == "nt", reason="there is no such signal")
 @pytest.mark.parametrize(
-    ("number", "code", "words"),
+    ("left", "number", "code", "words"),
     [
-        (signal.SIGINT, 130, "it was interrupted by Ctrl-C"),
-        (signal.SIGTERM, 143, "it was terminated by SIGTERM"),
+        (POOL_AT_WORK, signal.SIGINT, 130, "it was interrupted by Ctrl-C"),
+        (THREAD_AT_WORK, signal.SIGTERM, 143, "it was terminated by SIGTERM"),
     ],
+    ids=["SIGINT", "SIGTERM"],
 )
-def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(number, code, words):
-    write("endless.py", f"{TRAIN}\nprint('ready')\nwhile True:\n    pass\n")
+def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(left, number, code, words):
+    write("endless.py", TRAIN + left)
     process = start(sys.executable, "-m", "paritas", "run", "--json", "v.json", "endless.py")
     try:
         for line in process.stdout:
             if line == "ready\n":
                 break
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=600)
     finally:
         process.kill()  # it would go on for ever
+        process.communicate()
     assert process.returncode == code, stderr
     assert f"{words}; what it did not get to was not checked" in stderr
     assert verdict_in("v.json").coverage.compared >= 8

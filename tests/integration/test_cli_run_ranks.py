@@ -47,7 +47,7 @@ def torchrun(*arguments):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run = ("-m", "paritas", "run", "--json", "verdict.json", "ranks.py")
     process = start(sys.executable, *launcher, *run, *arguments)
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=600)
     return process.returncode, stderr
 
 

@@ -273,7 +273,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = subprocess.run(
-        [sys.executable, "-c", program], env=environment, timeout=300, check=False
+        [sys.executable, "-c", program], env=environment, timeout=600, check=False
     )
     assert killed.returncode == -signal.SIGKILL
     assert not (out / "results.json").exists()
@@ -289,7 +289,7 @@ def test_the_name_of_the_original_script_works_too(net):
         [sys.executable, "-m", "paritas.verify_graph_operations", *asked],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 2

@@ -13,7 +13,6 @@ from paritas.cli import main
 from paritas.numerics.findings import Status, Verdict
 
 PROGRAM = """
-import signal
 
 import torch
 from torch import distributed, nn
@@ -68,10 +67,6 @@ class Row(nn.Module):
 
 def bias_on_every_rank(model, mesh):
     model[2] = Row(model[2], mesh)
-
-
-def interrupted(model, mesh):
-    signal.raise_signal(signal.SIGINT)
 
 
 def function_alone():
@@ -208,7 +203,7 @@ def torchrun(*arguments):
     command = (sys.executable, *launcher, "-m", "paritas", "verify-parallel", *arguments)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment
     )
 
 

@@ -39,7 +39,7 @@ debugger.step()
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # It patches torch, so it gets a process of its own.
     return subprocess.run(  # noqa: PLW1510  (the caller asks)
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, timeout=300
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, timeout=600
     )
 
 

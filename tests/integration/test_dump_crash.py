@@ -30,7 +30,7 @@ def start(command, path, *numbers, **environment):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return json.loads(out) if out else None
 

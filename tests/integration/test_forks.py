@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import paritas
 
-signal.alarm(100)
+signal.alarm(550)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
@@ -31,7 +31,7 @@ model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).requires_grad_(False)
 def forked(work):
     child = os.fork()
     if child == 0:
-        signal.alarm(30)
+        signal.alarm(500)
         code = 1
         try:
             work()
@@ -64,6 +64,17 @@ with paritas.capture("dump", level="op"):
     print("fork in a capture:", forked(lambda: model(torch.ones(2, 4))))
     for batch in loaded():
         model(batch)
+for room in (0, 4096):
+    with paritas.capture(f"dump{room}", level="op", queue_bytes=room) as capture:
+
+        def more_than_may_wait():
+            for number in range(20):
+                model(torch.full((64, 4), float(number)))
+            capture.__exit__(None, None, None)
+
+        model(torch.ones(2, 4))
+        print(f"fork with {room} bytes of room:", forked(more_than_may_wait))
+        model(torch.ones(2, 4))
 guarded = paritas.guard("eager")
 compiled = torch.compile(model, backend=guarded)
 for batch in loaded():
@@ -81,19 +92,23 @@ def test_forks_end_and_leave_one_dump_of_the_parent_alone(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fork after use: 0",
         "fork in a capture: 0",
+        "fork with 0 bytes of room: 0",
+        "fork with 4096 bytes of room: 0",
         "fork under guard: 0",
         "guard: identical",
     ]
-    dump = Dump.open(tmp_path / "dump")
-    assert dump.problems == []
-    assert dump.header(0).closed
-    made = [r for r in dump.records() if "tanh" in r.site.name and r.site.side == "output"]
-    assert len(made) == 3  # the parent's own call, and one for each batch
-    assert all(isinstance(dump.read(record), torch.Tensor) for record in made)
+    # The parent's own calls, of which one is for each batch of the first.
+    for name, calls in {"dump": 3, "dump0": 2, "dump4096": 2}.items():
+        dump = Dump.open(tmp_path / name)
+        assert dump.problems == []
+        assert dump.header(0).closed
+        made = [r for r in dump.records() if "tanh" in r.site.name and r.site.side == "output"]
+        assert len(made) == calls
+        assert all(isinstance(dump.read(record), torch.Tensor) for record in made)

@@ -93,7 +93,7 @@ def run(tmp_path_factory):
         command = [sys.executable, *arguments]
         # It patches torch, so it gets a process of its own.
         return subprocess.run(  # noqa: PLW1510  (the caller asks)
-            command, env=dict(os.environ), capture_output=True, text=True, cwd=folder, timeout=300
+            command, env=dict(os.environ), capture_output=True, text=True, cwd=folder, timeout=600
         )
 
     tried = start("-c", "import msprobe.pytorch")

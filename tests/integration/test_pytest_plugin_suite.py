@@ -171,7 +171,7 @@ def test_a_suite_without_torch_stays_without(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "guarded: nothing, because no test called anything" in done.stdout

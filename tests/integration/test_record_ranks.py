@@ -55,7 +55,7 @@ def run_ranks(folder, body, world_size=2):
         )
         for rank in range(world_size)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     return [process.returncode for process in processes], outputs
 
 

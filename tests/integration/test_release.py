@@ -100,7 +100,7 @@ def run(*command, cwd: Path) -> str:
         env={**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

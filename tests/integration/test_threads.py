@@ -24,7 +24,7 @@ def at_once(*tasks):
     results = [None] * len(tasks)
 
     def work(place, task):
-        ready.wait(30)
+        ready.wait(600)
         try:
             results[place] = [task() for _ in range(ROUNDS)]
         except Exception as error:  # noqa: BLE001  (told by the test's own thread)
@@ -34,7 +34,7 @@ def at_once(*tasks):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
     for result in results:
         if isinstance(result, Exception):
@@ -102,17 +102,17 @@ def test_threads_that_lift_at_once_leave_the_default_dtype_as_it_was():
     def first():
         with default_dtype(torch.float64):
             first_in.set()
-            second_in.wait(30)
+            second_in.wait(600)
         first_out.set()
 
     thread = threading.Thread(target=first)
     thread.start()
-    first_in.wait(30)
+    first_in.wait(600)
     with default_dtype(torch.float64):
         second_in.set()
-        first_out.wait(30)
+        first_out.wait(600)
         assert torch.get_default_dtype() is torch.float64
-    thread.join(30)
+    thread.join(600)
     assert torch.get_default_dtype() is torch.float32
 
 
@@ -120,7 +120,7 @@ def elsewhere(dtypes):
     """Note the dtype that another thread's tensors have right now."""
     thread = threading.Thread(target=lambda: dtypes.add(torch.ones(1).dtype))
     thread.start()
-    thread.join(30)
+    thread.join(600)
 
 
 def test_tensors_of_other_threads_keep_their_dtype_while_a_check_lifts():
@@ -177,7 +177,7 @@ def test_a_guard_leaves_tensors_of_other_threads_alone():
             compiled(torch.ones(3, 4))
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(600)
     assert guarded.verdict().coverage.compared
     assert dtypes == {torch.float32}
 

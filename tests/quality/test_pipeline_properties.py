@@ -33,9 +33,6 @@ def drawn(examples):
     """So many programs in the usual run, and always the same ones; many more in the whole."""
     return settings(
         max_examples=examples * 25 if WHOLE else examples,
-        deadline=None,
-        derandomize=not WHOLE,
-        database=None,
         suppress_health_check=list(HealthCheck),
     )
 

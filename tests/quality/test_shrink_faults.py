@@ -30,7 +30,7 @@ def test_a_fault_inside_a_model_ends_as_a_script_of_a_few_calls(name, tmp_path):
     candidate = Candidate(dynamic=fault.dynamic, setup=setup(fault.plant))
     with without_caches(), PLANTS[fault.plant](), torch.set_grad_enabled(fault.training):
         programs = capture_programs(model, list(inputs), candidate)
-        result = shrink(programs, candidate, seconds=600, outdir=tmp_path)
+        result = shrink(programs, candidate, seconds=3600, outdir=tmp_path)
     assert 50 <= result.nodes_before <= 400
     assert result.nodes_after <= fault.most_calls, result.steps
     assert (result.signature.role, result.signature.nonfinite) == (fault.role, fault.nonfinite)

@@ -43,7 +43,7 @@ def run_cold(code: str, cwd: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"

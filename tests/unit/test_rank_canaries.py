@@ -42,13 +42,13 @@ def test_threads_that_enter_modes_leave_the_process_in_none():
 
     def program(rank):
         if rank == 1:
-            first_in.wait(10)
+            first_in.wait(600)
         with Mode():
             (first_in if rank == 0 else second_in).set()
-            (second_in if rank == 0 else first_out).wait(10)
+            (second_in if rank == 0 else first_out).wait(600)
         first_out.set()
 
-    simulated_ranks.run_in_threads(program, 2, 30.0)
+    simulated_ranks.run_in_threads(program, 2, 600.0)
     assert not is_in_torch_dispatch_mode()
 
 
@@ -56,7 +56,7 @@ def test_simulated_ranks_leave_the_exception_hook_alone():
     hook = sys.excepthook
     with simulated_ranks.simulated_ranks(2):
         pass
-    simulated_ranks.run_in_threads(lambda rank: rank, 2, 30.0)
+    simulated_ranks.run_in_threads(lambda rank: rank, 2, 600.0)
     assert sys.excepthook is hook
 
 
@@ -114,7 +114,7 @@ def test_each_thread_knows_its_rank_and_joins_in_collectives():
         distributed.all_reduce(value)
         return distributed.get_rank(), float(value)
 
-    outcomes = simulated_ranks.run_in_threads(program, 3, timeout=30)
+    outcomes = simulated_ranks.run_in_threads(program, 3, timeout=600)
     assert [outcome.value for outcome in outcomes] == [(0, 6.0), (1, 6.0), (2, 6.0)]
     assert all(outcome.done for outcome in outcomes)
     assert not distributed.is_initialized()

@@ -107,7 +107,13 @@ def run(  # noqa: PLR0913  (one for each option)
     """
     from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
     from paritas.cli.ranks import Meeting, Ranks
-    from paritas.cli.running import Program, check_program, exits_told, run_program
+    from paritas.cli.running import (
+        Program,
+        StopSignals,
+        check_program,
+        exits_told,
+        run_last_program,
+    )
 
     if not is_enabled(None):
         ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment switches guards off; unset it")
@@ -124,17 +130,18 @@ def run(  # noqa: PLR0913  (one for each option)
         check_writable(json_path)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
-    watch = _Watch(settings)
+    watch, signals = _Watch(settings), StopSignals()
 
     def finish(ending: Ending) -> int:
+        signals.only_hurry()
         from paritas.cli.run_ending import Course, Files, finish
 
         course = Course(program, ending, watch.journal, watch.failure, strict=strict)
-        return finish(course, meeting, Files(json_path, form))
+        return finish(course, meeting, Files(json_path, form), signals)
 
-    with exits_told(finish):
+    with exits_told(finish), signals:
         with watch.watching():
-            ending = run_program(program)
+            ending = run_last_program(program, signals)
         ctx.exit(finish(ending))
 
 

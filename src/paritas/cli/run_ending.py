@@ -15,7 +15,6 @@ from rich.console import Console
 from paritas.cli.formatting import TEXT, Format, subject_file
 from paritas.cli.rank_reports import Report, merge_ranks, unverified
 from paritas.cli.ranks import HURRIED_SECONDS, WAIT_SECONDS
-from paritas.cli.running import ignore_termination, signals_hurry
 from paritas.numerics.findings import Verdict
 from paritas.numerics.wording import headline
 from paritas.reporting.annotations import of_verdict
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas.checking.guarding.journal import Journal
     from paritas.cli.ranks import Meeting
-    from paritas.cli.running import Ending, Program
+    from paritas.cli.running import Ending, Program, StopSignals
     from paritas.reporting.annotations import Account
 
 UNREACHED = "what it did not get to was not checked"
@@ -75,23 +74,22 @@ class Files:
         return Files(_own_file(self.json_path, rank), form)
 
 
-def finish(course: Course, meeting: Meeting | None, files: Files) -> int:
+def finish(course: Course, meeting: Meeting | None, files: Files, signals: StopSignals) -> int:
     """Tell what was seen; the exit code."""
     ending = course.ending
-    with signals_hurry() as hurried:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()  # what the script said comes before what is said of it
-        report = report_on(course)
-        if meeting is None:
-            _tell(_with_rank_noted(report), course.program, files)
-        elif meeting.ranks.merges:
-            report = _merged(report, ending, meeting, hurried)
-            _tell(report, course.program, files.of_rank(meeting.ranks.rank))
-        else:
-            _hand_in(report, course, meeting, hurried)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()  # what the script said comes before what is said of it
+    report = report_on(course)
+    if meeting is None:
+        _tell(_with_rank_noted(report), course.program, files)
+    elif meeting.ranks.merges:
+        report = _merged(report, ending, meeting, signals.hurried)
+        _tell(report, course.program, files.of_rank(meeting.ranks.rank))
+    else:
+        _hand_in(report, course, meeting, signals.hurried)
     if meeting is not None:
         # The others may end now, and torchrun then ends this one, which is about to do so itself.
-        ignore_termination()
+        signals.ignore_termination()
         if meeting.ranks.merges:
             meeting.close()
     return ending.code if ending.by_signal else report.verdict.exit_code

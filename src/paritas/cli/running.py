@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,13 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
+    from typing import Self
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _OURS = {__file__, runpy.__file__, "<frozen runpy>"}
 _LONGEST_TEXT = 160
+_WORK_SECONDS = 60.0
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,22 +77,44 @@ def check_program(program: Program) -> None:
 
 
 def run_program(program: Program) -> Ending:
-    """Run it as the main program of this process, until its threads have ended too."""
+    """Run it as the main program of a process that has other work to do afterwards.
 
-    def run() -> None:
-        if program.is_module:
-            runpy.run_module(program.target, run_name="__main__", alter_sys=True)
-        elif Path(program.target).is_dir():
-            runpy.run_path(program.target, run_name="__main__")
-        else:
-            _run_file(Path(program.target).absolute())
+    Threads that it leaves at work are waited for, but not for ever: what tells some of them to
+    end is the end of the process.
+    """
+    there = frozenset(threading.enumerate())
+    with StopSignals():
+        return _ending_with(program, lambda: _wait_for_work(there))
 
-    with _as_main_program(program), _termination_raised():
-        ending = _ending_of(run)
+
+def run_last_program(program: Program, signals: StopSignals) -> Ending:
+    """Run it as the last thing that this process does, up to where python calls `atexit`."""
+    try:
+        ending = _ending_with(program, _end_threads)
+    finally:
+        signals.only_hurry()
+    if ending.code == TERMINATED:
+        _leave_threads()  # python would not have lived to wait for them
+    return ending
+
+
+def _ending_with(program: Program, wait: Callable[[], None]) -> Ending:
+    """How a program ended, and the wait for its threads."""
+    with _as_main_program(program):
+        ending = _ending_of(lambda: _run(program))
         if ending.by_signal:
             return ending
-        joined = _ending_of(_join_threads)
-        return ending if ending.words else joined
+        waited = _ending_of(wait)
+        return ending if ending.words else waited
+
+
+def _run(program: Program) -> None:
+    if program.is_module:
+        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+    elif Path(program.target).is_dir():
+        runpy.run_path(program.target, run_name="__main__")
+    else:
+        _run_file(Path(program.target).absolute())
 
 
 def _ending_of(run: Callable[[], None]) -> Ending:
@@ -136,18 +162,51 @@ def exits_told(tell: Callable[[Ending], int]) -> Iterator[None]:
         os._exit = original
 
 
-@contextlib.contextmanager
-def signals_hurry() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C and SIGTERM set, instead of ending the process in here."""
-    hurried = threading.Event()
-    with _handlers(lambda *_: hurried.set(), signal.SIGINT, signal.SIGTERM):
-        yield hurried
+class StopSignals:
+    """What Ctrl-C and SIGTERM do: they end the program, and after it they only hurry its report.
 
+    There is no moment in between at which they would end the process and lose the report. What
+    whoever started this process has ignored (`nohup`, a job in the background) stays ignored.
+    """
 
-def ignore_termination() -> None:
-    """Let a process that has nothing left to do but to end do so with its own exit code."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def __init__(self) -> None:
+        """Nothing is changed before it is entered."""
+        self.hurried = threading.Event()
+        self._process = os.getpid()
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Raise SIGTERM in the program, unless it is handled otherwise; Ctrl-C is by itself."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._handle(signal.SIGTERM, self._raise)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what there was."""
+        for number, handler in self._former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def only_hurry(self) -> None:
+        """From now on set `hurried`, instead of ending anything."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handle(number, lambda *_: self.hurried.set())
+
+    def ignore_termination(self) -> None:
+        """Let a process that has nothing left to do but to end do so with its own exit code."""
+        self._handle(signal.SIGTERM, signal.SIG_IGN)
+        self._former.pop(signal.SIGTERM, None)
+
+    def _handle(self, number: signal.Signals, handler: Any) -> None:
+        if threading.current_thread() is threading.main_thread():  # no other may
+            self._former.setdefault(number, signal.signal(number, handler))
+
+    def _raise(self, number: int, _: Any) -> None:
+        if os.getpid() == self._process:
+            raise _Terminated
+        # In a process that the program forked, it ends that process as ever.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _check_module(name: str) -> None:
@@ -204,40 +263,55 @@ def _as_main_program(program: Program) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-@contextlib.contextmanager
-def _termination_raised() -> Iterator[None]:
-    process = os.getpid()
+def _end_threads() -> None:
+    """What python does first when a program ends, and for as long: pools closed, threads joined.
 
-    def raise_it(number: int, _: Any) -> None:
-        if os.getpid() == process:
-            raise _Terminated
-        # In a process that the program forked, it ends that process as ever.
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    Python does not do it a second time. Nor does it wait any longer for what Ctrl-C or a failure
+    took it away from.
+    """
+    # What the report is the first to import could not ask any more to be called here.
+    import concurrent.futures.process
+    import concurrent.futures.thread  # noqa: F401
 
-    ignored = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    with contextlib.nullcontext() if ignored else _handlers(raise_it, signal.SIGTERM):
-        yield
-
-
-@contextlib.contextmanager
-def _handlers(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may
-        return
-    former = {number: signal.signal(number, handler) for number in numbers}
     try:
-        yield
-    finally:
-        for number, old in former.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    except Exception as error:  # noqa: BLE001  (shown and passed over, as python does)
+        _leave_threads()
+        _show(error)
+    except BaseException:
+        _leave_threads()
+        raise
 
 
-def _join_threads() -> None:
-    """As python does before it ends."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+def _leave_threads() -> None:
+    """Let python end without waiting for threads."""
+    threading._shutdown = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _wait_for_work(there: frozenset[threading.Thread]) -> None:
+    """Wait a while for threads that were not there, while they are at work."""
+    deadline = time.monotonic() + _WORK_SECONDS
+    while working := [thread for thread in threading.enumerate() if _is_at_work(thread, there)]:
+        working[0].join(_POLL_SECONDS)
+        if time.monotonic() > deadline:
+            names = ", ".join(thread.name for thread in working)
+            click.echo(
+                f"not waiting any longer for threads that the script left running: {names}",
+                err=True,
+            )
+            return
+
+
+def _is_at_work(thread: threading.Thread, there: frozenset[threading.Thread]) -> bool:
+    if thread in there or thread.daemon or not thread.is_alive():
+        return False
+    from concurrent.futures import thread as pools
+
+    # A pool lets its idle threads go when it is closed, which the end of the process does.
+    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001
+    idle_worker = frame is not None and frame.f_code is pools._worker.__code__  # noqa: SLF001
+    idle_manager = getattr(thread, "pending_work_items", None) == {}  # of a pool of processes
+    return not idle_worker and not idle_manager
 
 
 def _exited(code: Any) -> Ending:

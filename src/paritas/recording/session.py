@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,7 @@ class Session:
             self._pipeline = Pipeline(self._writer, options)
         self.active = False
         self._update()
+        _sessions.add(self)
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -284,6 +286,16 @@ class Session:
             raise failure
         self._complain()
 
+    def leave_to_parent(self) -> None:
+        """End it in a forked process, which has the writer's files, but not its thread.
+
+        Values would wait there for ever, or be written into the middle of the parent's.
+        """
+        self._lock = threading.RLock()  # a thread that is not here may have held it
+        self._closed = True
+        self._pipeline = None
+        self._update()
+
     def _complain(self) -> None:
         if self._writer is None:
             return
@@ -293,3 +305,15 @@ class Session:
         if problems:
             first = f"not all that was asked for came; {self._sequence} values are in {self.path}"
             raise UsageError("\n  ".join([first, *problems]))
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for session in list(_sessions):
+        session.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -73,7 +73,7 @@ def commands(monkeypatch, tmp_path):
         monkeypatch.setattr(where, lambda *_args, **_kwargs: value)
 
     def run(found):
-        instead("paritas.cli.running.run_program", Ending())
+        instead("paritas.cli.running.run_last_program", Ending())
         instead("paritas.cli.run_ending.report_on", Report((), found))
         return ["run", "script.py"]
 

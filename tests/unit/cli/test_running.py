@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import signal
 import subprocess
@@ -12,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from paritas.cli import running
 from paritas.cli.running import (
     INTERRUPTED,
     TERMINATED,
     Ending,
     Program,
+    StopSignals,
     check_program,
     exits_told,
     run_program,
-    signals_hurry,
 )
 from paritas.errors import UsageError
 
@@ -41,7 +43,7 @@ def script(text, name="script.py"):
 
 def as_python_shows(*command):
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, *command], capture_output=True, text=True, check=True, timeout=600
     )
     return ast.literal_eval(done.stdout)
 
@@ -98,7 +100,42 @@ def test_threads_of_the_script_are_waited_for(capsys):
         threading.Thread(target=lambda: (time.sleep(0.2), print("done"))).start()
     """)
     assert run_program(program) == Ending()
-    assert capsys.readouterr().out == "done\n"
+    assert capsys.readouterr() == ("done\n", "")
+
+
+def test_work_that_a_pool_was_given_is_waited_for_and_the_idle_pool_is_not(capsys):
+    program = script("""
+        import builtins, time
+        from concurrent.futures import ThreadPoolExecutor
+
+        builtins.kept = ThreadPoolExecutor(2)
+        for number in range(3):
+            kept.submit(lambda: (time.sleep(0.1), print("done")))
+    """)
+    try:
+        assert run_program(program) == Ending()
+        assert capsys.readouterr() == ("done\n" * 3, "")
+        assert builtins.kept.submit(int).result() == 0  # what comes after may use it
+    finally:
+        builtins.kept.shutdown()
+        del builtins.kept
+
+
+def test_threads_that_do_not_end_are_not_waited_for_for_ever(capsys, monkeypatch):
+    monkeypatch.setattr(running, "_WORK_SECONDS", 0.1)
+    program = script("""
+        import builtins, threading
+
+        builtins.kept = threading.Event()
+        threading.Thread(target=kept.wait, name="server").start()
+    """)
+    try:
+        assert run_program(program) == Ending()
+    finally:
+        builtins.kept.set()
+        del builtins.kept
+    expected = "not waiting any longer for threads that the script left running: server\n"
+    assert capsys.readouterr() == ("", expected)
 
 
 # --- endings --------------------------------------------------------------------------------------
@@ -115,7 +152,7 @@ def test_threads_of_the_script_are_waited_for(capsys):
         ("assert False", Ending(1, "ended with AssertionError")),
         ("raise KeyboardInterrupt", Ending(INTERRUPTED, "was interrupted by Ctrl-C", True)),
         (
-            "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
+            "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",
             Ending(TERMINATED, "was terminated by SIGTERM", True),
         ),
     ],
@@ -143,7 +180,7 @@ def test_words_given_to_exit_go_to_stderr(capsys):
 def test_a_traceback_is_what_python_shows(text, capsys):
     run_program(script(text))
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=600
     )
     assert capsys.readouterr().err == done.stderr
 
@@ -180,7 +217,7 @@ def test_a_forked_process_ends_as_ever():
                 if child == 0:
                     import signal, time
                     os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(9)
+                    time.sleep(600)
                 _, status = os.waitpid(child, 0)
                 assert os.WIFSIGNALED(status), status
             """)
@@ -188,12 +225,41 @@ def test_a_forked_process_ends_as_ever():
     assert ending == Ending()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_end_is_told_only_hurries(number):
-    with signals_hurry() as hurried:
-        assert not hurried.is_set()
-        os.kill(os.getpid(), number)
-        assert hurried.wait(5)
+    former = signal.getsignal(number)
+    with StopSignals() as signals:
+        signals.only_hurry()
+        assert not signals.hurried.is_set()
+        signal.raise_signal(number)
+        assert signals.hurried.is_set()
+    assert signal.getsignal(number) is former
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_was_ignored_stays_so(number):
+    former = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(number)
+            signals.only_hurry()
+            signal.raise_signal(number)
+            assert not signals.hurried.is_set()
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, former)
+
+
+def test_the_signal_to_end_can_be_ignored_at_last():
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        with StopSignals() as signals:
+            signals.only_hurry()
+            signals.ignore_termination()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 # --- nothing to run -------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_results_come_in_the_order_of_the_batches():
 
     def late_first(batch):
         if batch == 0:
-            assert first.wait(10)
+            assert first.wait(600)
         elif batch == 3:
             first.set()
         return batch
@@ -148,7 +148,7 @@ def test_results_come_as_soon_as_they_are_there_where_order_does_not_matter():
     second_is_done = threading.Event()
 
     def slow_first(batch):
-        assert batch or second_is_done.wait(60)
+        assert batch or second_is_done.wait(600)
         return batch
 
     with ThreadPoolExecutor(2) as pool:

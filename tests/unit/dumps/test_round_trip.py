@@ -5,18 +5,13 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from paritas.dumps.reading import Dump
 from paritas.dumps.records import Header, Placement
 from paritas.dumps.writing import DumpWriter, Entry
 from paritas.numerics.statistics import Statistics
 from unit.dumps.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
-
-# The folder is shared by the examples of a test; each has a dump of its own in it.
-EXAMPLES = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @st.composite
@@ -42,7 +37,6 @@ def tensors(draw):
     return tensor
 
 
-@EXAMPLES
 @given(batch=st.lists(tensors(), min_size=1, max_size=8), closed=st.booleans())
 def test_every_dtype_shape_and_stride_comes_back(tmp_path_factory, batch, closed):
     path = tmp_path_factory.mktemp("dump")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paritas.errors import UsageError
@@ -194,9 +194,6 @@ def test_a_file_that_is_too_large_is_not_even_read(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-@settings(
-    deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True
-)
 @given(st.lists(st.tuples(st.integers(0, len(REAL) - 1), st.integers(0, 255)), max_size=8))
 @example([(100, 0x51)])
 def test_flipped_bytes_are_told_or_give_a_graph(

@@ -39,7 +39,7 @@ def made(kind=Net, seed=0):
 @pytest.fixture(scope="module")
 def report():
     model, inputs = made()
-    return paritas.power(inputs, model, faults=40, seconds=600)
+    return paritas.power(inputs, model, faults=40, seconds=3600)
 
 
 def fault(band="clear", status=Status.DIFFERENT, native=Status.DIFFERENT, **said):
@@ -80,7 +80,7 @@ def test_the_lifted_run_sees_smaller_faults_than_the_native_one(report):
 def test_the_same_seed_gives_the_same_report_and_another_seed_other_faults():
     model, inputs = made()
     reports = [
-        paritas.power(inputs, model, faults=6, seconds=600, gradients=False, seed=seed)
+        paritas.power(inputs, model, faults=6, seconds=3600, gradients=False, seed=seed)
         for seed in (3, 3, 4)
     ]
     first, again, other = (one.to_json().partition(b'"seconds"')[0] for one in reports)
@@ -92,7 +92,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were():
     model, inputs = made(lambda: nn.Sequential(Net(), nn.BatchNorm1d(4), nn.Dropout(0.5)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    found = paritas.power(inputs, model, faults=4, seconds=600)
+    found = paritas.power(inputs, model, faults=4, seconds=3600)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -102,7 +102,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were():
 def test_keyword_inputs_are_taken():
     model, (x,) = made()
     given = paritas.Inputs(kwargs={"x": x})
-    found = paritas.power(given, model, faults=3, seconds=600, gradients=False)
+    found = paritas.power(given, model, faults=3, seconds=3600, gradients=False)
     assert found.share("clear").of + len(found.silent) > 0
     assert "forward" not in vars(model)
 
@@ -134,7 +134,7 @@ def test_an_interrupt_ends_the_search_with_a_report():
         if words.startswith("fault 3 "):
             raise KeyboardInterrupt
 
-    found = paritas.power(inputs, model, faults=50, seconds=600, on_progress=tell)
+    found = paritas.power(inputs, model, faults=50, seconds=3600, on_progress=tell)
     assert found.stopped == "interrupt"
     assert len(found.faults) == 2
 

@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 import torch
-from hypothesis import settings
 
 from paritas.numerics.metrics import pair_metrics
 
@@ -28,9 +27,6 @@ COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 DTYPES = (*FLOATS, *SIGNED, *UNSIGNED, *COMPLEX, torch.bool)
 # Bit patterns of the same width.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-# A loaded machine is not a bug.
-untimed = settings(deadline=None)
 
 
 # --- the oracle -----------------------------------------------------------------------------------

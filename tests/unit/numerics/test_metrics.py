@@ -22,7 +22,6 @@ from unit.numerics.exact import (
     check,
     from_bytes,
     pairs,
-    untimed,
 )
 
 # complex32 is as good as any other dtype here, whatever torch says of it.
@@ -31,13 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 # --- metrics --------------------------------------------------------------------------------------
 
 
-@untimed
 @given(pairs(), BLOCK_SIZES)
 def test_metrics_are_right_for_any_dtype_stride_and_block(pair, block_size):
     check(*pair, block_size=block_size)
 
 
-@untimed
 @given(SHAPES, st.data())
 def test_metrics_are_right_between_different_dtypes(shape, data):
     reference, candidate = (
@@ -47,7 +44,6 @@ def test_metrics_are_right_between_different_dtypes(shape, data):
     check(reference, candidate, block_size=7)
 
 
-@untimed
 @given(pairs((torch.float64, torch.complex128)), st.integers(-900, 900), BLOCK_SIZES)
 def test_rescaling_both_sides_changes_no_relative_metric(pair, exponent, block_size):
     check(*(side * 2.0**exponent for side in pair), block_size=block_size)
@@ -246,7 +242,6 @@ def test_metrics_are_frozen_and_refuse_unknown_fields():
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-@untimed
 @given(pairs(), st.integers(1, 30))
 def test_blocks_cover_every_element_once_and_in_order(pair, block_size):
     walked = list(blocks(*pair, block_size=block_size))

@@ -19,7 +19,7 @@ from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pair_figures import measure_pair, pair_figures, quick_figures
 from paritas.numerics.pair_sums import BLOCK, dot, total
 from paritas.numerics.statistics import summarize
-from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs, untimed
+from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs
 from unit.numerics.noisy_pairs import EXACT, LARGE, NARROW, approx, noisy, use_tiny_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -97,13 +97,11 @@ def _tiny_blocks(monkeypatch):
 # --- any tensors ----------------------------------------------------------------------------------
 
 
-@untimed
 @given(pairs())
 def test_figures_are_right_for_any_dtype_and_stride(pair):
     check(*pair)
 
 
-@untimed
 @given(SHAPES, st.data())
 def test_figures_are_right_between_different_dtypes(shape, data):
     dtypes = st.sampled_from(

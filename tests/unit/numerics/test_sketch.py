@@ -20,7 +20,7 @@ from paritas.numerics.sketch import (
     sketch_distance,
     sketch_norm,
 )
-from unit.numerics.exact import DTYPES, INF, LAYOUTS, NAN, SHAPES, arrays, laid_out, untimed
+from unit.numerics.exact import DTYPES, INF, LAYOUTS, NAN, SHAPES, arrays, laid_out
 
 # complex32 is as good as any other dtype here, whatever torch says of it.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -102,7 +102,6 @@ def check(tensor):
     return found
 
 
-@untimed
 @given(st.sampled_from(DTYPES), SHAPES, LAYOUTS, st.data())
 def test_a_sketch_is_as_defined_for_any_dtype_and_stride(dtype, shape, layout, data):
     check(laid_out(data.draw(arrays(dtype, shape)), layout))
@@ -257,7 +256,6 @@ def test_shards_add_up_to_the_whole(cuts):
     assert sketch_distance(sketch(tensor), from_shards(tensor, cuts)) < 1e-6
 
 
-@untimed
 @given(
     st.sampled_from(DTYPES),
     st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple),

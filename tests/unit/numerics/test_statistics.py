@@ -29,7 +29,6 @@ from unit.numerics.exact import (
     laid_out,
     root,
     size,
-    untimed,
 )
 
 # complex32 is as good as any other dtype here, whatever torch says of it.
@@ -89,7 +88,6 @@ def check(tensor):
 # --- right for everything -------------------------------------------------------------------------
 
 
-@untimed
 @given(st.sampled_from(DTYPES), SHAPES, LAYOUTS, st.data())
 def test_statistics_are_right_for_any_dtype_and_stride(dtype, shape, layout, data):
     check(laid_out(data.draw(arrays(dtype, shape)), layout))

@@ -8,14 +8,13 @@ import torch
 from hypothesis import given
 
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, ulp_distance
-from unit.numerics.exact import BITS, BLOCK_SIZES, COMPLEX, FLOAT8, FLOATS, INF, NAN, pairs, untimed
+from unit.numerics.exact import BITS, BLOCK_SIZES, COMPLEX, FLOAT8, FLOATS, INF, NAN, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 # --- bits -----------------------------------------------------------------------------------------
 
 
-@untimed
 @given(pairs(), BLOCK_SIZES)
 def test_bitwise_equal_is_equality_of_bits_up_to_nan(pair, block_size):
     def marks(tensor):
@@ -77,7 +76,6 @@ def test_neighbours_are_one_ulp_apart_over_a_whole_dtype(dtype):
     assert torch.equal(distances, (wide[order].diff() > 0).double())
 
 
-@untimed
 @given(st.sampled_from([torch.float32, torch.float64]), st.floats(-(2.0**126), 2.0**126, width=32))
 def test_the_next_number_is_one_ulp_away(dtype, value):
     x = torch.tensor(value, dtype=dtype)

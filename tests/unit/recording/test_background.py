@@ -45,7 +45,7 @@ def test_what_waits_never_exceeds_the_bound():
 
 def test_the_program_waits_while_there_is_no_room():
     gate, submitted = threading.Event(), threading.Event()
-    queue = Background(lambda _: gate.wait(10), most_bytes=10)
+    queue = Background(lambda _: gate.wait(600), most_bytes=10)
     queue.submit("first", 10)
 
     def submit():
@@ -56,7 +56,7 @@ def test_the_program_waits_while_there_is_no_room():
     thread.start()
     assert not submitted.wait(0.05)
     gate.set()
-    assert submitted.wait(10)
+    assert submitted.wait(600)
     thread.join()
     queue.finish()
 
@@ -99,7 +99,7 @@ def test_a_program_that_waits_for_room_is_freed_by_a_failure():
     gate = threading.Event()
 
     def work(_):
-        gate.wait(10)
+        gate.wait(600)
         raise OSError("disk full")
 
     queue = Background(work, most_bytes=10)
@@ -115,6 +115,6 @@ def test_a_program_that_waits_for_room_is_freed_by_a_failure():
     thread = threading.Thread(target=submit)
     thread.start()
     gate.set()
-    thread.join(10)
+    thread.join(600)
     assert not thread.is_alive()
     assert len(raised) == 1

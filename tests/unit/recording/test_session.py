@@ -210,7 +210,7 @@ def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_p
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert "told: cannot write to" in done.stdout, done.stderr

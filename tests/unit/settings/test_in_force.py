@@ -172,7 +172,7 @@ VALUES = st.recursive(
 )
 
 
-@limits(max_examples=60, deadline=None)
+@limits(max_examples=60)
 @given(st.dictionaries(st.sampled_from(sorted(settable(CHECK))), VALUES, max_size=3))
 def test_any_value_is_taken_or_refused_and_never_passed_over(table):
     try:

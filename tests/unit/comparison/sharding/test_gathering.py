@@ -30,7 +30,7 @@ def distributions(draw):
     return tuple(shape), tuple(mesh), tuple(placements)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(distributions())
 def test_any_distribution_is_put_together_bit_for_bit(case):
     shape, mesh, placements = case

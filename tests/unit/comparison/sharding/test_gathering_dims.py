@@ -21,7 +21,7 @@ def test_zigzag_parts_come_back_in_order():
     assert same_bits(only(ranks, "b s[cp:zigzag]", {"cp": 2}).read(ranks.read), whole)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cp=st.integers(1, 4), sp=st.integers(1, 3), tp=st.integers(1, 3), length=st.integers(1, 3))
 def test_zigzag_within_which_a_second_axis_splits_is_undone(cp, sp, tp, length):
     # Parts of the second axis may lie across the fold.

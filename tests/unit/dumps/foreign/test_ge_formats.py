@@ -38,7 +38,7 @@ def counted(*shape):
     return np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=SIZES, c=WIDE, h=SIZES, w=SIZES, block=st.sampled_from([8, 16, 32]))
 def test_nc1hwc0_comes_back(folder, n, c, h, w, block):
     logical = counted(n, c, h, w)
@@ -47,7 +47,7 @@ def test_nc1hwc0_comes_back(folder, n, c, h, w, block):
     assert np.array_equal(undo(folder, device, logical.shape, format=3), logical)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=SIZES, c=WIDE, d=SIZES, h=SIZES, w=SIZES)
 def test_ndc1hwc0_comes_back(folder, n, c, d, h, w):
     logical = counted(n, c, d, h, w)
@@ -56,7 +56,7 @@ def test_ndc1hwc0_comes_back(folder, n, c, d, h, w):
     assert np.array_equal(undo(folder, device, logical.shape, format=32), logical)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(many=st.lists(SIZES, max_size=2), height=WIDE, width=WIDE, columns=st.sampled_from([8, 32]))
 def test_fractal_nz_comes_back(folder, many, height, width, columns):
     logical = counted(*many, height, width)
@@ -64,7 +64,7 @@ def test_fractal_nz_comes_back(folder, many, height, width, columns):
     assert np.array_equal(undo(folder, device, logical.shape, format=29), logical)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=WIDE, c=WIDE, h=SIZES, w=SIZES)
 def test_fractal_z_comes_back(folder, n, c, h, w):
     logical = counted(n, c, h, w)
@@ -74,7 +74,7 @@ def test_fractal_z_comes_back(folder, n, c, h, w):
     assert np.array_equal(undo(folder, device, logical.shape, format=4), logical)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=WIDE, c=WIDE, d=SIZES, h=SIZES, w=SIZES)
 def test_fractal_z_3d_comes_back(folder, n, c, d, h, w):
     logical = counted(n, c, d, h, w)

@@ -138,7 +138,7 @@ _DIM = st.one_of(
 _SHAPE = st.one_of(st.just("?"), st.just("/"), st.lists(_DIM, min_size=1, max_size=3).map(" ".join))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(_SHAPE, max_size=3), st.lists(_SHAPE, min_size=1, max_size=2), st.booleans())
 def test_what_is_written_is_read_again(
     inputs: list[str], outputs: list[str], with_rest: bool
@@ -188,7 +188,7 @@ def test_an_option_may_name_an_output() -> None:
     assert recipe.words == "linear: * k+, n k+, n : !k -> * n, split by n"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 5), st.integers(1, 5))
 def test_every_option_gives_a_recipe_of_dimensions_that_are_there(
     batch: list[int], k: int, n: int
