@@ -178,6 +178,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sources: tuple[int, ...] = ()
     detail: Detail | None = None
 
+    def __str__(self) -> str:
+        return str(finding_of(self))
+
     @property
     def is_of_summaries(self) -> bool:
         """Whether statistics or sketches are all that was compared."""
@@ -283,6 +286,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def __str__(self) -> str:
+        return str(self.verdict)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying the verdict, unless it passed."""

@@ -161,6 +161,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     origin: Origin | None = None
     diagnosis: Diagnosis | None = None
 
+    def __str__(self) -> str:
+        from paritas.numerics.wording import finding_text
+
+        return finding_text(self)
+
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much was compared, and what was not, with the reason of each."""

@@ -188,11 +188,17 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __bool__(self) -> bool:
         return self.passed
 
+    def __str__(self) -> str:
+        return f"{self._counted()}\n{self.verdict}"
+
     def raise_if_failed(self) -> None:
         """Raise `MismatchError` unless it passed."""
         if not self.passed:
-            counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
-            raise MismatchError(f"{self.graph}: {counts or 'no calls'}", self.verdict)
+            raise MismatchError(self._counted(), self.verdict)
+
+    def _counted(self) -> str:
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
+        return f"{self.graph}: {counts or 'no calls'}"
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal report."""

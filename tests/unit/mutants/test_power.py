@@ -19,7 +19,7 @@ from paritas.mutants.power_rewrites import rewritable, rewrite_call
 from paritas.mutants.programs import trace_program
 from paritas.numerics.findings import Status
 from paritas.numerics.power_reports import Fault, Grade, PowerReport, Reordering, Share
-from paritas.reporting.power_words import headline, power_lines
+from paritas.numerics.power_wording import headline, power_lines
 
 
 class Net(nn.Module):
