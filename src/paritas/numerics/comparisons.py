@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.figures import PairFigures
@@ -289,6 +290,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __str__(self) -> str:
         return str(self.verdict)
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying the verdict, unless it passed."""

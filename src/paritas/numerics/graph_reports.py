@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.findings import Coverage, Finding, Status, Verdict, spell_nonfinite
 
@@ -190,6 +191,9 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __str__(self) -> str:
         return f"{self._counted()}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError` unless it passed."""

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import UsageError
 from paritas.numerics.findings import Status, spell_nonfinite
 
@@ -258,6 +259,9 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         from paritas.numerics.power_wording import power_lines
 
         return "\n".join(power_lines(self))
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal report, infinities included."""
