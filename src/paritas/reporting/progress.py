@@ -92,15 +92,15 @@ class Course:
         self.step = step
 
     def words(self) -> str:
-        """`3 of 12, 8/s, 40 s left`, as far as it is known; else the time since the stage began."""
+        """`3 of 12, 8/s, 40 s left`, where that is known; else how long the stage took so far."""
         step, seconds = self.step, self._clock() - self._began
         words = [f"{step.done} of {step.total}"] if step.total else []
         words.append(rate_words(step.done - self._first, step.nbytes, seconds))
         left = self._left()
         if left is not None:
             words.append(left)
-        elif not step.total and seconds >= 1:
-            words.append(clock_words(seconds))
+        elif seconds >= 1:
+            words.append(f"{clock_words(seconds)} so far")
         if step.failing:
             words.append(f"{step.failing} failing")
         return ", ".join(filter(None, words))

@@ -74,7 +74,7 @@ def test_what_was_done_elsewhere_does_not_count(clock):
     course = Course(clock)
     course.note(Progress("measuring", 3, 12))
     clock.now += 5
-    assert course.words() == "3 of 12"
+    assert course.words() == "3 of 12, 5 s so far"
     course.note(Progress("measuring", 4, 12))
     assert course.words() == "4 of 12, 40 s left"
 
@@ -84,7 +84,7 @@ def test_a_stage_that_counts_nothing_says_how_long_it_takes(clock):
     course.note("compiling")
     assert course.words() == ""
     clock.now += 72
-    assert course.words() == "1 min 12 s"
+    assert course.words() == "1 min 12 s so far"
 
 
 def test_a_limit_of_time_bounds_what_is_left(clock):
@@ -229,7 +229,7 @@ def test_a_cell_shows_one_line_that_goes_at_the_end(clock):
     line(Progress("measuring", 3, 12))
     line.close()
     assert shown.texts == [
-        "running &lt;the&gt; reference: 2 s",
+        "running &lt;the&gt; reference: 2 s so far",
         '<progress value="3" max="12"></progress> measuring: 3 of 12',
         "",
     ]
