@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paritas import notebooks
+
 __all__ = [
     "AllCloseValueChecker",
     "AutomaticValueChecker",
@@ -103,6 +105,16 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
         return value
+
+
+def _html_of(result: object) -> str:
+    import paritas.reporting.html.notebook
+
+    return paritas.reporting.html.notebook.notebook_html(result)
+
+
+# Results lie below what makes HTML of them; this package is above both.
+notebooks.show_by(_html_of)
 
 
 def __dir__() -> list[str]:

@@ -125,7 +125,8 @@ def words(text):
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net):
+def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net, monkeypatch):
+    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
     assert "checking operators" in result.stderr

@@ -16,6 +16,7 @@ from paritas._torch.perturbing import NoisePool, PerturbMode
 from paritas.checking.defaults import WideDefault
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.criterion import UNIT_F64, unit_roundoff
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +143,8 @@ class NoiseRuns(abc.ABC):
         while spread.runs < runs:
             if self.puts_off:
                 raise NoiseNotYetMeasured
-            self.tell(f"measuring the noise, perturbed run {spread.runs + 1}")
+            whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
+            self.tell(Progress(f"measuring rounding in {whose}", spread.runs, runs))
             seen = self.perturbed(unit, spread.runs)
             if not self.is_usable(seen, "a perturbed run of the reference"):
                 return None

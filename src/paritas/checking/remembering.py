@@ -108,8 +108,9 @@ def remember(verdict: Verdict, cases: Sequence[Failed]) -> None:
     if not cases:
         return
     key = id(verdict)
+    kept = _KEPT  # a verdict may outlive this module's names, at the interpreter's exit
     # When it goes, so do the model and the inputs.
-    _KEPT[key] = (weakref.ref(verdict, lambda _: _KEPT.pop(key, None)), tuple(cases))
+    kept[key] = (weakref.ref(verdict, lambda _: kept.pop(key, None)), tuple(cases))
     while len(_KEPT) > MOST_KEPT:
         _KEPT.popitem(last=False)
 

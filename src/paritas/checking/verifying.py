@@ -33,11 +33,13 @@ from paritas.errors import MismatchError, UsageError
 from paritas.numerics.contents import SEQUENCE
 from paritas.numerics.findings import Aspect, Coverage, Status, Verdict
 from paritas.recording.isolation import RandomState
+from paritas.reporting.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@shows_progress
 def verify(
     inputs: Any,
     framework_model: Callable[..., Any],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,6 @@ from paritas.cli.formatting import Format, format_options
 from paritas.cli.parameters import KINDS, Assignment, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paritas.comparison.progress import Progress
     from paritas.numerics.comparisons import Comparison
     from paritas.reporting.annotations import Account
 
@@ -121,12 +117,9 @@ def compare(  # noqa: PLR0913  (what is not handed on)
 
 
 def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
-    with contextlib.ExitStack() as stack:
-        tell: Callable[[Progress], None] | None = None
-        if not quiet:
-            from paritas.cli.pair_progress import pair_progress
+    from paritas.cli.progress import progress
 
-            tell = stack.enter_context(pair_progress())
+    with progress(quiet=quiet) as tell:
         from paritas.comparison import comparing
 
         return comparing.compare(my, golden, progress=tell, **asked)

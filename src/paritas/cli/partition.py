@@ -154,8 +154,7 @@ def _run(operator: str, options: Options) -> Checked:
 
         function = resolve(operator, "OPERATOR")
         call = operator_call(operator, function, options)
-        tell(f"splitting {operator}")
-        return check(call, options)
+        return check(call, options, tell)
 
 
 def _shrunk(checked: Checked, outdir: Path) -> list[str]:

@@ -14,8 +14,11 @@ from paritas.numerics.findings import Aspect, Finding, Status, Verdict
 from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.failed_splits import failed_split
 from paritas.partition.recipes import Concat, Recipe, Split
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paritas.checking.remembering import FailedSplit
     from paritas.cli.partition import Options
     from paritas.partition.discovery.discovering import Discovered
@@ -59,8 +62,11 @@ class Checked:
     verdict: Verdict
 
 
-def check(call: OperatorCall, options: Options) -> Checked:
+def check(call: OperatorCall, options: Options, tell: Callable[[str], None]) -> Checked:
     """Check the splits that are declared, or those that are found by running the operator.
+
+    Args:
+        tell: hears of every split.
 
     Raises:
         UsageError: the operator fails by itself, or an option cannot be read.
@@ -71,8 +77,13 @@ def check(call: OperatorCall, options: Options) -> Checked:
         rule: tuple[str, ...] = (annotation.text,)
         chosen = _by_annotation(call, annotation, asked)
     else:
+        tell(f"looking for splits of {call.name}")
         rule, chosen = _discovered(call, options.ranks, asked)
-    rows = tuple(_row(call, one, annotation, options) for one in chosen)
+    found = []
+    for done, one in enumerate(chosen):
+        tell(Progress(f"checking splits of {call.name}", done, len(chosen)))
+        found.append(_row(call, one, annotation, options))
+    rows = tuple(found)
     notes = (
         f"rule ({source}): {'; '.join(rule) or 'none'}",
         f"tensors drawn with seed {call.seed}",

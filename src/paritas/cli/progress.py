@@ -1,4 +1,4 @@
-"""What a command shows while it works: a spinner on a terminal, plain lines elsewhere."""
+"""What a command shows while it works, on stderr: one line on a terminal, few lines in a log."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows a step, on stderr; a terminal is left clean at the end."""
+def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Give a function that shows a step; a terminal is left clean at the end."""
+    if quiet:
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    from paritas.reporting.progress import Bar, Lines, bar_display
+
     console = Console(stderr=True)
     if not console.is_interactive:
-        yield lambda words: click.echo(f"{words} ...", err=True)
+        yield Lines(lambda words: click.echo(words, err=True))
         return
-    columns = (
-        SpinnerColumn("line"),
-        TextColumn("{task.description}", markup=False),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as display:
-        task = display.add_task("starting", total=None)
-        yield lambda words: display.update(task, description=words)
+    with bar_display(console) as display:
+        yield Bar(display)

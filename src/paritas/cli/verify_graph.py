@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,9 @@ import click
 from paritas.cli.formatting import Format, format_options, subject_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paritas.comparison.progress import Progress
     from paritas.numerics.graph_reports import GraphReport
     from paritas.reporting.annotations import Account
+    from paritas.reporting.progress import Progress
 
 # Those of `paritas.graphs.settings`.
 SOURCES = ("declared", "library", "discover", "all")
@@ -148,20 +145,15 @@ def _run(
 ) -> GraphReport:
     from paritas.cli.graph_sources import find_graph, find_inputs
     from paritas.cli.loading import look_here
+    from paritas.cli.progress import progress
 
     look_here()  # for --import
 
-    with contextlib.ExitStack() as stack:
-        show: Callable[[Progress], None] | None = None
-        if not quiet:
-            from paritas.cli.pair_progress import pair_progress
+    with progress(quiet=quiet) as show:
 
-            show = stack.enter_context(pair_progress())
-
-        def tell(progress: Progress) -> None:
-            last[:] = [progress]
-            if show is not None:
-                show(progress)
+        def tell(told: Progress) -> None:
+            last[:] = [told]
+            show(told)
 
         source = find_graph(graph)
         given = None if inputs is None else find_inputs(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import importlib.metadata
 import time
 from collections import Counter
@@ -21,13 +22,13 @@ from paritas.comparison.matching.aligning import align_steps
 from paritas.comparison.matching.pairing import match
 from paritas.comparison.matching.rules import Rules
 from paritas.comparison.measuring import How, Look, Sources, details, measure_all
-from paritas.comparison.progress import Progress
 from paritas.comparison.sharding.assembling import operands
 from paritas.comparison.tabling import Table
 from paritas.dumps.remote import local_copy
 from paritas.errors import UsageError
 from paritas.numerics.comparisons import Comparison, DumpFacts
 from paritas.numerics.findings import Aspect, Coverage, Status
+from paritas.reporting.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     import os
@@ -62,6 +63,7 @@ MOST_DETAIL_BYTES = 64 << 20
 
 
 @few_full_collections()
+@functools.partial(shows_progress, hears="progress")
 def compare(  # noqa: PLR0913  (each is a choice of the user's)
     my: str | os.PathLike[str],
     golden: str | os.PathLike[str],
@@ -109,7 +111,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             whose recorded digests are equal.
         executor: `"threads"`, `"processes"`, `"dask://host:port"`, or an executor of yours.
         jobs: how many workers; as many as there are processors, unless given.
-        progress: hears how far it has come.
+        progress: called with a few words before each step, and how far it has come.
 
     Raises:
         UsageError: a dump cannot be opened, or an argument makes no sense.
@@ -128,9 +130,9 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
     began = time.monotonic()
     tell: Tell = progress or (lambda _: None)
     with local_copy(my) as my_path, local_copy(golden) as golden_path:
-        tell(Progress(0, 0, 0, 0, "opening the dumps"))
+        tell(Progress("opening the dumps"))
         mine, theirs = opened(str(my_path), my_kind), opened(str(golden_path), golden_kind)
-        tell(Progress(0, 0, 0, 0, "matching"))
+        tell(Progress("matching"))
         matched = _matched(mine, theirs, chosen, ranks)
         alone = [pair for pair in matched.pairs if pair.my is None or pair.golden is None]
         pairs = matched.pairs
@@ -226,7 +228,7 @@ def _measured(
         found += batch
         nbytes += sum(item.nbytes for item in batch)
         failing += sum(not item.status.passes() for item in batch)
-        tell(Progress(len(found), len(pairs), nbytes, failing, "comparing"))
+        tell(Progress("comparing", len(found), len(pairs), nbytes=nbytes, failing=failing))
     return found
 
 
@@ -240,12 +242,12 @@ def _with_details(
 ) -> list[Row]:
     """The rows, with a closer look at those that a reader will want to look at."""
     chosen = worth_a_look(rows)
-    tell(Progress(0, len(chosen), 0, 0, "looking closer"))
+    tell(Progress("looking closer", 0, len(chosen)))
     looks = [_look(rows[place], table, rank) for rank, place in enumerate(chosen)]
     found = details(pool, workers, sources, looks)
     for done, (place, detail) in enumerate(zip(chosen, found, strict=True)):
         rows[place] = msgspec.structs.replace(rows[place], detail=detail)
-        tell(Progress(done + 1, len(chosen), 0, 0, "looking closer"))
+        tell(Progress("looking closer", done + 1, len(chosen)))
     return rows
 
 

@@ -6,11 +6,11 @@ import functools
 from typing import TYPE_CHECKING
 
 from paritas.comparison.attributing import Draft
-from paritas.comparison.progress import Progress
 from paritas.comparison.replaying.dataflow import Calls
 from paritas.dumps.finiteness import is_result
 from paritas.numerics.comparisons import Row
 from paritas.numerics.findings import Status
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -135,7 +135,7 @@ class Table:
                     found[place] = result
                 else:
                     self._unreplayed[place] = f"not run again: {result.reason}"
-            tell(Progress(done + 1, len(wanted), 0, 0, "running operators again in float64"))
+            tell(Progress("running operators again in float64", done + 1, len(wanted)))
         return found
 
     def _is_replayable(self, place: int) -> bool:

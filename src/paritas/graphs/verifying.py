@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.comparison.progress import Progress
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
 from paritas.graphs.grouping import Group, calls_digest, group_calls, values_digest
@@ -25,6 +24,7 @@ from paritas.graphs.scripts.failures import with_script
 from paritas.graphs.settings import Settings, Source
 from paritas.graphs.working import Work, check_executor, run_works
 from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome
+from paritas.reporting.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["verify_graph", "versions_here"]
 
 
+@shows_progress
 def verify_graph(  # noqa: PLR0913  (what can be asked)
     graph: Any,
     outdir: str | Path | None = None,
@@ -77,7 +78,7 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
         jobs: how many workers; unless given, all happens in this process.
         resume: take over what an earlier run has finished; False starts anew.
         html: write report.html, too.
-        on_progress: told how far it is.
+        on_progress: called with a few words before each step, and how far it has come.
 
     Raises:
         UsageError: the graph cannot be read, the folder cannot be written to or holds results of
@@ -94,7 +95,7 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
     )
     check_executor(executor, jobs)
     tell = on_progress or _tell_nobody
-    tell(Progress(0, 0, 0, 0, "reading the graph"))
+    tell(Progress("reading the graph"))
     opened = graph if isinstance(graph, Graph) else _opened(graph, inputs, settings)
     run = _Run(opened, settings, inputs, tell, began)
     if outdir is None:
@@ -212,7 +213,7 @@ class _Run:
 
         waiting = [group for group in self.groups if group.number not in self.results]
         keep = {group.first.position: group.number for group in waiting}
-        self._tell(Progress(0, 0, 0, 0, "running the graph"))
+        self._tell(Progress("running the graph"))
         if isinstance(self.inputs, (str, Path)):
             found = sampling.values_from_dump(self.graph, Path(self.inputs), keep)
         else:
@@ -232,7 +233,7 @@ class _Run:
         failing = sum(one.outcome is Outcome.FAILED for one in self.results.values())
         # Without what was taken over, which took no time: the time left is told from the rest.
         done, total = len(self.results) - self.resumed, len(self.groups) - self.resumed
-        self._tell(Progress(done, total, 0, failing, "checking operators"))
+        self._tell(Progress("checking operators", done, total, failing=failing))
 
 
 def _opened(graph: Any, inputs: Any, settings: Settings) -> Graph:

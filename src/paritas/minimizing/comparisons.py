@@ -30,6 +30,7 @@ from paritas.minimizing.scripts import run_script
 from paritas.minimizing.shrinking import NothingFailsError
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.reporting.comparison_files import read
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,8 @@ def shrink_comparison(
         for smaller in _smaller(case, began + seconds):
             queries += 1
             case = smaller
-            tell(f"taking single rows ({case.elements} numbers so far)")
+            words = f"taking single rows ({case.elements} numbers so far)"
+            tell(Progress(words, at_most=began + seconds - time.monotonic()))
     except KeyboardInterrupt:
         ended = False
         interrupted = True

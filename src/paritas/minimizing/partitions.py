@@ -25,6 +25,7 @@ from paritas.minimizing.reports import ShrinkReport
 from paritas.minimizing.shrinking import NothingFailsError
 from paritas.minimizing.split_attempts import Wanted, attempts_on, attempts_on_caps
 from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,7 +123,8 @@ class _Search:
                     f"{_title(attempt)}: {self.seconds:g} seconds were not enough to see it fail; "
                     "give more of them"
                 )
-            self.tell(attempt.words)
+            left = self.seconds - (time.monotonic() - self.began)
+            self.tell(Progress(attempt.words, at_most=left))
             result = check_work(attempt.work)
             self.queries += 1
             shown = tuple(one for one in result.options if attempt.wanted.is_shown_by(one))

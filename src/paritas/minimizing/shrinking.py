@@ -19,6 +19,7 @@ from paritas.minimizing.reducing.nodes import reduce_nodes, wrong_part
 from paritas.minimizing.reducing.options import decisive_options
 from paritas.minimizing.reducing.outputs import drop_outputs
 from paritas.minimizing.scripts import Written, write_script
+from paritas.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +165,7 @@ class _Shrinking:
         if known is None or known.role == EXCEPTION:
             return None
         for program in programs:
-            self.tell(f"trying the {len(program.calls)} operator calls by themselves")
+            self._tell(f"trying the {len(program.calls)} operator calls by themselves")
             part = wrong_part(self.oracle, program, known)
             if part is not None:
                 self.steps.append(f"wrong by itself: {_measure(program)} -> {_measure(part)}")
@@ -175,7 +176,7 @@ class _Shrinking:
         """The first program that fails; where random numbers hide it, with those of eager."""
         unclear: list[str] = []
         for position, program in enumerate(programs):
-            self.tell(f"looking for the failure in graph {position + 1} of {len(programs)}")
+            self._tell(f"looking for the failure in graph {position + 1} of {len(programs)}")
             answer = self.oracle.first(program)
             if _is_unclear(answer) and self.candidate.backend == "inductor":
                 answer = self._with_random_numbers_of_eager(program) or answer
@@ -216,12 +217,12 @@ class _Shrinking:
         self._step("smaller shapes", lambda: reduce_shapes(self.oracle, self.best, wanted))
         self._step("rounder values", lambda: reduce_values(self.oracle, self.best, wanted))
         self._step("plainer dtypes", lambda: reduce_dtypes(self.oracle, self.best, wanted))
-        self.tell("compiler options")
+        self._tell("compiler options")
         self.remedies = tuple(decisive_options(self.oracle, self.best))
 
     def _step(self, name: str, reduce: Callable[[], Program]) -> None:
         """Take a step, and write what is known by then: a compiler may take us down with it."""
-        self.tell(f"{name} ({len(self.best.calls)} operator calls so far)")
+        self._tell(f"{name} ({len(self.best.calls)} operator calls so far)")
         smaller = reduce()
         if smaller is self.best:
             return
@@ -231,8 +232,14 @@ class _Shrinking:
         if signature is not None:
             self._write(signature, run=False)
 
+    def _tell(self, words: str) -> None:
+        """Of a step that ends when the time is over."""
+        self.tell(Progress(words, at_most=self._left()))
+
+    def _left(self) -> float:
+        return self.started + self.seconds - time.monotonic()
+
     def _write(self, wanted: Signature, *, run: bool) -> Written:
-        left = self.started + self.seconds - time.monotonic()
         notes = [f"It goes away with {text}" for text in self.remedies]
         return write_script(
             self.best,
@@ -241,7 +248,7 @@ class _Shrinking:
             self.diagnosis,
             self.folder / SCRIPT,
             notes=tuple(notes),
-            seconds=max(left, _SCRIPT_SECONDS),
+            seconds=max(self._left(), _SCRIPT_SECONDS),
             run=run,
         )
 

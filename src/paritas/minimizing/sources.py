@@ -16,6 +16,7 @@ from paritas.minimizing.programs import Candidate, Program, Signature, signature
 from paritas.minimizing.reports import ShrinkReport, report_of
 from paritas.minimizing.shrinking import shrink
 from paritas.numerics.findings import Status
+from paritas.reporting.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ __all__ = ["candidate_of", "programs_of_graph", "programs_of_pair", "shrink_verd
 _MAIN = "__main__"
 
 
+@shows_progress
 def shrink_verdict(
     verdict: Verdict,
     *,

@@ -30,6 +30,7 @@ from paritas.numerics.findings import Status
 from paritas.numerics.power_reports import CAUGHT, Fault, Grade, PowerReport, Reordering
 from paritas.numerics.trees import leaves
 from paritas.recording.isolation import RandomState
+from paritas.reporting.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,7 @@ WEAKER = ("only the native run", "no arbiter", "the lifted run is judged", "the 
 PROPORTIONAL = 1e-4
 
 
+@shows_progress
 def power(  # noqa: PLR0913  (each is a separate wish of the caller)
     inputs: Any,
     model: Callable[..., Any],
@@ -201,7 +203,7 @@ class _Search:
             backward=len(self.program.backward),
             results=len(self.program.results),
             sites=len(self.sites),
-            planned=min(self.many, len(self.sites)),
+            planned=self._planned(),
             faults=tuple(self.faults),
             grades=tuple(self.grades),
             planned_grades=len(self.scalable),
@@ -215,7 +217,7 @@ class _Search:
     def _rewrite(self) -> None:
         names = rewritable(self.program)
         for name in turns(names, self.places.operator, self.seed)[:REWRITES]:
-            self._step(f"rewriting {name} without harm")
+            self._step("trying harmless rewrites", len(self.reorderings), min(REWRITES, len(names)))
             words, module = rewrite_call(self.program, name)
             status = self._judge(module, lift=True)
             self.reorderings.append(Reordering(rewrite=words, node=name, status=status))
@@ -223,14 +225,14 @@ class _Search:
     def _plant(self) -> None:
         """Faults, and now and then a place for graded ones, so that both have their share."""
         waiting = list(self.scalable)
-        every = max(1, min(self.many, len(self.sites)) // max(1, len(waiting)))
+        every = max(1, self._planned() // max(1, len(waiting)))
         done = 0
         for site in self.sites:
             if done == self.many:
                 break
             if done % every == 0 and waiting:
                 self._grade(waiting.pop(0))
-            self._step(f"fault {done + 1} of {min(self.many, len(self.sites))}: {site.mutation}")
+            self._step("planting faults", len(self.faults), self._planned())
             mutant = plant(self.program, site)
             effect = None if mutant is None else self._effect(mutant)
             if mutant is not None and effect is not None:  # otherwise it turned out not to apply
@@ -277,7 +279,7 @@ class _Search:
         return "it is within what rounding of this model may do"
 
     def _grade(self, name: str) -> None:
-        self._step(f"grading {name}")
+        self._step("planting faults", len(self.faults), self._planned())
         program = ScaledProgram(self.program, name)
         base = self._effect(program.scaled(PROPORTIONAL))
         if base is None or base.band == "none" or not math.isfinite(base.relative):
@@ -287,7 +289,7 @@ class _Search:
         for lift in (True, False):
 
             def is_caught(delta: float, lift: bool = lift) -> bool:  # noqa: FBT001
-                self._step(f"{name} off by {delta:.0e}")
+                self._step("planting faults", len(self.faults), self._planned())
                 return self._judge(program.scaled(delta), lift=lift) in CAUGHT
 
             delta, steps = smallest_caught(is_caught, floor)
@@ -326,8 +328,12 @@ class _Search:
             self.notes += [note for note in verdict.notes if note.startswith(WEAKER)]
         return verdict.status
 
-    def _step(self, words: str) -> None:
+    def _planned(self) -> int:
+        return min(self.many, len(self.sites))
+
+    def _step(self, stage: str, done: int, total: int) -> None:
         """Before everything that takes long."""
-        if time.monotonic() > self.deadline:
+        left = self.deadline - time.monotonic()
+        if left < 0:
             raise _OutOfTimeError
-        self.tell(words)
+        self.tell(Progress(stage, done, total, at_most=left))

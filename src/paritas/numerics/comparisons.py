@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.figures import PairFigures
@@ -178,6 +179,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sources: tuple[int, ...] = ()
     detail: Detail | None = None
 
+    def __str__(self) -> str:
+        return str(finding_of(self))
+
     @property
     def is_of_summaries(self) -> bool:
         """Whether statistics or sketches are all that was compared."""
@@ -293,6 +297,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def __str__(self) -> str:
+        return str(self.verdict)
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying the verdict, unless it passed."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.diagnoses import Diagnosis
 from paritas.numerics.metrics import Metrics
@@ -162,6 +163,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     origin: Origin | None = None
     diagnosis: Diagnosis | None = None
 
+    def __str__(self) -> str:
+        from paritas.numerics.wording import finding_text
+
+        return finding_text(self)
+
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much was compared, and what was not, with the reason of each."""
@@ -220,6 +226,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         from paritas.numerics.wording import verdict_text
 
         return verdict_text(self)
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying this verdict, unless it passed.

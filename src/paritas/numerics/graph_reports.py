@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.findings import Coverage, Finding, Status, Verdict, spell_nonfinite
 
@@ -188,11 +189,20 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __bool__(self) -> bool:
         return self.passed
 
+    def __str__(self) -> str:
+        return f"{self._counted()}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
+
     def raise_if_failed(self) -> None:
         """Raise `MismatchError` unless it passed."""
         if not self.passed:
-            counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
-            raise MismatchError(f"{self.graph}: {counts or 'no calls'}", self.verdict)
+            raise MismatchError(self._counted(), self.verdict)
+
+    def _counted(self) -> str:
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
+        return f"{self.graph}: {counts or 'no calls'}"
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal report."""

@@ -5,12 +5,12 @@ Everything here is data. `paritas.mutants` fills it in, `paritas.reporting` puts
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Literal, Self
 
 import msgspec
 
+from paritas import notebooks
 from paritas.errors import UsageError
 from paritas.numerics.findings import Status, spell_nonfinite
 
@@ -256,9 +256,12 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return 0 if clear.value >= at_least else 1
 
     def __str__(self) -> str:
-        # By name: words are made above data.
-        words = importlib.import_module("paritas.reporting.power_words")
-        return "\n".join(words.power_lines(self))
+        from paritas.numerics.power_wording import power_lines
+
+        return "\n".join(power_lines(self))
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal report, infinities included."""

@@ -1,13 +1,13 @@
-"""A verdict in plain words: what failed, how many of how many, the worst, where, what to do."""
+"""Verdicts and findings in plain words: what failed, how many, the worst, where, what to do."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paritas.numerics.findings import OriginKind, Status
+from paritas.numerics.findings import Aspect, OriginKind, Status
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Finding, Origin, Verdict
+    from paritas.numerics.findings import Finding, Origin, Score, Verdict
 
 MOST_SHOWN = 10
 
@@ -50,6 +50,71 @@ def headline(verdict: Verdict) -> str:
         return "unverified: nothing was compared"
     plural = "" if failed == 1 else "s"
     return f"{status.value}: the candidate {MEANING[status]}; {failed} finding{plural}, {items}"
+
+
+def finding_text(finding: Finding) -> str:
+    """One finding in at most three lines: what and by how much; what kind of wrong; where."""
+    first = [f"{finding.status.value}: {item_words(finding)}"]
+    first += filter(None, (value_words(finding), *_size_words(finding)))
+    told = [finding.reason]
+    if finding.diagnosis is not None:
+        told.append(finding.diagnosis.sentence)
+    place = [line.strip() for line in _place_lines(finding)]
+    below = ("; ".join(filter(None, told)), "; ".join(filter(None, (*place, finding.advice))))
+    return "\n".join([", ".join(first), *(f"  {line}" for line in below if line)])
+
+
+def item_words(finding: Finding) -> str:
+    """Which item it is, and what about it was compared unless that is its value."""
+    if finding.aspect is Aspect.VALUE:
+        return finding.path
+    return f"{finding.path} ({finding.aspect.value})"
+
+
+def value_words(finding: Finding) -> str:
+    """Dtype and shape; empty where they are not known."""
+    if finding.dtype is None:
+        return ""
+    return f"{finding.dtype}[{','.join(map(str, finding.shape or ()))}]"
+
+
+def is_inexact(finding: Finding) -> bool:
+    """Whether it is about floating or complex numbers, whose difference has a size."""
+    return finding.dtype is not None and ("float" in finding.dtype or "complex" in finding.dtype)
+
+
+def deciding_score(finding: Finding) -> tuple[str, Score] | None:
+    """The score that decided, with its run: the first that fails, else the native one."""
+    scores = [("lifted", finding.lifted), ("native", finding.native)]
+    given = [(run, score) for run, score in scores if score is not None]
+    failed = [(run, score) for run, score in given if not score.passed]
+    return failed[0] if failed else (given[-1] if given else None)
+
+
+def deciding_figure(score: Score) -> tuple[str, float, float]:
+    """Which of a score's figures decided, and that figure with its limit."""
+    if score.passed or not score.max_z <= score.max_limit:
+        return "worst", score.max_z, score.max_limit
+    if score.rms_z <= score.rms_limit and score.slice_z is not None:
+        return "slice", score.slice_z, score.slice_limit or 0.0
+    return "rms", score.rms_z, score.rms_limit
+
+
+def _size_words(finding: Finding) -> list[str]:
+    """By how much it is off, each number with its yardstick."""
+    words = []
+    metrics = finding.metrics
+    if metrics is not None and metrics.nonfinite_mismatches:
+        words.append(f"NaN or Inf in {metrics.nonfinite_mismatches} of {metrics.numel} elements")
+    elif metrics is not None and metrics.mismatched:
+        share = f"{metrics.mismatched} of {metrics.numel} elements differ"
+        words.append(f"relative L2 {metrics.rel_l2:.2g}" if is_inexact(finding) else share)
+    decided = deciding_score(finding)
+    if decided is not None:
+        run, score = decided
+        name, value, limit = deciding_figure(score)
+        words.append(f"{name} {value:.2g} times the noise (allowed {limit:.2g}, {run} run)")
+    return words
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -18,15 +18,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paritas.numerics.findings import Aspect, Status
-from paritas.numerics.wording import MOST_SHOWN, finding_lines, headline
+from paritas.numerics.findings import Status
+from paritas.numerics.wording import (
+    MOST_SHOWN,
+    deciding_figure,
+    deciding_score,
+    finding_lines,
+    headline,
+    is_inexact,
+    item_words,
+    value_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rich.console import RenderableType
 
-    from paritas.numerics.findings import Finding, Score, Verdict
+    from paritas.numerics.findings import Finding, Verdict
 
 STYLES = {
     Status.IDENTICAL: "green",
@@ -114,13 +123,10 @@ def _fold(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
 
 def cells(finding: Finding) -> tuple[Text, ...]:
     """One row, by `COLUMNS`."""
-    item = finding.path
-    if finding.aspect is not Aspect.VALUE:
-        item = f"{item} ({finding.aspect.value})"
     return (
         _status(finding.status),
-        Text(item),
-        Text(_value(finding)),
+        Text(item_words(finding)),
+        Text(value_words(finding)),
         Text(_off_by(finding)),
         Text(_worst(finding)),
     )
@@ -130,47 +136,31 @@ def _status(status: Status) -> Text:
     return Text(status.value, style=STYLES[status])
 
 
-def _value(finding: Finding) -> str:
-    if finding.dtype is None:
-        return ""
-    return f"{finding.dtype}[{','.join(map(str, finding.shape or ()))}]"
-
-
 def _off_by(finding: Finding) -> str:
     metrics = finding.metrics
     if metrics is None:
         return ""
     if metrics.nonfinite_mismatches:
         return f"{metrics.nonfinite_mismatches} NaN/Inf"
-    if finding.dtype is not None and ("float" in finding.dtype or "complex" in finding.dtype):
+    if is_inexact(finding):
         return f"{metrics.rel_l2:.1e}"
     return f"{metrics.mismatched} of {metrics.numel}"
 
 
-def _deciding(finding: Finding) -> tuple[str, Score] | None:
-    """The score that decided: the first that fails, else the native one."""
-    scores = [("lifted", finding.lifted), ("native", finding.native)]
-    given = [(run, score) for run, score in scores if score is not None]
-    failed = [(run, score) for run, score in given if not score.passed]
-    return failed[0] if failed else (given[-1] if given else None)
-
-
 def _excess(finding: Finding) -> float:
-    decided = _deciding(finding)
+    decided = deciding_score(finding)
     return 0.0 if decided is None else decided[1].excess
 
 
 def _worst(finding: Finding) -> str:
-    decided = _deciding(finding)
+    decided = deciding_score(finding)
     if decided is None:
         return ""
     run, score = decided
-    figures = f"{score.max_z:.2g} / {score.max_limit:.2g}"
-    if not score.passed and score.max_z <= score.max_limit:  # no single element is over it
-        figures = f"rms {score.rms_z:.2g} / {score.rms_limit:.2g}"
-        if score.rms_z <= score.rms_limit and score.slice_z is not None:
-            figures = f"slice {score.slice_z:.2g} / {score.slice_limit or 0:.2g}"
-    return f"{figures} lifted" if run == "lifted" else figures
+    name, value, limit = deciding_figure(score)
+    figures = f"{value:.2g} / {limit:.2g}"
+    named = figures if name == "worst" else f"{name} {figures}"  # no single element is over it
+    return f"{named} lifted" if run == "lifted" else named
 
 
 def details(verdict: Verdict) -> Iterator[RenderableType]:

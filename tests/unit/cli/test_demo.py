@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
+from rich.console import Console, Group
 
 from paritas.cli import demo_model
-from paritas.cli.demo import is_as_expected, lessons
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.cli.demo import is_as_expected, lessons, summary
+from paritas.numerics.diagnoses import Diagnosis, Pattern
+from paritas.numerics.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Score,
+    Status,
+    Verdict,
+)
 from paritas.numerics.metrics import pair_metrics
 
 
@@ -32,9 +45,9 @@ def test_the_lesson_is_told_in_figures_of_the_findings():
         "By correlation (PCC), where 0.99 is the usual threshold:",
         "  the right one has 1.000000: accepted",
         "  the wrong one has 0.998016: accepted",
-        "By paritas, in multiples of the model's own rounding noise:",
-        "  the right one is off by 0.8 at worst, where 12 is allowed: equivalent",
-        "  the wrong one is off by 7.3e+06 at worst, where 12 is allowed: different",
+        "By paritas, at worst, in multiples of the model's own rounding noise:",
+        "  the right one is off by 0.8 (12 allowed): equivalent",
+        "  the wrong one is off by 7.3e+06 (12 allowed): different",
     ]
 
 
@@ -74,7 +87,51 @@ def test_the_model_and_its_inputs_are_the_same_every_time_and_leave_the_generato
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_graph_without_a_mask_cannot_be_made_faulty():
-    graph = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match="no causal mask"):
-        demo_model.faulty_inductor(graph, [])
+def shown(*verdicts):
+    console = Console(width=80, file=io.StringIO(), highlight=False)
+    console.print(Group(*summary(*verdicts)))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_point_is_on_one_screen():
+    start = Finding(
+        path="graph 0: node future",
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        origin=Origin(
+            kind=OriginKind.NODE,
+            name="future",
+            module="blocks.0.attention",
+            source="/a/long/path/of/some/environment/paritas/cli/demo_model.py:33, in forward",
+            code="future = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)",
+        ),
+        diagnosis=Diagnosis(
+            patterns=(Pattern(kind="shift", confidence=1.0, sentence="off by one along axis 0"),)
+        ),
+    )
+    wrong = Verdict(findings=(start, *WRONG.findings), coverage=Coverage(compared=1))
+    lines = shown(RIGHT, wrong)
+    assert lines == [
+        "A small transformer in float32, checked against what two compilers make of it:",
+        "",
+        "                torch.compile        a compiler with a planted fault",
+        "─" * 68,
+        "correlation     1.000000: accepted   0.998016: accepted",
+        "paritas         equivalent           different",
+        "error / noise   0.8 (12 allowed)     7.3e+06 (12 allowed)",
+        "",
+        "Correlation accepts anything above 0.99, the usual threshold, and misses the",
+        "fault. paritas measures errors in multiples of the model's own rounding noise.",
+        "",
+        "The fault starts in module blocks.0.attention:",
+        "  /a/long/path/of/some/environment/paritas/cli/demo_model.py:33, in forward",
+        "    future = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu…",
+        "  off by one along axis 0",
+        "",
+        "details: paritas demo --verbose",
+    ]
+    assert len(lines) < 24
+
+
+def test_a_fault_whose_place_is_not_known_is_shown_without():
+    assert not any("starts in" in line for line in shown(RIGHT, WRONG))

@@ -19,7 +19,7 @@ from paritas.mutants.power_rewrites import rewritable, rewrite_call
 from paritas.mutants.programs import trace_program
 from paritas.numerics.findings import Status
 from paritas.numerics.power_reports import Fault, Grade, PowerReport, Reordering, Share
-from paritas.reporting.power_words import headline, power_lines
+from paritas.numerics.power_wording import headline, power_lines
 
 
 class Net(nn.Module):
@@ -131,7 +131,7 @@ def test_an_interrupt_ends_the_search_with_a_report():
 
     def tell(words):
         told.append(words)
-        if words.startswith("fault 3 "):
+        if words == "planting faults (2 of 50)":
             raise KeyboardInterrupt
 
     found = paritas.power(inputs, model, faults=50, seconds=3600, on_progress=tell)

@@ -6,6 +6,8 @@ import textwrap
 import pytest
 import torch
 
+from paritas.numerics.comparisons import Comparison, DumpFacts, Row
+from paritas.numerics.diagnoses import Diagnosis, Pattern
 from paritas.numerics.findings import (
     Aspect,
     Coverage,
@@ -16,6 +18,7 @@ from paritas.numerics.findings import (
     Status,
     Verdict,
 )
+from paritas.numerics.graph_reports import GraphReport
 from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.pairing import judge
 
@@ -310,3 +313,82 @@ def test_a_remedy_that_the_reason_names_is_not_told_again():
 )
 def test_every_kind_of_origin_has_its_words(origin, told):
     assert lines_about(origin) == told
+
+
+# --- one finding ----------------------------------------------------------------------------------
+
+
+def test_a_printed_finding_says_what_the_report_says_in_three_lines():
+    found = finding(
+        Status.DIFFERENT,
+        dtype="float32",
+        shape=(2, 8),
+        reason="in float64, where rounding is negligible, it is 5 times over its limit",
+        advice="look at that line",
+        metrics=pair_metrics(torch.ones(2, 8), torch.full((2, 8), 1.5)),
+        lifted=Score(max_z=60.0, max_limit=12.0, rms_z=9.0, rms_limit=2.5),
+        native=Score(max_z=3.0, max_limit=12.0, rms_z=1.0, rms_limit=2.5),
+        origin=Origin(
+            kind=OriginKind.NODE,
+            name="mul",
+            operator="aten.mul",
+            module="blocks.0",
+            source="model.py:7",
+            code="x = y * z",
+        ),
+        diagnosis=Diagnosis(
+            patterns=(Pattern(kind="scale", confidence=1.0, sentence="scaled by 1.5"),)
+        ),
+    )
+    assert str(found) == said(
+        """
+        different: output, float32[2,8], relative L2 0.5, worst 60 times the noise (allowed 12, lifted run)
+          in float64, where rounding is negligible, it is 5 times over its limit; scaled by 1.5
+          node mul: aten.mul in module blocks.0; at model.py:7; x = y * z; look at that line
+        """  # noqa: E501
+    )
+    assert repr(found).startswith("Finding(path='output', ")
+
+
+def test_a_printed_finding_that_passes_is_one_line():
+    assert str(finding(Status.IDENTICAL, dtype="int64", shape=())) == "identical: output, int64[]"
+
+
+def test_a_printed_finding_names_the_aspect_and_counts_exact_values():
+    shape = finding(Status.DIFFERENT, aspect=Aspect.SHAPE, reason="(2,) against (3,)")
+    assert str(shape) == "different: output (shape)\n  (2,) against (3,)"
+    metrics = pair_metrics(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]))
+    counted = finding(Status.DIFFERENT, dtype="int64", shape=(3,), metrics=metrics)
+    assert str(counted) == "different: output, int64[3], 1 of 3 elements differ"
+
+
+def test_a_printed_finding_counts_nan_and_inf_that_only_one_side_has():
+    metrics = pair_metrics(torch.ones(4), torch.tensor([1, torch.nan, 1, torch.inf]))
+    found = finding(Status.DIFFERENT, dtype="float32", shape=(4,), metrics=metrics)
+    assert str(found) == "different: output, float32[4], NaN or Inf in 2 of 4 elements"
+
+
+def test_a_printed_finding_shows_the_figure_that_decided():
+    row = Score(
+        max_z=3.0,
+        max_limit=12.0,
+        rms_z=1.0,
+        rms_limit=2.5,
+        slice_axis=0,
+        slice_index=1,
+        slice_z=9.0,
+        slice_limit=4.0,
+    )
+    said_of = str(finding(Status.DEGRADED, native=row))
+    assert said_of == "degraded: output, slice 9 times the noise (allowed 4, native run)"
+
+
+def test_larger_results_are_printed_in_words_too():
+    row = Row(index=0, name="mul", step=1, status=Status.DIFFERENT, reason="off")
+    assert str(row) == "different: mul (step 1)\n  off"
+    sides = DumpFacts(path="a", kind="dump")
+    comparison = Comparison(my=sides, golden=sides, rows=(row,), coverage=Coverage(compared=1))
+    assert str(comparison) == str(comparison.verdict)
+    assert str(GraphReport(graph="g.pt", kind="fx")) == (
+        "g.pt: no calls\nunverified: nothing was compared"
+    )

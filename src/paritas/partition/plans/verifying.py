@@ -25,6 +25,7 @@ from paritas.partition.plans.program import Program, make_program
 from paritas.partition.plans.reference import run_reference
 from paritas.partition.plans.teams import Team, device_here, run_ranks
 from paritas.partition.plans.traces import Trace
+from paritas.reporting.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = ["judge_traces", "verify_parallel"]
 T = TypeVar("T")
 
 
+@shows_progress
 def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     model: nn.Module | Callable[[], nn.Module],
     plan: Any,

@@ -15,7 +15,7 @@ import jinja2
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["MOST_LISTED", "Layout", "render_page"]
+__all__ = ["MOST_LISTED", "Layout", "render_fragment", "render_page"]
 
 # The rest of a list is said to be in the JSON.
 MOST_LISTED = 200
@@ -51,11 +51,26 @@ def render_page(layout: Layout, filters: Mapping[str, Callable[..., str]], **val
     environment.filters = {**environment.filters, **filters}
     return environment.get_template(layout.template).render(
         most_listed=MOST_LISTED,
+        rest_of_list=": they are in the JSON",
         styles=[*map(_without_map, layout.styles)],
         scripts=scripts,
         allowed=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
         **values,
     )
+
+
+def render_fragment(template: str, styles: tuple[str, ...], scope: str, **values: Any) -> str:
+    """A piece of somebody else's page: it loads and runs nothing, and styles nothing but itself.
+
+    Args:
+        template: of its text.
+        styles: put below the scope, where `&` is the scope itself.
+        scope: a selector of the piece's outermost element, which the template has to write.
+        values: for the template, all of them escaped.
+    """
+    rules = "\n".join(map(_asset, styles))
+    style = f"{scope} {{\n{rules}}}"
+    return _environment().get_template(template).render(style=style, rest_of_list="", **values)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from paritas.numerics.graph_reports import GraphReport, OperatorResult, OptionResult
 
-__all__ = ["graph_page", "write_page"]
+__all__ = ["OUTCOME_SIGNS", "VERDICTS", "graph_page", "write_page"]
 
 # The others are in the table; of these the first are unfolded.
 MOST_STORIES = 50
@@ -50,14 +50,14 @@ OUTCOME_SIGNS = {
     Outcome.UNSUPPORTED: "?",
     Outcome.FAILED: "≠",
 }
-_VERDICTS = {
+VERDICTS = {
     "verified": Outcome.VERIFIED,
     "failed": Outcome.FAILED,
     "unverified": Outcome.UNSUPPORTED,
 }
 _LAYOUT = Layout(
     template="graph_page.html.jinja",
-    styles=("vendor/tabulator_simple.min.css", "report.css", "graph_page.css"),
+    styles=("vendor/tabulator_simple.min.css", "basics.css", "report.css", "graph_page.css"),
     vendored=("vendor/tabulator.min.js",),
     own=(
         "shell.js",
@@ -90,7 +90,7 @@ def graph_page(report: GraphReport) -> str:
         report=report,
         name=short_name(report),
         word=word,
-        verdict=_VERDICTS[word],
+        verdict=VERDICTS[word],
         words=verdict_words(report),
         size=size_words(report),
         took=duration(report.seconds),

@@ -20,14 +20,20 @@ from paritas.reporting.html.words import (
 
 if TYPE_CHECKING:
     from paritas.numerics.comparisons import Comparison, Row
+    from paritas.reporting.html.words import Story
 
-__all__ = ["html_report"]
+__all__ = ["html_report", "small_figure", "step_and_rank", "stories"]
 
 # On paper, and where scripts are switched off, the table is this many rows that fail.
 MOST_PRINTED = 200
 _LAYOUT = Layout(
     template="report.html.jinja",
-    styles=("vendor/uPlot.min.css", "vendor/tabulator_simple.min.css", "report.css"),
+    styles=(
+        "vendor/uPlot.min.css",
+        "vendor/tabulator_simple.min.css",
+        "basics.css",
+        "report.css",
+    ),
     vendored=("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js", "vendor/dagre.min.js"),
     own=(
         "shell.js",
@@ -57,20 +63,21 @@ def html_report(comparison: Comparison) -> str:
     ]
     return render_page(
         _LAYOUT,
-        {"ranges": ranges, "figure": _figure, "place": _place},
+        {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
         comparison=comparison,
         statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
         signs=SIGNS,
         headline=headline(comparison),
         work=work_done(comparison),
-        stories=_stories(comparison),
+        stories=stories(comparison),
         failing=failing[:MOST_PRINTED],
         failures=len(failing),
         data=packed(payload(comparison)),
     )
 
 
-def _stories(comparison: Comparison) -> list[object]:
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two begin to differ, in words."""
     first, bad = comparison.first, comparison.first_non_finite
     told = [divergence_story(comparison, first, "First divergence")]
     if bad is not None and first is not None and bad.row == first.row:
@@ -80,10 +87,11 @@ def _stories(comparison: Comparison) -> list[object]:
     return [story for story in told if story is not None]
 
 
-def _figure(value: float | None) -> str:
+def small_figure(value: float | None) -> str:
     """A column of these is read by magnitude."""
     return "" if value is None else figure(value) if not value else f"{value:.2e}"
 
 
-def _place(row: Row) -> str:
+def step_and_rank(row: Row) -> str:
+    """Of a row, in a cell."""
     return f"{row.step}/{JOINED if row.rank is None else row.rank}"

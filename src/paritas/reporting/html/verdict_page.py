@@ -11,19 +11,21 @@ from paritas.numerics.wording import finding_lines
 from paritas.numerics.wording import headline as verdict_line
 from paritas.reporting.html.assembling import Layout, render_page
 from paritas.reporting.html.words import MEANINGS, SIGNS
-from paritas.reporting.terminal import cells
+from paritas.reporting.terminal import COLUMNS, LEGEND, cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paritas.numerics.findings import Finding, Verdict
 
-__all__ = ["PageLink", "index_page", "verdict_page"]
+__all__ = ["PageLink", "finding_row", "index_page", "told", "verdict_page"]
 
 # Failures that are told in full; the others have their row in the table.
 MOST_TOLD = 50
 MOST_ROWS = 2000
-_LAYOUT = Layout(template="verdict_page.html.jinja", styles=("report.css",), vendored=(), own=())
+_LAYOUT = Layout(
+    template="verdict_page.html.jinja", styles=("basics.css", "report.css"), vendored=(), own=()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +65,9 @@ def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
         verdict=verdict,
         data=data,
         statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
-        stories=[_story(finding) for finding in verdict.failures[:MOST_TOLD]],
+        stories=[told(finding) for finding in verdict.failures[:MOST_TOLD]],
         more_stories=max(0, len(verdict.failures) - MOST_TOLD),
-        rows=[_row(finding) for finding in ordered[:MOST_ROWS]],
+        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
         more_rows=max(0, len(ordered) - MOST_ROWS),
         links=None,
     )
@@ -92,13 +94,18 @@ def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
 
 
 def _render(**values: object) -> str:
-    return render_page(_LAYOUT, {}, signs=SIGNS, **values)
+    return render_page(
+        _LAYOUT, {}, signs=SIGNS, columns=COLUMNS, legend=". ".join(LEGEND.split("\n")), **values
+    )
 
 
-def _story(finding: Finding) -> tuple[Finding, str]:
+def told(finding: Finding) -> tuple[Finding, str]:
     """A finding and its lines, less the first, which is its badge."""
     return finding, "\n".join(line[4:] for line in finding_lines(finding)[1:])
 
 
-def _row(finding: Finding) -> tuple[Status, list[str]]:
-    return finding.status, [cell.plain for cell in cells(finding)[1:]]
+def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:
+    """One row of the table: class, sign and word of its status, and the other cells."""
+    status = finding.status
+    cells_of = [cell.plain for cell in cells(finding)[1:]]
+    return f"s-{status.value}", SIGNS[status], status.value, cells_of
