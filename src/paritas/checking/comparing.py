@@ -273,9 +273,11 @@ class Comparer:
                 self.runs.complete(seen, path, side)
                 for seen, side in zip((reference, candidate), sides, strict=True)
             )
+            if left is MISSING and right is MISSING:
+                continue  # what stood there has made room for what it holds now
             if (left is MISSING or right is MISSING) and not self._is_shared(path):
                 self._note_one_sided(path)
-            elif left is not right:
+            else:
                 self._compare_effect(path, left, right)
         if not paths:
             self.out.compared += 1

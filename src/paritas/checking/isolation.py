@@ -83,6 +83,7 @@ class ProgramState:
         unseen: the names of what can change without being seen: iterators.
         containers: name -> module, object or container that holds the rest.
         gradients: name -> the `.grad` of a tensor, and a copy of that.
+        flags: name -> whether a tensor was a leaf, and required grad.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ProgramState:
         self._places: dict[str, list[tuple[Any, Any]]] = {}
         self._named: dict[tuple[int, Any], str] = {}
         self._held: list[_Held] = []
+        self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._leaves: dict[str, Any] = {}
         for found in self._walk():
@@ -139,7 +141,9 @@ class ProgramState:
         if is_known and known is not None:
             self.saved[name] = known.saved[name]
             self.gradients[name] = known.gradients[name]
+            self.flags[name] = known.flags[name]
             return
+        self.flags[name] = tensor.is_leaf, tensor.requires_grad
         try:
             self.saved[name] = copy_of(tensor)
             self.gradients[name] = _gradient(tensor)
@@ -267,6 +271,7 @@ class ProgramState:
         for name, tensor in self.tensors.items():
             try:
                 _put_back(tensor, self.saved[name])
+                _put_back_flags(tensor, *self.flags[name])
                 _put_back_gradient(tensor, *self.gradients[name])
             except Exception as error:  # noqa: BLE001  (a finding names it)
                 self.failures[name] = f"it cannot be put back: {_first_line(error)}"
@@ -305,7 +310,7 @@ class ProgramState:
             value = _widen(value) if value.dtype in WIDE else value.clone()
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-            elif tensor.requires_grad:
+            elif self.flags[name][1]:
                 value.requires_grad_()
             gradient = self.gradients[name][1]
             if gradient is not None:
@@ -553,6 +558,14 @@ def _put_back(tensor: Tensor, saved: Tensor) -> None:
     elif not bitwise_equal(plain, saved):
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             plain.copy_(saved)
+
+
+def _put_back_flags(tensor: Tensor, is_leaf: bool, requires_grad: bool) -> None:  # noqa: FBT001
+    """A write in place may have hung a tensor into the graph of what was written."""
+    if is_leaf and not tensor.is_leaf:
+        tensor.detach_()
+    if tensor.is_leaf and tensor.requires_grad is not requires_grad:
+        tensor.requires_grad_(requires_grad)
 
 
 def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | None) -> None:

@@ -33,6 +33,8 @@ from paritas.checking.observing import (
     place_of,
     running,
 )
+from paritas.numerics import criterion
+from paritas.numerics.automatic import RUNS
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
 
@@ -82,6 +84,7 @@ class Runs(NoiseRuns):
         self._wanted: frozenset[str] | None = None
         self._makes_second = True
         self._lifted: list[Observation] | None = None
+        self._again: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
 
@@ -261,6 +264,37 @@ class Runs(NoiseRuns):
             if value is not MISSING:
                 return as_plain(value)
         return MISSING
+
+    def repeats(self, path: str, first: Observation, last: Observation) -> bool:
+        """Whether two native runs of the reference differ in an item by rounding alone.
+
+        Its own error is no yardstick here: if something has changed it between the runs, that is
+        what its error consists of. Two runs in float64 must agree far better than it rounds, and
+        then the spread of the perturbed runs is what rounding does.
+        """
+        values = self.complete(first, path), self.complete(last, path)
+        if not (is_inexact(values[0]) and is_inexact(values[1])) or values[0].is_complex():
+            return True
+        arbiter, again = self.arbiter(), self._repeated_arbiter()
+        if arbiter is not None and again is not None:
+            wide = self.complete(arbiter[0], path), self.complete(again[0], path)
+            if not (is_inexact(wide[0]) and is_inexact(wide[1])):
+                return False
+            apart = criterion.rms_difference(wide[0], wide[1])
+            if apart > UNIT_F32 * criterion.rms(wide[0]):
+                return False
+        spread = self.spread(self.unit, 0, path, RUNS[1])
+        if spread is None:
+            return True
+        unit = unit_roundoff(values[0].dtype)
+        noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
+        return criterion.score(values[1], values[0], noise).score.passed
+
+    def _repeated_arbiter(self) -> list[Observation] | None:
+        if self._again is None and self.arbiter() is not None:
+            mode = LiftMode(self.dtype, self.default)
+            self._again = self.run_reference(mode=mode, wide=True)
+        return self._again
 
     def run_reference(
         self,

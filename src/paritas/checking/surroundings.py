@@ -177,7 +177,7 @@ class Surroundings:
 
 
 def _functions(space: Any) -> dict[str, Any]:
-    kinds = (types.FunctionType, types.BuiltinFunctionType, type, types.MethodDescriptorType)
+    kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
     return {name: value for name, value in vars(space).items() if isinstance(value, kinds)}
 
 

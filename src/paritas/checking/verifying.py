@@ -213,11 +213,12 @@ class _Verification:
         runs.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
         found = Comparer(runs, quiet, 0, "", lifts=False).compare(first, last)
-        moved = [finding for finding in found.findings if not finding.status.passes()]
+        moved = [finding.path for finding in found.findings if not finding.status.passes()]
+        moved += [path for path, _ in first.items() if not runs.repeats(path, first, last)]
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
             return collected
-        named = ", ".join(dict.fromkeys(finding.path for finding in moved[:3]))
+        named = ", ".join(list(dict.fromkeys(moved))[:3])
         reason = f"run once more at the end, it no longer gives the same {named}"
         advice = "what the two share was changed and could not be put back, or it is not repeatable"
         collected.add(f"reference{self.label}", Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
