@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from paritas._torch.attention import any_attention
@@ -373,7 +376,11 @@ def _kept(leaf: Any) -> Any:
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
-    return bytearray(plain) if isinstance(plain, bytearray) else plain
+    return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
+
+
+# The leaves that are no tensors, nor become one, and can be written to.
+_WRITABLE = (bytearray, array.array, np.ndarray)
 
 
 def _stable_hash(text: str) -> int:
