@@ -234,6 +234,11 @@ class Comparer:
         self._compare_after("parameters and buffers", reference.state, candidate.state)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
+        self.out.skipped += [
+            f"gradients through {path}{self.label}, {reference.kinds[path].name}: none of its "
+            "parts can be differentiated"
+            for path in reference.cut_off
+        ]
         if self._is_inference_only(candidate):
             if reference.gradients:
                 self.out.skipped.append(

@@ -41,6 +41,7 @@ class Observation:
     Attributes:
         outputs: path -> leaf of what was returned.
         kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
+        cut_off: the paths of returned tensors whose gradients cannot be asked for.
         after: path -> input after the call, where its bits changed.
         state: name -> parameter or buffer after the call, where its bits changed.
         gradients: path -> gradient of an input or parameter, dense.
@@ -58,6 +59,7 @@ class Observation:
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+    cut_off: list[str] = dataclasses.field(default_factory=list)
     after: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
@@ -211,7 +213,7 @@ def _observe_call(
         return
     seen.rng_after = RandomState.now()
     returned = flattened(result, OUTPUT)
-    live, seen.kinds = returned.leaves, returned.kinds
+    live, seen.kinds, seen.cut_off = returned.leaves, returned.kinds, returned.cut_off
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
     del result, returned
