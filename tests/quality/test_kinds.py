@@ -70,6 +70,20 @@ def test_what_nobody_can_compare_is_unverified(reference, other):
     assert verdict.status is Status.UNVERIFIED
 
 
+def test_gradients_that_cannot_be_asked_for_are_listed():
+    def wrapped(x):
+        return kinds_of_tensors.Wrapper(x.detach(), 1.0).requires_grad_()
+
+    x = kinds_of_tensors.example().requires_grad_()
+    verdict = verify([x], lambda x: (x * 2, wrapped(x)), lambda x: (x * 2, wrapped(x)), QUIET)
+    assert verdict.passed, str(verdict)
+    (skipped,) = verdict.coverage.skipped
+    assert skipped == (
+        "gradients through output[1], Wrapper of shape [4, 6]: none of its parts can be "
+        "differentiated"
+    )
+
+
 INPUTS = [name for name in KINDS if name not in {"silent wrapper", "meta"}]
 
 

@@ -352,6 +352,11 @@ class Comparer:
             self.out.add(path, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
+        self.out.skipped += [
+            f"gradients through {path}{self.label}, {reference.kinds[path].name}: none of its "
+            "parts can be differentiated"
+            for path in reference.cut_off
+        ]
         if reference.gradient_error is not None or candidate.gradient_error is not None:
             errors = reference.gradient_error, candidate.gradient_error
             self._compare_errors(*errors, f"backward{self.label}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from paritas._torch.attention import any_attention
@@ -53,6 +56,7 @@ class Observation:
     Attributes:
         outputs: path -> leaf of what was returned.
         kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
+        cut_off: the paths of returned tensors whose gradients cannot be asked for.
         after: path -> what an input holds after the call and after backward, where that changed.
         state: path -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
             after the call and after backward, where that changed.
@@ -79,6 +83,7 @@ class Observation:
 
     outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+    cut_off: list[str] = dataclasses.field(default_factory=list)
     after: dict[str, Any] = dataclasses.field(default_factory=dict)
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
     surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -314,7 +319,7 @@ def _observe_call(
         seen.surroundings = surroundings.put_back()
     seen.rng_after = RandomState.now()
     returned = flattened(result, OUTPUT)
-    live, seen.kinds = returned.leaves, returned.kinds
+    live, seen.kinds, seen.cut_off = returned.leaves, returned.kinds, returned.cut_off
     state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
     seen.aliases = aliases(live, {**named_inputs, **state})
     del result, returned
@@ -631,7 +636,11 @@ def _kept(leaf: Any) -> Any:
     plain = as_plain(leaf)
     if isinstance(plain, torch.Tensor):
         return plain.clone()
-    return bytearray(plain) if isinstance(plain, bytearray) else plain
+    return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
+
+
+# The leaves that are no tensors, nor become one, and can be written to.
+_WRITABLE = (bytearray, array.array, np.ndarray)
 
 
 def _stable_hash(text: str) -> int:

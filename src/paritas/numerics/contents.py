@@ -185,7 +185,15 @@ def same_leaf(left: Any, right: Any) -> bool | None:
     if isinstance(left, np.ndarray | np.generic):
         alike = left.dtype == right.dtype and left.shape == right.shape
         return bool(alike and left.tobytes() == right.tobytes())
-    equal = left == right
+    return _says_equal(left, right)
+
+
+def _says_equal(left: Any, right: Any) -> bool | None:
+    """By the `==` of a class written in C, which may hold what cannot be compared."""
+    try:
+        equal = left == right
+    except Exception:  # noqa: BLE001  (nobody can say, then: unverified)
+        return None
     return equal if isinstance(equal, bool) else None
 
 

@@ -40,10 +40,12 @@ class Flat:
     Attributes:
         leaves: path -> dense tensor, plain value of Python's, or `Opaque`.
         kinds: path -> what stood there, of everything that is not its own leaf.
+        cut_off: the paths of tensors that can be differentiated, and none of their parts can.
     """
 
     leaves: dict[str, Any] = dataclasses.field(default_factory=dict)
     kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+    cut_off: list[str] = dataclasses.field(default_factory=list)
 
 
 def flattened(value: Any, root: str = "") -> Flat:
@@ -64,6 +66,9 @@ def _flatten(value: Any, root: str, flat: Flat) -> None:
             flat.leaves[path] = leaf
             continue
         flat.kinds[path] = parts.kind
+        tensors = [part for _, part in parts.items if isinstance(part, torch.Tensor)]
+        if getattr(leaf, "requires_grad", False) and not any(t.requires_grad for t in tensors):
+            flat.cut_off.append(path)
         for suffix, part in parts.items:
             if suffix:
                 _flatten(part, path + suffix, flat)
