@@ -341,6 +341,36 @@ def test_a_parameter_that_only_the_candidate_would_train_is_reported() -> None:
     assert "gradient of extra" in failing(thawed)
 
 
+def test_a_parameter_that_the_candidate_no_longer_trains_is_different() -> None:
+    verdict = verdict_on([sample()], Adapted(trained=True), Adapted(trained=False))
+    assert failing(verdict) == {"gradient of extra": "requires_grad"}
+
+
+@pytest.mark.parametrize("when", ["call", "backward"])
+def test_a_grad_that_is_written_by_the_program_itself_is_compared(when: str) -> None:
+    class Writes(nn.Module):
+        def __init__(self, when: str) -> None:
+            super().__init__()
+            self.inner, self.when = linear(), when
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            if self.when == "call":
+                self.write()
+            elif self.when == "backward":
+                y.register_hook(lambda _: self.write())
+            return y
+
+        def write(self) -> None:
+            self.inner.weight.grad = torch.ones(4, 4)
+
+    path = "state inner.weight.grad after " + {"call": "the call"}.get(when, when)
+    assert path in failing(verdict_on([sample()], Writes(""), Writes(when)))
+    assert path in failing(verdict_on([sample()], Writes(when), Writes("")))
+    both = verdict_on([sample()], Writes(when), Writes(when))
+    assert both.passed, str(both)
+
+
 def hooked(kind: str, factor: float) -> nn.Module:
     model = linear()
     if kind == "accumulated":

@@ -14,6 +14,7 @@ from paritas.checking.explaining import Explainer, likely
 from paritas.checking.isolation import MISSING
 from paritas.checking.noise import NoiseNotYetMeasured
 from paritas.checking.observing import (
+    GRADIENT,
     SECOND_GRADIENT,
     STATE,
     input_tensors,
@@ -304,15 +305,18 @@ class Comparer:
             self._compare_item(path, left, right)
 
     def _is_shared(self, path: str) -> bool:
-        """Whether both sides have the very object in which one of them left something."""
+        """Whether both sides have the very object in which one of them left something.
+
+        A parameter of the same name is the same for this: who reads its `.grad` reads either.
+        """
         name = place_of(path)
         if not name.startswith(f"{STATE} "):
             return True  # inputs: both sides are given the same
         name = name.removeprefix(f"{STATE} ")
-        around = [
-            side.state.tensors.get(name.removesuffix(".grad"), side.state.container_of(name))
-            for side in (self.runs.reference, self.runs.candidate)
-        ]
+        states = self.runs.reference.state, self.runs.candidate.state
+        if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
+            return True
+        around = [state.container_of(name) for state in states]
         return around[0] is not None and around[0] is around[1]
 
     def _note_one_sided(self, path: str) -> None:
@@ -373,6 +377,12 @@ class Comparer:
             if path not in missing:
                 self._compare_gradient(path, left, candidate.gradients[path])
                 self._compare_gradient_layout(path, reference, candidate)
+        frozen = [path for path in missing if self._is_frozen(path)]
+        for path in frozen:
+            missing.remove(path)
+            self.out.compared += 1
+            reason = "the candidate's does not require grad, the reference's does"
+            self.out.add(f"{path}{self.label}", Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         if missing:
             self.out.unmatched += [f"{path}{self.label}" for path in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
@@ -380,6 +390,11 @@ class Comparer:
             self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
         else:
             self._compare_extra_gradients(reference, candidate)
+
+    def _is_frozen(self, path: str) -> bool:
+        """Whether the candidate has the parameter behind a gradient, and does not train it."""
+        own = self.runs.candidate.state.tensors.get(path.removeprefix(f"{GRADIENT} of "))
+        return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
         """What only the candidate would train. A gradient of zeros trains nothing."""
