@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -39,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up what holds for the whole run."""
     _link_with_gold(config)
     _outlive_commands(config)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector pass over what was imported and collected, which stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -52,16 +52,15 @@ def write(name, text):
     Path(name).write_text(textwrap.dedent(text), encoding="utf-8")
 
 
-def start(*command, **options):
+def start(*command, environment=None):
     """In a process of its own, as from a shell."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
-        env=environment,
+        env={**common, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
     )
 
 

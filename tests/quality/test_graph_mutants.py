@@ -97,6 +97,7 @@ def verdict_on(graph: GraphModule, mutant: GraphModule, x: Tensor, *, gradients:
     return verify([x], graph, mutant, config)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_visible_fault_is_found(family: str, dtype: torch.dtype) -> None:

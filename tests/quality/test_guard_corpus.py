@@ -25,7 +25,7 @@ pytestmark = [
 # Its comparisons fall as rounding decides, so eager and compiled code need not agree on them.
 DECIDED_BY_ROUNDING = {"threshold_that_rounding_decides"}
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-# Each second of the correct programs is for those who ask for all of it, and so are some that take
+# Two thirds of the correct programs are for those who ask for all of it, and so are some that take
 # long and have their like among the others.
 ALIKE = {
     "checkpointed_dropout_with_random_numbers_of_eager",
@@ -33,18 +33,21 @@ ALIKE = {
     "float16",
     "recurrent_cell",
 }
-USUAL = list(PROGRAMS) if WHOLE else [name for name in list(PROGRAMS)[::2] if name not in ALIKE]
+USUAL = list(PROGRAMS) if WHOLE else [name for name in list(PROGRAMS)[::3] if name not in ALIKE]
 # Compiled in parts for more than a minute before it is named.
 LONG = set() if WHOLE else {"gradients_of_pooled_convolution"}
 USUAL_FAULTS = [name for name in FAULTS if name not in LONG]
-UNGUARDED = ["sgd_training", "dropout_inside_a_model", *(["random_numbers"] if WHOLE else [])]
+UNGUARDED = ["dropout_inside_a_model", *(["sgd_training", "random_numbers"] if WHOLE else [])]
 # In a set of nodes that must be compiled together, more than these is no help to a person.
 LARGEST_FUSION = 12
 
 
-def watched(program: Any) -> tuple[Any, Verdict]:
-    """What a program computes when guarded, and what the guard says about it."""
-    backend = guard("inductor", on_mismatch="record", check_passes=True)
+def watched(program: Any, *, check_passes: bool = WHOLE) -> tuple[Any, Verdict]:
+    """What a program computes when guarded, and what the guard says about it.
+
+    That passes over correct programs are passed over is seen in integration/ without kernels.
+    """
+    backend = guard("inductor", on_mismatch="record", check_passes=check_passes)
     result = run(program, backend)
     return result, backend.verdict()
 
@@ -70,7 +73,7 @@ def test_a_fault_is_found_and_named(name: str) -> None:
     fault = FAULTS[name]
     expected = run(fault.program, None)
     with planted(fault):
-        result, verdict = watched(fault.program)
+        result, verdict = watched(fault.program, check_passes=WHOLE or fault.kind == "pass")
     assert disagreements(expected, result), "the program does not show the fault"
     assert verdict.exit_code == 1, str(verdict)
     named = [finding for finding in verdict.failures if finding.origin is not None]
@@ -86,7 +89,7 @@ def test_the_same_program_without_the_fault_is_silent(name: str) -> None:
     fault = FAULTS[name]
     expected = run(fault.program, None)
     with healed(fault):
-        result, verdict = watched(fault.program)
+        result, verdict = watched(fault.program, check_passes=WHOLE or fault.kind == "pass")
     assert_silent(verdict)
     assert not disagreements(expected, result)
 

@@ -120,6 +120,7 @@ FREEZING = [
 ]
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_every_frozen_dimension_has_to_be() -> None:
     """Thawed, it is found to be wrong: a rule that froze too much would show here."""
     right, tried = [], 0

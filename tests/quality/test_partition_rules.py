@@ -25,6 +25,7 @@ def test_the_corpus_is_as_large_as_it_says():
     assert len({case.name for case in [*RIGHT, *WRONG]}) == len(RIGHT) + len(WRONG)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_wrong_rule_is_called_different(dtype):
     missed = {}
