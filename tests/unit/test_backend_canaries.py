@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +21,7 @@ from paritas._torch import (
     last_sums,
     operators,
     overwriting,
+    quiet,
     sparse,
     stances,
     tracing,
@@ -170,6 +175,92 @@ def test_a_graph_writes_over_operands_by_operators_told_where_to_write():
     assert torch.ops.aten.exp.out in targets
     x = torch.linspace(-1, 1, 9).reshape(3, 3)
     assert torch.equal(lean(x)[0], graph(x)[0])
+
+
+LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@pytest.fixture
+def heard():
+    """What torch's own handlers write, and what arrives at the root."""
+    lines = []
+
+    class Hears(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Hears()
+    for logger in (logging.root, LOG):
+        logger.addHandler(handler)
+    yield lines
+    for logger in (logging.root, LOG):
+        logger.removeHandler(handler)
+
+
+def test_torch_logs_through_handlers_on_its_own_loggers():
+    assert LOG.handlers
+
+
+def test_what_torch_logs_in_a_run_of_ours_is_left_out_and_the_rest_is_not(heard):
+    with quiet.quietly():
+        LOG.error("of ours")
+        logging.getLogger("torchvision").error("of another")
+        with quiet.quietly():
+            LOG.error("of ours")
+        LOG.error("of ours")
+    LOG.error("of the user")
+    assert set(heard) == {"of another", "of the user"}
+
+
+def test_a_run_of_ours_is_quiet_in_its_own_thread_alone(heard):
+    both_in, first_out = threading.Barrier(2), threading.Event()
+
+    def ours(name):
+        with quiet.quietly():
+            both_in.wait(60)
+            LOG.error("of ours")
+            if name == "second":
+                first_out.wait(60)
+                LOG.error("of ours")
+
+    threads = [threading.Thread(target=ours, args=(name,)) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+    LOG.error("of the user")
+    threads[0].join(60)
+    first_out.set()
+    threads[1].join(60)
+    LOG.error("of the user")
+    assert set(heard) == {"of the user"}
+
+
+def test_warnings_of_a_run_of_ours_are_left_out_also_where_they_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with quiet.quietly():
+            warnings.warn("of ours", UserWarning, stacklevel=1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with pytest.raises(DeprecationWarning):  # somebody asks for it within the run
+                    warnings.warn("asked for", DeprecationWarning, stacklevel=1)
+        with pytest.raises(UserWarning, match="of the user"):
+            warnings.warn("of the user", UserWarning, stacklevel=1)
+
+
+def test_a_warning_that_was_left_out_once_is_shown_to_the_user_later():
+    def warn():
+        warnings.warn("the same line", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        with quiet.quietly():
+            warn()
+        assert not shown
+        warn()
+        with quiet.quietly():  # which does not make it new again
+            warn()
+        warn()
+    assert [str(one.message) for one in shown] == ["the same line"]
 
 
 def test_a_stance_is_left_by_threads_in_whatever_order():

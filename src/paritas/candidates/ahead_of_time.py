@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.ahead_of_time import compiled_package
-from paritas.candidates.capturing import Capture, quietly
+from paritas._torch.quiet import quietly
 from paritas.candidates.runtimes import Built, foreign_program
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paritas.candidates.capturing import Capture
     from paritas.checking.foreign import ForeignProgram
 
 __all__ = ["aot_inductor"]

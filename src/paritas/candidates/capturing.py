@@ -6,29 +6,27 @@ besides, the structure and the values that are no tensors, is kept here and put 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.exported_lifting import lift_captured
+from paritas._torch.quiet import quietly
 from paritas.checking.config import Inputs
 from paritas.checking.isolation import ProgramState, copied
 from paritas.errors import UsageError
 from paritas.numerics.trees import leaves, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor, nn
     from torch.export import ExportedProgram
 
-__all__ = ["Capture", "capture", "capture_lifted", "check_model", "quietly", "told"]
+__all__ = ["Capture", "capture", "capture_lifted", "check_model", "told"]
 
 _LONGEST, _LONGEST_OUTER = 300, 80
 _COLOUR = re.compile(r"\x1b\[\d+m")
@@ -154,20 +152,6 @@ def told(error: BaseException) -> str:
 def _line(error: BaseException, longest: int) -> str:
     text = " ".join(_COLOUR.sub("", str(error)).split())
     return f"{type(error).__name__}: {text[:longest]}{' ...' if len(text) > longest else ''}"
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Exporters warn of their own insides and log what is not installed; neither is a finding."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
 
 
 def _marked(leaf: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.candidates.capturing import check_model, quietly, told
+from paritas._torch.quiet import quietly
+from paritas.candidates.capturing import check_model, told
 from paritas.checking.config import input_sets
 from paritas.checking.isolation import copied
 from paritas.errors import UsageError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.candidates.capturing import Capture, quietly
+from paritas._torch.quiet import quietly
 from paritas.candidates.runtimes import Built, foreign_program
 from paritas.errors import UsageError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paritas.candidates.capturing import Capture
     from paritas.checking.foreign import ForeignProgram
 
 __all__ = ["onnxruntime"]

@@ -13,6 +13,7 @@ import torch
 from paritas._torch.default_dtypes import own_default
 from paritas._torch.lifting import DtypeLog, LiftMode
 from paritas._torch.perturbing import NoisePool, PerturbMode
+from paritas._torch.quiet import quietly
 from paritas.checking.defaults import WideDefault
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.criterion import UNIT_F64, unit_roundoff
@@ -83,6 +84,13 @@ class NoiseRuns(abc.ABC):
         self._spreads: dict[float, _Spread] = {}
         self._decided: dict[float, list[list[Observation]]] = {}
         self._pool = NoisePool(seed)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make every further run quiet: the user did not ask for it, and its failure is a note."""
+        super().__init_subclass__(**options)
+        for name in ("run_reference", "lifted", "coarsest", "ran_uncompiled"):
+            if name in cls.__dict__:
+                setattr(cls, name, quietly()(cls.__dict__[name]))
 
     @abc.abstractmethod
     def run_reference(

@@ -151,7 +151,7 @@ class Runs(NoiseRuns):
             )
             with room_for_entries(), taking_stance("default", backend=backend):
                 seen = self._observe(self.candidate, wide=True)
-            self._graphs = backend.graphs
+            self._graphs = backend.graphs or None  # what cannot be compiled wide may be natively
             if backend.graphs == 0:
                 self.notes.append("only the native run was made: nothing was compiled in float64")
                 return None

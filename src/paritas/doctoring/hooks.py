@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
+from paritas._torch.quiet import quietly
 from paritas.doctoring import probes_compiling, probes_graphs, probes_ranks, probes_values
 from paritas.doctoring.checks import OK, Check, looked_at
 
@@ -39,8 +39,7 @@ def examine() -> Iterator[Check]:
 
 def _answer(name: str, probe: Callable[[], None]) -> Check:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of itself: they are no answer
+        with quietly():  # what torch says of itself is no answer
             probe()
     except BaseException:
         # What it left half done must not spoil the next.

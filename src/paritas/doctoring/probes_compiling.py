@@ -142,6 +142,19 @@ def stance() -> None:
     expect("graphs that the other backend was given", counting.graphs, 1)
 
 
+def quiet() -> None:
+    """Torch logs through handlers of its own, which leave out what it logs of runs of ours."""
+    import logging
+
+    from paritas._torch.quiet import quietly
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "of ours", (), None)
+    with quietly():
+        heard = [bool(handler.filter(record)) for handler in log.handlers]
+    expect("whether each handler of torch's hears it", heard, [False] * max(1, len(heard)))
+
+
 def stances() -> None:
     """While a stance is taken nothing is compiled, and afterwards it is again."""
     from paritas._torch.compiled import CountingBackend
@@ -183,6 +196,7 @@ PROBES = {
     "fusion_options": fusion_options,
     "inductor": inductor,
     "passes": passes,
+    "quiet": quiet,
     "stance": stance,
     "stances": stances,
     "variables": variables,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from paritas._torch.quiet import quietly
 from paritas.doctoring.checks import OK, Check, looked_at
 from paritas.doctoring.expecting import expect
 from paritas.numerics.findings import Status
@@ -35,8 +35,7 @@ def examine(backend: str) -> Iterator[Check]:
 def _asked(name: str, ask: Callable[[str], str], backend: str) -> Check:
     torch.manual_seed(0)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of itself
+        with quietly():  # of what torch says of itself
             return Check(GROUP, name, OK, ask(backend))
     finally:
         torch.compiler.reset()

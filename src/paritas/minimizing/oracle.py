@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas._torch.quiet import quietly
 from paritas.checking.config import Inputs, VerifyConfig
 from paritas.checking.verifying import verify
 from paritas.errors import ParitasError
@@ -124,6 +125,7 @@ class Oracle:
         self._known[key] = self._judge(program, how)
         return self._known[key]
 
+    @quietly()
     def _judge(self, program: Program, candidate: Candidate) -> Answer:
         if not runs(program):
             return Answer(_NOT_RUNNING)

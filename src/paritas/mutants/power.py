@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from paritas._torch.quiet import quietly
 from paritas.checking.config import input_sets
 from paritas.errors import UsageError
 from paritas.mutants.effects import measure_effect, program_noise
@@ -171,6 +172,7 @@ class _Search:
         order = even_order(len(scalable), 0.5)[:places]
         self.scalable = [scalable[place] for place in order]
 
+    @quietly()
     def run(self, deadline: float) -> None:
         """Plant until there is nothing left, the time is over, or somebody stops it."""
         self.deadline = deadline

@@ -6,6 +6,7 @@ is shown only where it follows from that count, or from a limit of time.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import html
 import sys
@@ -31,6 +32,8 @@ SECONDS_BETWEEN_CELLS = 0.25
 _MINUTE = 60
 _MANY = 100
 
+# Work within other work, which tells of itself.
+_told = contextvars.ContextVar("paritas_progress_told", default=False)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -248,15 +251,18 @@ def shows_progress(work: Callable[_P, _R], *, hears: str = "on_progress") -> Cal
     @functools.wraps(work)
     def shown(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         __tracebackhide__ = True
-        display = None if kwargs.get(hears) is not None else _notebook_display(sys.modules)
-        if display is None:
-            return work(*args, **kwargs)
-        line = NotebookLine(display)
-        kwargs[hears] = line
+        told = kwargs.get(hears) is not None or _told.get()
+        display = None if told else _notebook_display(sys.modules)
+        line = None if display is None else NotebookLine(display)
+        if line is not None:
+            kwargs[hears] = line
+        token = _told.set(True)
         try:
             return work(*args, **kwargs)
         finally:
-            line.close()
+            _told.reset(token)
+            if line is not None:
+                line.close()
 
     return shown
 

@@ -164,7 +164,7 @@ def test_it_prints_every_setting_and_where_it_comes_from(project, monkeypatch):
         'backend "inductor" default',
         "guard false default",
     } <= lines(printed)
-    assert set(re.findall(r"^([\w-]+)$", printed, flags=re.MULTILINE)) == set(tables()) - {"demo"}
+    assert set(re.findall(r"^([\w-]+)$", printed, flags=re.MULTILINE)) == set(tables())
 
 
 def test_it_says_that_there_is_no_file_and_prints_one_command():

@@ -272,6 +272,18 @@ def test_whoever_listens_in_a_notebook_is_the_only_one_told(notebook):
     assert (heard, notebook.texts) == (["working"], [])
 
 
+def test_work_within_other_work_shows_nothing_of_its_own(notebook):
+    def outer(*, on_progress=None):
+        on_progress("working outside")
+        shows_progress(work)()
+
+    shows_progress(outer)()
+    assert notebook.texts == ["working outside", ""]
+    heard = []
+    shows_progress(outer)(on_progress=heard.append)
+    assert (heard, len(notebook.texts)) == (["working outside"], 2)
+
+
 def test_a_line_goes_when_the_work_fails(notebook):
     def fails(*, on_progress=None):
         on_progress("working")

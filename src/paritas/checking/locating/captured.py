@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from paritas._torch.quiet import quietly
 from paritas._torch.stances import taking_stance
 from paritas.checking.origins import node_origin
 from paritas.numerics.findings import Aspect, Finding, Origin, OriginKind, Status
@@ -56,8 +56,7 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
     """What the difference starts with; always one finding with an origin."""
     now = RandomState.now()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             return [_located(suspect)]
     finally:
         now.restore()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas._torch.graphs import provenance, returned
+from paritas._torch.quiet import quietly
 from paritas.checking.locating.isolating import remedies, smallest_set
 from paritas.checking.locating.nodes import Tapping, is_wrong_alone, tap
 from paritas.checking.locating.variants import run_variant, shows_it
@@ -28,6 +29,7 @@ MOST_NAMED = 3
 CLEARLY = 50.0
 
 
+@quietly()
 def locate(suspect: Suspect) -> list[Finding]:
     """What the difference starts with; always at least one finding with an origin."""
     tapping = tap(suspect)

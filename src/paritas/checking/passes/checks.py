@@ -18,6 +18,7 @@ from paritas._torch.draw_keys import following_keys
 from paritas._torch.frozen import Fingerprint, UnplayableError, freeze
 from paritas._torch.graphs import as_traced
 from paritas._torch.passes import JOINT, run_post_grad_passes, telling
+from paritas._torch.quiet import quietly
 from paritas.checking.passes.findings import could_not_check, wrong_pass, wrong_split
 from paritas.checking.passes.runs import GraphProgram, compare, inputs_for, output_dtypes, told
 from paritas.checking.passes.splits import SplitProgram
@@ -105,7 +106,7 @@ def _unharmed(method: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
     def run(self: PassChecks, *args: Any) -> None:
         try:
-            with torch.inference_mode(mode=False), as_traced():
+            with quietly(), torch.inference_mode(mode=False), as_traced():
                 method(self, *args)
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
             name = self.frames[-1].name if self.frames else "the compile"
@@ -303,6 +304,7 @@ class PassChecks:
         return None
 
 
+@quietly()
 def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
     """Run the passes after the gradient alone on a copy of a graph, and check each."""
     checks = PassChecks()

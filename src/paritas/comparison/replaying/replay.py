@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.quiet import quietly
 from paritas.checking.evidence import ItemEvidence
 from paritas.checking.value_runs import VALUE
 from paritas.comparison.replaying.plans import make_plan
@@ -69,6 +70,7 @@ class Unreplayed:
     reason: str
 
 
+@quietly()
 def replay(
     my: Record,
     golden: Record,

@@ -9,11 +9,11 @@ import dataclasses
 import math
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.quiet import quietly
 from paritas.errors import UsageError
 from paritas.graphs.calls import tensor_values
 from paritas.graphs.operators.capping import capped
@@ -252,8 +252,7 @@ class _Splits:
     def _figures(self, option: SplitOption, ranks: int) -> dict[str, Any]:
         settings = self.settings
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch, about parts that make no sense
+            with quietly():  # torch warns about parts that make no sense
                 examined = examine_recipe(
                     self.operator_call,
                     option.recipe,

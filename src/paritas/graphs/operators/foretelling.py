@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.quiet import quietly
 from paritas.graphs.calls import TensorValue, tensor_values
 from paritas.graphs.operators.values import hollow
 from paritas.numerics.trees import leaves
@@ -41,8 +41,7 @@ def foretold(subject: Subject) -> Foretold | None:
         kwargs["device"] = torch.device("meta")  # it makes a tensor anew, where it is told to
     given = hollow(subject.args, kwargs)
     try:
-        with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
+        with quietly(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             made = subject.function(*given.args, **given.kwargs)
     except Exception:  # noqa: BLE001  (not to be told: whoever asks has another way)
         return None

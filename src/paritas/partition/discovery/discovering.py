@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from paritas._torch.quiet import quietly
 from paritas.errors import UsageError
 from paritas.partition.discovery.combines import is_telling
 from paritas.partition.discovery.cuts import Subject
@@ -103,6 +103,5 @@ def _calm() -> Iterator[None]:
 
     torch's fused attention on CPUs does not look at its sizes: some of them end the process.
     """
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-        warnings.simplefilter("ignore")
+    with quietly(), sdpa_kernel(SDPBackend.MATH):
         yield

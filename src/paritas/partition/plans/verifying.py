@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import distributed
 
+from paritas._torch.quiet import quietly
 from paritas.numerics.findings import (
     Aspect,
     Coverage,
@@ -194,6 +195,7 @@ def judge_traces(
     )
 
 
+@quietly()
 def _watched(
     runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None, step: int
 ) -> tuple[Trace | None, list[Trace]]:
@@ -207,6 +209,7 @@ def _watched(
     return reference, runs.ranks(shorter, wide=wide, watch_modules=True)
 
 
+@quietly()
 def _lifted(
     runs: _Runs, natively: list[Trace]
 ) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
