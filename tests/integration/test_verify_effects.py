@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paritas import Inputs, Status, UsageError, VerifyConfig, verify
+from paritas import Inputs, Status, UsageError, VerifyConfig, guard, verify
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
 
@@ -544,3 +544,41 @@ def test_programs_without_arguments_are_called_with_empty_inputs() -> None:
     assert verify(Inputs(), lambda: TABLE * 2, lambda: TABLE + TABLE, QUIET).passed
     with pytest.raises(UsageError, match=r"Inputs\(\) to call both sides without arguments"):
         verify([], lambda: TABLE, lambda: TABLE, QUIET)
+
+
+# --- what was compiled already is not compiled again ----------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_what_the_user_has_compiled_and_run_is_not_compiled_again(mode: Any) -> None:
+    narrow: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        if any(value.dtype is torch.float32 for value in inputs):
+            narrow.put(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    compiled, x = torch.compile(model, backend=backend), torch.randn(4, 8)
+    with mode():
+        compiled(x)
+        assert narrow.qsize() == 1
+        assert verify([x], model, compiled, QUIET).passed
+        assert narrow.qsize() == 1
+
+
+def test_a_function_of_which_only_sizes_are_compiled_is_unverified() -> None:
+    @torch.compiler.disable
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def sizes(x: torch.Tensor) -> Any:
+        return hidden(x), x.shape[0] * 2
+
+    guarded = guard("eager", on_mismatch="record")
+    torch.compile(sizes, backend=guarded, dynamic=True)(torch.randn(3, 4))
+    verdict = guarded.verdict()
+    assert verdict.status is Status.UNVERIFIED
+    assert "torch.compile compiled nothing" in verdict.notes[0]
+    compiled = torch.compile(sizes, backend="eager", dynamic=True)
+    assert verdict_on(sizes, compiled).status is Status.UNVERIFIED

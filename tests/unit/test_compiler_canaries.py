@@ -24,6 +24,7 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from paritas._torch import (
     arrival,
     attention,
+    compiled,
     draw_keys,
     frozen,
     graphs,
@@ -218,6 +219,31 @@ def test_every_higher_order_operator_with_a_plain_form_is_one():
 
 
 # --- paritas._torch.inductor ----------------------------------------------------------------------
+
+
+def test_outputs_in_cuda_graphs_are_told_by_the_settings_of_the_backend():
+    def backend_of(**given):
+        (found,) = compiled.backends_of(torch.compile(torch.sin, **given))
+        return found
+
+    assert compiled.reuses_outputs(backend_of(mode="reduce-overhead"))
+    assert compiled.reuses_outputs(backend_of(backend="cudagraphs"))
+    assert not compiled.reuses_outputs(backend_of())
+    assert not compiled.reuses_outputs(backend_of(mode="max-autotune-no-cudagraphs"))
+    assert not compiled.reuses_outputs(backend_of(backend="eager"))
+
+
+def test_a_graph_of_sizes_alone_computes_no_tensor():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graphs.computes_tensors(graph))
+        return graph.forward
+
+    torch.compile(lambda x: x.shape[0] * 2 + 1, backend=backend, dynamic=True)(torch.ones(3))
+    assert seen in ([], [False])
+    torch.compile(lambda x: (x.sin(), x.shape[0] * 2), backend=backend, dynamic=True)(torch.ones(3))
+    assert seen[-1] is True
 
 
 def test_inductor_can_be_given_an_inner_compiler_and_settings():

@@ -75,6 +75,19 @@ def draws_like_eager(backend: Callable[..., Any]) -> bool:
     return bool(own.get("fallback_random", torch._inductor.config.fallback_random))
 
 
+def reuses_outputs(backend: Callable[..., Any]) -> bool:
+    """Whether a backend's outputs lie in CUDA graphs, whose next run overwrites them.
+
+    Torch documents that, and raises where such an output is read afterwards.
+    """
+    if backend_name(backend) == "cudagraphs":
+        return True
+    if backend_name(backend) != "inductor":
+        return False
+    own = getattr(backend, "config", {})
+    return bool(own.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+
+
 def is_compiled_in_place(function: Any) -> bool:
     """Whether `module.compile()` was called on it."""
     return getattr(function, "_compiled_call_impl", None) is not None

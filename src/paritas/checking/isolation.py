@@ -30,7 +30,7 @@ from paritas.errors import UsageError
 from paritas.numerics.contents import Opaque, contents, parts, same_leaf
 from paritas.numerics.flattening import is_dense
 from paritas.numerics.metrics import bitwise_equal
-from paritas.recording.isolation import Copier
+from paritas.recording.isolation import Copier, as_made
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,6 +80,7 @@ class ProgramState:
         saved: name -> a copy of what was in it.
         owned: the names of the tensors that are parameters or buffers of a module.
         failures: name -> why it could not be copied or put back.
+        unreadable: name -> why it could not be looked at after a call.
         unseen: the names of what can change without being seen: iterators.
         containers: name -> module, object or container that holds the rest.
         gradients: name -> the `.grad` of a tensor, and a copy of that.
@@ -100,6 +101,7 @@ class ProgramState:
         self.saved: dict[str, Tensor] = {}
         self.owned: set[str] = set()
         self.failures: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         self.unseen: list[str] = []
         self.containers: dict[str, Any] = {}
         self._places: dict[str, list[tuple[Any, Any]]] = {}
@@ -205,13 +207,17 @@ class ProgramState:
         if among is not None and not among:
             return {}
         before = {**self.saved, **self._leaves}
+        before |= {f"{name}.grad": g for name, (_, g) in self.gradients.items() if g is not None}
         changed = {}
         now = dict(self._present())
         for path in [*before, *(path for path in now if path not in before)]:
             if among is None or path in among:
                 value = now.get(path, MISSING)
-                if not is_same(before.get(path, MISSING), value):
-                    changed[path] = copy_of(value) if _is_tensor(value) else value
+                try:
+                    if not is_same(before.get(path, MISSING), value):
+                        changed[path] = copy_of(value) if _is_tensor(value) else value
+                except Exception as error:  # noqa: BLE001  (the verdict lists it)
+                    self.unreadable[path] = f"it cannot be read: {_first_line(error)}"
         self._may_differ = bool(changed) or among is not None
         return changed
 
@@ -227,11 +233,8 @@ class ProgramState:
                     told.add(path)
                     yield path, value
                     gradient = _live_gradient(value)
-                    before = self.gradients.get(path, (None, None))[1]
-                    if gradient is not None or before is not None:
-                        now = MISSING if gradient is None else gradient
-                        if not is_same(MISSING if before is None else before, now):
-                            yield f"{path}.grad", now
+                    if gradient is not None:
+                        yield f"{path}.grad", gradient
             elif found.is_leaf and found.path not in told:
                 told.add(found.path)
                 yield found.path, as_seen(value)
@@ -307,7 +310,8 @@ class ProgramState:
                 wide[name] = tensor
                 continue
             value = self.saved[name]
-            value = _widen(value) if value.dtype in WIDE else value.clone()
+            with as_made(tensor):
+                value = _widen(value) if value.dtype in WIDE else value.clone()
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
             elif self.flags[name][1]:
@@ -571,8 +575,12 @@ def _put_back_flags(tensor: Tensor, is_leaf: bool, requires_grad: bool) -> None:
 def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | None) -> None:
     if _live_gradient(tensor) is not gradient:
         tensor.grad = gradient
-    if gradient is not None and saved is not None:
+    if gradient is None or saved is None:
+        return
+    try:
         _put_back(gradient, saved)
+    except RuntimeError:  # it lay in the memory of a CUDA graph, which has run again since
+        tensor.grad = saved.clone()
 
 
 def _gradient(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -589,7 +597,8 @@ def _live_gradient(tensor: Tensor) -> Tensor | None:
 def copy_of(tensor: Tensor) -> Tensor:
     """A tensor of its own with the same content, off any graph."""
     plain = tensor.detach()
-    return plain.clone() if is_dense(plain) else Copier().copy_tensor(plain)
+    with as_made(tensor):
+        return plain.clone() if is_dense(plain) else Copier().copy_tensor(plain)
 
 
 def _widen(tensor: Tensor) -> Tensor:

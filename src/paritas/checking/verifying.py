@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas._torch.compiled import room_for_entries
+from paritas._torch.compiled import reuses_outputs, room_for_entries
 from paritas._torch.hooks import accumulation_hooks
 from paritas.checking.comparing import Collected, Comparer
 from paritas.checking.config import Inputs, VerifyConfig, input_sets
@@ -177,9 +177,18 @@ class _Verification:
         ours.restore()
         return collected
 
+    @property
+    def _outputs_are_reused(self) -> bool:
+        return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
+
+    def _unreadable(self) -> dict[str, str]:
+        return {**self.reference.state.unreadable, **self.candidate.state.unreadable}
+
     def _compare_memory(self, first: Observation) -> Collected:
         """An output belongs to the caller: nobody writes to it later."""
         collected = Collected()
+        if self._outputs_are_reused:
+            collected.notes.append("outputs lie in CUDA graphs: the next call overwrites them")
         wrong = dict.fromkeys(first.written_later, "is written to after the call")
         wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
         wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
@@ -204,6 +213,8 @@ class _Verification:
         first = dataclasses.replace(first, further={}, again={})
         with running(self.reference, self.rng, self.conditions) as call:
             last = call(self.inputs)
+        for name, reason in self._unreadable().items():
+            collected.skipped.append(f"{STATE} {name}{self.label}: {reason}")
         failures = {**self.reference.state.failures, **self.candidate.state.failures}
         for name, reason in failures.items():
             path = f"{STATE} {name}{self.label}"
@@ -267,7 +278,8 @@ class _Verification:
     def _run_candidate(self, reference_calls: int) -> list[Observation]:
         self.tell("running the candidate (a compiler works on the first call)")
         again = self.config.verify_second_call and self.config.enabled
-        conditions = dataclasses.replace(self.conditions, holds=self.config.verify_aliasing)
+        holds = self.config.verify_aliasing and not self._outputs_are_reused
+        conditions = dataclasses.replace(self.conditions, holds=holds)
         with self._room(), running(self.candidate, self.rng, conditions) as call:
             seen = [call(self.inputs)]
             if seen[0].error is None and (again or reference_calls > 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import random
@@ -18,7 +19,15 @@ from paritas.numerics.trees import map_leaves
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Copier", "RandomState"]
+__all__ = ["Copier", "RandomState", "as_made"]
+
+
+def as_made(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Copies in here are made as the tensor was, under `torch.inference_mode()` or not.
+
+    Compiled code is compiled anew for the other kind.
+    """
+    return torch.inference_mode(tensor.is_inference())
 
 
 class Copier:
@@ -39,6 +48,10 @@ class Copier:
 
     def copy_tensor(self, tensor: Tensor) -> Tensor:
         """A leaf tensor with the same values, strides and requires_grad."""
+        with as_made(tensor):
+            return self._copy_tensor(tensor)
+
+    def _copy_tensor(self, tensor: Tensor) -> Tensor:
         plain = tensor.detach()
         dtype = WIDE.get(plain.dtype, plain.dtype) if self.widen else plain.dtype
         if _is_plain(tensor) and self._is_alone(plain, dtype):

@@ -46,14 +46,14 @@ def test_sets_do_not_share_their_keywords():
 
 
 @pytest.mark.parametrize(
-    ("given", "named"), [(X, "Tensor"), ({"x": X}, "dict"), (None, "NoneType"), (3, "int")]
+    ("given", "named"), [(X, "Tensor"), (None, "NoneType"), (3, "int")]
 )
 def test_a_bare_value_is_told_to_be_wrapped(given, named):
     with pytest.raises(UsageError) as caught:
         input_sets(given)
     assert str(caught.value) == (
-        "inputs must be a list or tuple of positional inputs, Inputs(args, kwargs), or a list of "
-        f"Inputs, not {named}; for one tensor x, pass [x]"
+        "inputs must be a list or tuple of positional inputs, a dict of keyword arguments, "
+        f"Inputs(args, kwargs), or a list of Inputs, not {named}; for one tensor x, pass [x]"
     )
 
 
@@ -62,8 +62,8 @@ def test_no_inputs_at_all_are_refused(given):
     with pytest.raises(UsageError) as caught:
         input_sets(given)
     assert str(caught.value) == (
-        "inputs is empty, so there is nothing to call the models with; pass [x, ...], or Inputs() "
-        "for models without arguments"
+        f"inputs is empty: {given!r}; pass [x, ...], or Inputs() to call both sides without "
+        "arguments"
     )
 
 
