@@ -526,6 +526,32 @@ def test_an_output_that_a_thread_changes_afterwards_is_different() -> None:
     assert not verdict.passed
 
 
+def test_a_backend_that_returns_the_same_buffer_again_is_different_under_the_guard() -> None:
+    buffer, constant = torch.zeros(4, 8), torch.ones(4, 8)
+
+    def static(graph: Any, inputs: list[Any]) -> Any:
+        del inputs
+
+        def run(*args: Any) -> Any:
+            return tuple(buffer.copy_(result) for result in graph(*args))
+
+        return run
+
+    def calls(backend: Any, function: Any) -> Any:
+        guarded = guard(backend, on_mismatch="record")
+        compiled = torch.compile(function, backend=guarded)
+        with torch.no_grad():
+            kept = [compiled(torch.randn(4, 8)) for _ in range(2)]
+        assert len(kept) == 2
+        return guarded.verdict()
+
+    wrong = calls(static, torch.sin)
+    assert wrong.status is Status.DIFFERENT
+    assert "memory of the output of the call before" in wrong.failures[-1].reason
+    assert calls("eager", torch.sin).passed
+    assert calls("eager", lambda x: (x.sin(), constant)[1]).passed
+
+
 # --- inputs as people have them -------------------------------------------------------------------
 
 

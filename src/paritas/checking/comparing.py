@@ -138,7 +138,7 @@ class Comparer:
             self._compare_written_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
-            self._compare_surroundings(reference, candidate)
+            self._compare_process(reference, candidate)
         if self.runs.conditions.gradients:
             self._compare_gradients(reference, candidate)
         if self.call == 0 and self.lifts:
@@ -341,9 +341,9 @@ class Comparer:
             changed = list(dict.fromkeys((*reference.state, *candidate.state)))
             self._compare_after("state", changed, reference, candidate)
 
-    def _compare_surroundings(self, reference: Observation, candidate: Observation) -> None:
+    def _compare_process(self, reference: Observation, candidate: Observation) -> None:
         """Compare what the calls left changed in the process; it has been put back since."""
-        ours, theirs = reference.surroundings, candidate.surroundings
+        ours, theirs = reference.process, candidate.process
         for name in sorted(ours.keys() | theirs.keys()):
             self.out.compared += 1
             path = f"{name}{self.label}"

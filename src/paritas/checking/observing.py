@@ -16,7 +16,7 @@ from paritas._torch.attention import any_attention
 from paritas._torch.hooks import copy_hooks, refuse_once_differentiable
 from paritas._torch.stances import taking_stance
 from paritas.checking.isolation import MISSING, as_seen, copied, copy_of, is_same
-from paritas.checking.surroundings import Surroundings
+from paritas.checking.process_state import ProcessState
 from paritas.numerics.contents import contents, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
@@ -60,7 +60,7 @@ class Observation:
         after: path -> what an input holds after the call and after backward, where that changed.
         state: path -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
             after the call and after backward, where that changed.
-        surroundings: name -> what became of a setting or function of the process.
+        process: name -> what became of a setting or function of the process.
         live: path -> returned tensor itself, to see who writes to it later; not differentiable.
         gradients: path -> gradient of an input or parameter that requires grad, dense.
         further: path -> gradient that the caller's own call does not make: of an input that does
@@ -86,7 +86,7 @@ class Observation:
     cut_off: list[str] = dataclasses.field(default_factory=list)
     after: dict[str, Any] = dataclasses.field(default_factory=dict)
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
-    surroundings: dict[str, str] = dataclasses.field(default_factory=dict)
+    process: dict[str, str] = dataclasses.field(default_factory=dict)
     live: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
     further: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
@@ -308,7 +308,7 @@ def _observe_call(
     before = input_contents(inputs)
     seen.rng_before = RandomState.now()
     subject.state.touch()
-    surroundings = Surroundings()
+    process = ProcessState()
     try:
         with conditions.around_the_program():
             result = subject.call(*inputs.args, **inputs.kwargs)
@@ -316,7 +316,7 @@ def _observe_call(
         seen.error = error
         return
     finally:
-        seen.surroundings = surroundings.put_back()
+        seen.process = process.put_back()
     seen.rng_after = RandomState.now()
     returned = flattened(result, OUTPUT)
     live, seen.kinds, seen.cut_off = returned.leaves, returned.kinds, returned.cut_off
@@ -334,7 +334,7 @@ def _observe_call(
         try:
             _differentiate(live, targets, conditions, seen)
         finally:
-            seen.surroundings |= surroundings.put_back()
+            seen.process |= process.put_back()
         seen.rng_after_backward = RandomState.now()
         _note_inputs(inputs, before, seen, AFTER_BACKWARD)
         _note_state_after_backward(subject, changed, conditions, seen)

@@ -45,9 +45,7 @@ def test_sets_do_not_share_their_keywords():
     assert second.kwargs == {}
 
 
-@pytest.mark.parametrize(
-    ("given", "named"), [(X, "Tensor"), (None, "NoneType"), (3, "int")]
-)
+@pytest.mark.parametrize(("given", "named"), [(X, "Tensor"), (None, "NoneType"), (3, "int")])
 def test_a_bare_value_is_told_to_be_wrapped(given, named):
     with pytest.raises(UsageError) as caught:
         input_sets(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +19,13 @@ from paritas.checking.guarding.captured_runs import (
 )
 from paritas.checking.guarding.graph_runs import copy_argument
 from paritas.checking.guarding.journal import Journal
-from paritas.checking.observing import AFTER, AFTER_BACKWARD, Observation
+from paritas.checking.observing import AFTER, AFTER_BACKWARD, Observation, memory
 from paritas.numerics.findings import Aspect, Status
 from paritas.numerics.metrics import bitwise_equal
 from paritas.recording.isolation import Copier, RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from torch.fx import GraphModule
@@ -52,6 +53,7 @@ class GuardedCapture(GuardedCode):
         self.compile_graph = compile_graph
         self.compiled = compiled
         self._backward: GuardedCode | None = None
+        self._given_away: list[weakref.ref[Tensor]] = []
         self._located: dict[bool, list[Finding]] = {}
 
     @classmethod
@@ -100,7 +102,8 @@ class GuardedCapture(GuardedCode):
         try:
             if candidate.error is None:
                 self.reference.name_results(candidate, results, list(args), kept)
-            verdict = self._judge(runs, candidate)
+            reused = [] if candidate.error else self._reused(results, runs.native[0])
+            verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
         except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
             verdict = self.own_failure(error)
@@ -115,7 +118,27 @@ class GuardedCapture(GuardedCode):
             (self.reference.module, kept),
         )
 
-    def _judge(self, runs: CapturedRuns, candidate: Observation) -> Verdict:
+    def _reused(self, results: Any, reference: Observation) -> list[str]:
+        """The outputs in the memory of one that the call before gave away and that still exists.
+
+        What the graph itself hands out again and again, an input or a constant, is none.
+        """
+        named = dict(zip(reference.outputs, results, strict=False))
+        tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+        held = {memory(tensor) for ref in self._given_away if (tensor := ref()) is not None} - {0}
+        self._given_away = [weakref.ref(tensor) for tensor in tensors.values()]
+        handed_on = {name for pair in reference.aliases for name in pair}
+        if self.made_by is not None and self.made_by.backend.name == "cudagraphs":
+            return []  # as torch documents it
+        return [
+            name
+            for name, tensor in tensors.items()
+            if memory(tensor) in held and name not in handed_on
+        ]
+
+    def _judge(
+        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[str] = ()
+    ) -> Verdict:
         comparer = self.comparer(runs)
         reference = runs.native[0]
         if self.judge_errors(comparer.out, reference.error, candidate.error):
@@ -129,6 +152,10 @@ class GuardedCapture(GuardedCode):
         )
         comparer.compare_strides(reference, candidate, dict(reference.strides))
         comparer.compare_aliases(reference, candidate, set(reference.outputs))
+        for name in reused:
+            reason = "is in the memory of the output of the call before, which it overwrites"
+            path = f"{self.entry.label}: {name}"
+            comparer.out.add(path, Aspect.ALIAS, Status.DIFFERENT, reason)
         for name, needs in reference.requires_grad.items():
             if candidate.requires_grad.get(name, needs) != needs:
                 reason = f"requires_grad is {not needs} instead of {needs}"

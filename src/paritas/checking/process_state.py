@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Surroundings"]
+__all__ = ["ProcessState"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ _NAMESPACES: tuple[Any, ...] = (
 _LONGEST_VALUE = 40
 
 
-class Surroundings:
+class ProcessState:
     """The settings and the functions of the process as they were at one moment."""
 
     def __init__(self) -> None:
