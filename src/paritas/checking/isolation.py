@@ -164,9 +164,7 @@ class ProgramState:
 
     def _keep_leaf(self, found: Found) -> None:
         value = as_seen(found.value)
-        # A file is one too. Many keep one to write to, and few read a model's data from it.
-        is_consumed = isinstance(found.value, Iterator) and not isinstance(found.value, io.IOBase)
-        if isinstance(value, Opaque) and is_consumed:
+        if isinstance(value, Opaque) and _is_consumed(found):
             self.unseen.append(found.path)
         self._leaves.setdefault(found.path, value)
 
@@ -321,6 +319,17 @@ class ProgramState:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
         return wide
+
+
+def _is_consumed(found: Found) -> bool:
+    """Whether a value gives something else each time it is asked, and is the program's own.
+
+    Libraries have iterators among their globals that no call ever asks. A file is an iterator, too:
+    many programs keep one to write to, and few read their data from it.
+    """
+    is_shared = found.path.startswith(("global ", "class ", "function "))
+    is_file = isinstance(found.value, io.IOBase)
+    return isinstance(found.value, Iterator) and not is_file and not is_shared
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
