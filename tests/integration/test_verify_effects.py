@@ -206,6 +206,19 @@ class Cache:
     steps: int = 0
 
 
+class Stubborn:
+    def __init__(self) -> None:
+        self.steps, self.lock = 0, threading.Lock()
+
+    def __eq__(self, other: object) -> Any:
+        return torch.ones(3)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("there is only one")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Slots:
     __slots__ = ("rows",)
 
@@ -255,6 +268,12 @@ INPUTS: dict[str, tuple[Any, Any, Any, Any]] = {
         lambda x, held: held.rows.append(x[0]),
         lambda x, held: setattr(held, "rows", [*held.rows, x[0].clone()]),
         lambda x, held: held.rows.insert(0, x[0]),
+    ),
+    "an object that refuses to be copied": (
+        Stubborn,
+        lambda x, held: setattr(held, "steps", held.steps + 1),
+        lambda x, held: setattr(held, "steps", 1 + held.steps),
+        lambda x, held: setattr(held, "steps", held.steps + 2),
     ),
     "a set": (
         set,
@@ -388,19 +407,6 @@ class Frozen(dict[str, Any]):
         raise TypeError("frozen")
 
     __setitem__ = __delitem__ = update = clear = pop = setdefault = _refuse  # type: ignore[assignment]
-
-
-class Stubborn:
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def __eq__(self, other: object) -> Any:
-        return torch.ones(3)
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise RuntimeError("there is only one")
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class Odd(nn.Module):

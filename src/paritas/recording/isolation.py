@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -13,13 +14,16 @@ import torch
 
 from paritas._torch.lifting import WIDE
 from paritas.errors import UsageError
-from paritas.numerics.contents import contents, parts
+from paritas.numerics.contents import attributes, contents, parts
 from paritas.numerics.trees import map_leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Copier", "RandomState", "as_made"]
+
+
+_REBUILT: tuple[Any, ...] = (collections.OrderedDict, dict, list, tuple, object)
 
 
 def as_made(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -40,7 +44,6 @@ class Copier:
         """Copy as they are, or widened to float64."""
         self.widen = widen
         self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
-        self.shared: list[str] = []
 
     def copy_tree(self, tree: Any) -> Any:
         """A tree of the same structure that shares nothing with the given one."""
@@ -111,10 +114,31 @@ class Copier:
         memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
         try:
             return copy.deepcopy(leaf, memo)
-        except Exception as error:  # noqa: BLE001  (the verdict lists it)
-            reason = f"{type(error).__name__}: {error}"
-            self.shared.append(f"a {type(leaf).__name__} that cannot be copied ({reason:.100})")
-            return leaf
+        except Exception:  # noqa: BLE001  (a lock inside it, say, or a method that refuses)
+            return self._rebuild(leaf, memo)
+
+    def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
+        """Copy an object attribute by attribute; what has no content to copy stays shared."""
+        if id(value) in made:
+            return made[id(value)]
+        if isinstance(value, np.ndarray | set | bytearray):
+            return copy.copy(value)
+        known = parts(value)
+        cls: Any = type(value)
+        base = next((kind for kind in _REBUILT if issubclass(cls, kind)), None)
+        if known is None or base is None or callable(value):
+            return value
+        if base is tuple:
+            return tuple.__new__(cls, [self._rebuild(one, made) for one in tuple.__iter__(value)])
+        rebuilt = made[id(value)] = base.__new__(cls)
+        if base is list:
+            list.extend(rebuilt, [self._rebuild(one, made) for one in list.__iter__(value)])
+        elif base is not object:
+            for key, one in dict.items(value):
+                base.__setitem__(rebuilt, key, self._rebuild(one, made))
+        for name, one in attributes(value):
+            object.__setattr__(rebuilt, name, self._rebuild(one, made))
+        return rebuilt
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """The copied storage; widened, every number of it takes twice or more the room."""
