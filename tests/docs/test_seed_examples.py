@@ -20,6 +20,7 @@ from paritas import (
     VerifyConfig,
     verify,
 )
+from spying import Spy
 
 
 def compile_like_forge(model: nn.Module, sample_inputs: list[torch.Tensor]) -> Any:
@@ -151,14 +152,14 @@ def test_each_check_can_be_switched_off(example: Any, change: Any, switch: str) 
 
 def test_disabled_runs_both_sides_and_says_so(example: Any) -> None:
     inputs, framework_model, _ = example
-    calls = []
+    calls = Spy()
 
     class Counted(Scaled):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> Any:
-            calls.append(1)
+            calls.note(1)
             return super().forward(a, b)
 
     verdict = verify(inputs, framework_model, Counted(), VerifyConfig(enabled=False))
-    assert calls
+    assert calls.notes()
     assert not verdict
     assert "switched off" in str(verdict)

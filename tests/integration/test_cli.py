@@ -195,8 +195,9 @@ def test_a_terminal_that_knows_no_unicode_is_written_to_all_the_same():
         (
             ["nets:bare_tensor", "--backend", "eager"],
             (
-                "inputs must be a list or tuple of positional inputs, Inputs(args, kwargs), or a "
-                "list of Inputs, not Tensor; for one tensor x, pass [x]"
+                "inputs must be a list or tuple of positional inputs, a dict of keyword "
+                "arguments, Inputs(args, kwargs), or a list of Inputs, not Tensor; for one tensor "
+                "x, pass [x]"
             ),
         ),
         (

@@ -10,6 +10,7 @@ from torch import nn
 
 import paritas
 from paritas._torch.default_dtypes import default_dtype
+from spying import Spy
 
 ROUNDS = 3
 
@@ -118,42 +119,42 @@ def test_threads_that_lift_at_once_leave_the_default_dtype_as_it_was():
 
 def elsewhere(dtypes):
     """Note the dtype that another thread's tensors have right now."""
-    thread = threading.Thread(target=lambda: dtypes.add(torch.ones(1).dtype))
+    thread = threading.Thread(target=lambda: dtypes.note(torch.ones(1).dtype))
     thread.start()
     thread.join(600)
 
 
 def test_tensors_of_other_threads_keep_their_dtype_while_a_check_lifts():
-    dtypes, widths = set(), set()
+    dtypes, widths = Spy(), Spy()
 
     def wavers(x):
         elsewhere(dtypes)
         y = x * torch.linspace(0, 1, 4) + torch.arange(4) / 3
-        widths.add(y.dtype)
+        widths.note(y.dtype)
         return y
 
     with pytest.raises(paritas.MismatchError):
         paritas.verify([torch.ones(3, 4)], wavers, lambda x: wavers(x) * (1 + 2**-22))
-    assert widths == {torch.float32, torch.float64}
-    assert dtypes == {torch.float32}
+    assert set(widths.notes()) == {torch.float32, torch.float64}
+    assert set(dtypes.notes()) == {torch.float32}
 
 
 def test_numbers_that_no_mode_sees_are_float64_in_lifted_runs_all_the_same():
-    dtypes, tenths = set(), set()
+    dtypes, tenths = Spy(), Spy()
 
     def tenth(x):
         value = torch.tensor(0.1)
         if value.dtype is torch.float64:
             elsewhere(dtypes)
-        tenths.add(value.item())
+        tenths.note(value.item())
         return x * value
 
     torch.manual_seed(0)
     verdict = paritas.verify([torch.randn(3, 4)], tenth, lambda x: x / 10)
     assert verdict.status.value == "equivalent"
-    assert 0.1 in tenths
+    assert 0.1 in tenths.notes()
     # Told here, so that nobody believes otherwise: such a program changes it for every thread.
-    assert dtypes == {torch.float64}
+    assert set(dtypes.notes()) == {torch.float64}
 
 
 def test_a_guard_leaves_tensors_of_other_threads_alone():

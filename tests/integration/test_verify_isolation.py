@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import random
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from paritas import Inputs, UsageError, VerifyConfig, verify
+from spying import Spy
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
 
@@ -68,11 +68,11 @@ def test_a_graph_the_caller_holds_can_still_be_differentiated() -> None:
 
 
 def test_both_sides_get_the_same_bits_in_storage_of_their_own() -> None:
-    spied: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what a closure holds is put back
+    spy = Spy()
 
     def note(side: str) -> Any:
         def call(x: torch.Tensor, y: torch.Tensor, *, z: torch.Tensor) -> torch.Tensor:
-            spied.put((side, (x, y, z)))
+            spy.note((side, (x, y, z)))
             return x + y.sum() + z.sum()
 
         return call
@@ -80,7 +80,7 @@ def test_both_sides_get_the_same_bits_in_storage_of_their_own() -> None:
     base = torch.randn(6)
     x, y = base[::2], base[1:4]
     verify(Inputs((x, y), {"z": base}), note("reference"), note("candidate"), QUIET)
-    seen = [spied.get() for _ in range(spied.qsize())]
+    seen = spy.notes()
     given = {side: next(tensors for who, tensors in seen if who == side) for side, _ in seen}
     ours = {tensor.untyped_storage().data_ptr() for tensor in given["reference"]}
     theirs = {tensor.untyped_storage().data_ptr() for tensor in given["candidate"]}

@@ -148,6 +148,9 @@ class FurtherGradients:
         asked = self.config.verify_double_backward
         if asked is False:
             return False
+        if reference.outputs.keys() != candidate.outputs.keys():
+            self._skip(_SECOND, "the two sides name their outputs differently")
+            return False
         if reference.gradients.keys() != candidate.gradients.keys():
             self._skip(_SECOND, "the two sides have gradients of other names")
             return False

@@ -550,6 +550,8 @@ _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 def is_same(before: Any, now: Any) -> bool:
     """Whether a leaf is bit for bit what it was; a widened one, what it was when widened."""
     if _is_tensor(before) and _is_tensor(now):
+        if not (is_dense(before) and is_dense(now)):
+            return bitwise_equal(now.detach(), before)
         if before.shape != now.shape:
             return False
         if now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype):
@@ -566,9 +568,11 @@ def is_same(before: Any, now: Any) -> bool:
 
 def _put_back(tensor: Tensor, saved: Tensor) -> None:
     plain = tensor.detach()
-    if plain.shape != saved.shape or plain.dtype is not saved.dtype:
-        tensor.data = saved.clone()
-    elif not bitwise_equal(plain, saved):
+    if is_same(saved, plain):
+        return
+    if not is_dense(saved) or plain.shape != saved.shape or plain.dtype is not saved.dtype:
+        tensor.data = copy_of(saved)
+    else:
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             plain.copy_(saved)
 

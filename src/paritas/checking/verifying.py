@@ -147,7 +147,7 @@ class _Verification:
         if self._goes_by_order(natives[0], mine[0]):
             runs.by_order = True
             runs.notes.append("outputs are matched by order: the two sides name them differently")
-            mine = runs.named(mine)
+            mine, (my_first,) = runs.named(mine), runs.named([my_first])
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
         collected = Comparer(runs, self.config, 0, self.label).compare(first, my_first)
         further.report(collected)

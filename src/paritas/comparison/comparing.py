@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
-import importlib.metadata
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import torch
 
+import paritas
 from paritas.comparison.attributing import resolve
 from paritas.comparison.collecting import few_full_collections
 from paritas.comparison.diverging import first_divergence, first_non_finite
@@ -156,7 +156,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         first_non_finite=first_non_finite(rows),
         strict=strict,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        paritas=importlib.metadata.version("paritas"),
+        paritas=paritas.__version__,
         torch=str(torch.__version__),
         seconds=time.monotonic() - began,
         nbytes=sum(item.nbytes for item in measured),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import importlib.util
 import platform
 import time
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+import paritas
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
 from paritas.graphs.grouping import Group, calls_digest, group_calls, values_digest
@@ -279,7 +279,7 @@ def _words(value: Any) -> str:
 def versions_here() -> dict[str, str]:
     """Of what takes part in a check."""
     return {
-        "paritas": importlib.metadata.version("paritas"),
+        "paritas": paritas.__version__,
         "torch": str(torch.__version__),  # a subclass of str, which JSON does not take
         "python": platform.python_version(),
     }

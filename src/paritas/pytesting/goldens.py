@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import datetime as dt
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+import paritas
 from paritas.dumps.dtypes import as_stored
 from paritas.dumps.locks import LOCK
 from paritas.dumps.reading import Dump
@@ -85,7 +85,7 @@ def write_golden(path: Path, golden: Golden, test: str) -> None:
         run=run_identity(0, 1),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         torch=str(torch.__version__),
-        paritas=importlib.metadata.version("paritas"),
+        paritas=paritas.__version__,
         program=test,
         sources=("file",),
         selection={_CONTAINERS: msgspec.json.encode(golden.containers).decode()},

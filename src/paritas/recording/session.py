@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.metadata
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import paritas
 from paritas._torch.placements import local_part
 from paritas.dumps.records import Header, Placement
 from paritas.dumps.writing import DumpWriter, run_identity
@@ -63,7 +63,7 @@ class Session:
             world_size=world_size,
             created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             torch=str(torch.__version__),
-            paritas=importlib.metadata.version("paritas"),
+            paritas=paritas.__version__,
             program=" ".join(sys.argv[:1]),
             data=options.data,
             layout=options.layout,

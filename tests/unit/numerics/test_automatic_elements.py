@@ -15,6 +15,7 @@ from paritas.numerics.automatic import judge_floats
 from paritas.numerics.criterion import UNIT_F32
 from paritas.numerics.evidence import NoEvidence
 from paritas.numerics.findings import Status
+from spying import Spy
 
 U_BF16 = 2.0**-8
 
@@ -148,14 +149,14 @@ def test_equal_bits_of_a_float32_program_need_no_lifted_run():
 
 
 def test_a_float32_program_with_equal_bits_is_not_run_in_float64():
-    seen = []
+    seen = Spy()
 
     def program(x):
-        seen.append(x.dtype)
+        seen.note(x.dtype)
         return x * 2
 
     statuses([values(4)], program, program)
-    assert set(seen) == {torch.float32}
+    assert set(seen.notes()) == {torch.float32}
 
 
 # --- noise that cannot be measured, and sums beyond float64 ---------------------------------------
