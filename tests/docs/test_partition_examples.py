@@ -149,9 +149,8 @@ RIGHT: dict[str, VerifyConfig] = {
     "view, by a dim that stays": VIEW,
     "embedding, by columns": EMBEDDING,
     "dropout of three dims": dropout(shape(1, 9, 768), 0.1, [2]),
-    # As written these have 8192 channels, as their neighbours with a batch do.
-    "conv2d of one image": conv2d(
-        shape(512, 4, 4), shape(512, 32, 3, 3), shape(512), dim=0, groups=16
+    "conv2d of one image, 8192 channels": conv2d(
+        shape(8192, 4, 4), shape(8192, 512, 3, 3), shape(8192), dim=0, groups=16
     ),
     "conv2d of four images, by groups": conv2d(
         shape(4, 8, 32, 32), shape(16, 4, 3, 3), shape(16), dim=1, groups=2
@@ -159,8 +158,8 @@ RIGHT: dict[str, VerifyConfig] = {
     "conv2d, 8192 channels": conv2d(
         shape(1, 8192, 4, 4), shape(8192, 512, 3, 3), shape(8192), dim=1, groups=16
     ),
-    "conv_transpose2d of one image": transposed(
-        "conv_transpose2d", shape(512, 4, 4), shape(512, 512, 3, 3), dim=0, groups=16
+    "conv_transpose2d of one image, 8192 channels": transposed(
+        "conv_transpose2d", shape(8192, 4, 4), shape(8192, 512, 3, 3), dim=0, groups=16
     ),
     "conv_transpose2d of one image, a sum": transposed(
         "conv_transpose2d", shape(512, 4, 4), shape(512, 512, 3, 3), dim=0, groups=1

@@ -275,15 +275,6 @@ def test_a_script_that_exits_with_0_passes():
     assert paritas("exits.py").exit_code == 0
 
 
-@pytest.mark.slow
-def test_a_script_that_ends_without_a_farewell_is_reported_all_the_same():
-    write("hard.py", f"{TRAIN}\nimport os\nos._exit(0)\n")
-    code, stdout, stderr = paritas_in_a_process("hard.py", "--faulty")
-    assert code == 1, stderr
-    assert len(stdout.splitlines()) == 4
-    assert stderr.splitlines()[-1].startswith("different: ")
-
-
 # What a script may leave to the end of its process: a pool that nobody closes, with work to do,
 # and a thread that ends because the main one does.
 LEFT = """
@@ -413,7 +404,7 @@ def test_a_switched_off_guard_is_wrong_usage(monkeypatch):
 
 
 @pytest.mark.slow
-def test_torch_is_imported_by_the_script_and_not_before_it():
+def test_torch_is_imported_by_the_script_and_an_end_without_a_farewell_is_reported():
     write(
         "first.py",
         """
@@ -422,12 +413,15 @@ def test_torch_is_imported_by_the_script_and_not_before_it():
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # is read when torch is imported
         import torch
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        print("the end")
+        os._exit(0)
         """,
     )
     code, stdout, stderr = paritas_in_a_process("first.py")
-    assert stdout == "False\n"
+    assert stdout == "False\nthe end\n"
     assert code == 3
     assert "nothing was compiled" in stderr
+    assert stderr.splitlines()[-1].startswith("unverified: ")
 
 
 def test_the_json_of_a_run_has_the_form_of_every_verdict():

@@ -46,10 +46,15 @@ open("left", "w").close()
 # As a launcher starts them, but out of one process that has imported torch for both.
 FORKED = """
 import os, signal, sys
-import torch, torch._dynamo, torch.distributed
+import torch
+import paritas, paritas.cli.run_ending
 from paritas.cli import main
 
 signal.alarm(600)
+# What they would both import, and compile for the first time.
+guarded = torch.compile(torch.nn.Linear(2, 2), backend=paritas.guard("aot_eager"))
+guarded(torch.ones(1, 2)).sum().backward()
+torch.compiler.reset()
 children = []
 for rank in range(2):
     child = os.fork()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
-import os
 
 import pytest
 import torch
 from torch import nn
 
 import paritas
+from integration.once import made_once
 from paritas.numerics.findings import Status
 from quality.guard_faults import without_caches, wrong_operation
 
@@ -55,20 +54,11 @@ def record(path, train=False, **options):
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
-    """Made once, by whichever worker is first: compiling takes long."""
-    common = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        common = common.parent
-    folder = common / "recorded programs"
-    with (common / "recorded programs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            folder.mkdir(exist_ok=True)
-            (folder / "done").write_text(json.dumps(dataclasses.asdict(made(folder))))
-    return Recorded(**json.loads((folder / "done").read_text()))
+    folder = made_once(tmp_path_factory, "recorded programs", make)
+    return Recorded(**json.loads((folder / "names.json").read_text()))
 
 
-def made(folder):
+def make(folder):
     switch = folder / "fusion_switch.json"
     switch.write_text(json.dumps(FUSION_OFF))
     fused = record(folder / "fused", source="fused")
@@ -78,7 +68,8 @@ def made(folder):
     with without_caches(), wrong_operation("erf", "({}) * {number}(1.001)")():
         faulty = record(folder / "faulty", source="fused")
     trained = [record(folder / f"trained {s}", train=True, source=s) for s in ("fused", "fx")]
-    return Recorded(fused, fx, off, again, faulty, *trained)
+    names = dataclasses.asdict(Recorded(fused, fx, off, again, faulty, *trained))
+    (folder / "names.json").write_text(json.dumps(names))
 
 
 def test_fused_code_is_compared_with_the_graph_run_op_by_op(dumps):

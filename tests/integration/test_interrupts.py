@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from integration.dump_making import Making, values
 from integration.interrupting import endings
+from integration.once import made_once
 from paritas.dumps.reading import Dump
 from paritas.numerics.findings import Verdict
 from paritas.numerics.graph_reports import GraphReport
@@ -89,10 +90,9 @@ CODES = {"compare": 1, "shrink": 1}
 TOLD_ALL_THE_SAME = {"run": 0}
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
+def prepare(folder):
     """What every command is given."""
-    folder = tmp_path_factory.mktemp("prepared")
+    folder.mkdir()
     for name, text in {"net.py": NET, "run.py": RUN, "capture.py": CAPTURE}.items():
         (folder / name).write_text(text, encoding="utf-8")
     for name in ("my", "golden"):
@@ -103,18 +103,21 @@ def prepared(tmp_path_factory):
             making.call(f"layers.{layer}/cos", [x], y, op="aten.cos.default")
             x = y
         making.close()
-    return folder
 
 
 @pytest.fixture(scope="module")
-def ended(prepared, tmp_path_factory):
+def ended(tmp_path_factory):
     """How every command ended, at each of its moments."""
-    work = tmp_path_factory.mktemp("work")
-    common = {"prepared": str(prepared), "moments": MOMENTS, "seed": SEED}
+    return json.loads((made_once(tmp_path_factory, "interrupted", make) / "ended.json").read_text())
+
+
+def make(folder):
+    prepare(folder / "prepared")
+    common = {"prepared": str(folder / "prepared"), "moments": MOMENTS, "seed": SEED}
     commands = COMMANDS | (LONG_COMMANDS if WHOLE else {})
     tasks = [{"name": name, "arguments": text.split(), **common} for name, text in commands.items()]
     tasks.append({"name": "capture", "script": "capture.py", **common})
-    return endings(work, tasks)
+    (folder / "ended.json").write_text(json.dumps(endings(folder, tasks)))
 
 
 def test_a_command_left_alone_runs_to_its_end(ended):

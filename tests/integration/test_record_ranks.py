@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 
+from integration.once import made_once
 from paritas.comparison.sharding.gathering import gather
 from paritas.dumps.reading import Dump
 
@@ -61,7 +62,10 @@ def run_ranks(folder, body, world_size=2):
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
+    return made_once(tmp_path_factory, "recorded ranks", make)
+
+
+def make(folder):
     codes, outputs = run_ranks(
         folder,
         """
@@ -75,12 +79,13 @@ def sharded(tmp_path_factory):
         with paritas.capture(path + "_stats", data="stats"), torch.no_grad():
             Keep()(distribute_tensor(whole, mesh, [Shard(1)]))
             nn.Identity()(DTensor.from_local(part, mesh, [Partial()]))
+        with paritas.capture(path + "_of_one", ranks=[1]):
+            nn.Linear(2, 2)(torch.ones(1, 2))
         if rank == 0:
             torch.save(whole, path + ".pt")
         """,
     )
     assert codes == [0, 0], outputs
-    return folder
 
 
 def by_rank(dump, name):
@@ -155,13 +160,5 @@ def test_what_two_ranks_recorded_is_put_together_for_a_comparison(sharded):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_not_wanted_writes_nothing(tmp_path):
-    codes, outputs = run_ranks(
-        tmp_path,
-        """
-        with paritas.capture(path, ranks=[1]):
-            nn.Linear(2, 2)(torch.ones(1, 2))
-        """,
-    )
-    assert codes == [0, 0], outputs
-    assert sorted(Dump.open(tmp_path / "dump").ranks) == [1]
+def test_a_rank_that_is_not_wanted_writes_nothing(sharded):
+    assert sorted(Dump.open(sharded / "dump_of_one").ranks) == [1]

@@ -31,10 +31,10 @@ def held():
 
 
 def assert_flat(step, warm, more):
-    for _ in range(warm):
-        step()
     gc.collect()
     gc.freeze()  # what there is by now is not looked at again: after other tests it is much
+    for _ in range(warm):
+        step()
     tensors, objects = held()
     for _ in range(more):
         step()
