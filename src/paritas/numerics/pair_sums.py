@@ -13,9 +13,10 @@ Array = np.ndarray[Any, Any]
 
 # Elements in a block: what is made of one stays in a core's own cache, or nearly so.
 BLOCK = 1 << 16
-# Elements added up in their own dtype: so few float32 lose less than 1e-6 of their sum (measured:
-# 3e-8), and a BLAS does not call up its threads for so few.
-_STRETCH = 1 << 12
+# Elements added up in their own dtype: so few float32 lose less than 1e-6 of their sum, and a BLAS
+# does not call up its threads for so few. Of 4096, one that adds in fewer lanes (ARM's Neoverse N1)
+# lost 1.5e-6.
+_STRETCH = 1 << 10
 # A sum of squares about zero is this many times that about the mean, and cancels when centred.
 _CANCELS = 4.0
 # Where one side's squares are so much larger, products are no longer to be had from squares alone.
