@@ -62,6 +62,8 @@ def copied(inputs: Inputs, *, widen: bool = False) -> Inputs:
 
 def as_seen(leaf: Any) -> Any:
     """A leaf that is no tensor in a form that nothing changes and that can be compared."""
+    if type(leaf) in _ATOMS:
+        return leaf
     if isinstance(leaf, GENERATORS):
         return _generator_state(leaf)
     if isinstance(leaf, np.ndarray | bytearray):
@@ -107,6 +109,7 @@ class ProgramState:
         self._places: dict[str, list[tuple[Any, Any]]] = {}
         self._named: dict[tuple[int, Any], str] = {}
         self._held: list[_Held] = []
+        self._alive: list[Any] = []  # what is known by its id
         self.flags: dict[str, tuple[bool, bool]] = {}
         self.gradients: dict[str, tuple[Tensor | None, Tensor | None]] = {}
         self._leaves: dict[str, Any] = {}
@@ -118,6 +121,7 @@ class ProgramState:
             else:
                 self.containers.setdefault(found.path, found.value)
                 self.names.setdefault(id(found.value), found.path)
+                self._alive.append(found.value)
             if not isinstance(found.value, torch.Tensor):
                 self._held += _held(found)
         self._may_differ = True
@@ -146,12 +150,17 @@ class ProgramState:
             self.flags[name] = known.flags[name]
             return
         self.flags[name] = tensor.is_leaf, tensor.requires_grad
+        gradient = _live_gradient(tensor)
+        self.gradients[name] = gradient, None
         try:
             self.saved[name] = copy_of(tensor)
-            self.gradients[name] = _gradient(tensor)
         except Exception as error:  # noqa: BLE001  (a finding says that it could not be copied)
             self.failures[name] = f"it cannot be copied: {_first_line(error)}"
             del self.tensors[name]
+        try:
+            self.gradients[name] = gradient, None if gradient is None else copy_of(gradient)
+        except Exception as error:  # noqa: BLE001  (it lay in a CUDA graph that has run since)
+            self.unreadable[f"{name}.grad"] = f"it cannot be read: {_first_line(error)}"
 
     def _name(self, found: Found) -> str:
         """Tied weights are one tensor in several places, known by its first name."""
@@ -596,12 +605,6 @@ def _put_back_gradient(tensor: Tensor, gradient: Tensor | None, saved: Tensor | 
         tensor.grad = saved.clone()
 
 
-def _gradient(tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient that a tensor carries, and a copy of it."""
-    gradient = _live_gradient(tensor)
-    return gradient, None if gradient is None else copy_of(gradient)
-
-
 def _live_gradient(tensor: Tensor) -> Tensor | None:
     # Asking any other for it makes torch warn.
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
@@ -619,7 +622,9 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def _set_item(table: Any, key: Any, value: Any) -> None:
-    if isinstance(table, dict):
+    if isinstance(table, types.CellType):
+        table.cell_contents = value
+    elif isinstance(table, dict):
         base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
         base.__setitem__(table, key, value)
     elif isinstance(table, list):

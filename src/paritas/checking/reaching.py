@@ -41,6 +41,7 @@ MOST_LAYERS = 4
 _MOST_FUNCTIONS = 400
 _MOST_METHODS = 60
 _MOST_VALUES = 200_000
+_MOST_ITEMS = 10_000
 
 # Their content is the next number they draw.
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -59,7 +60,7 @@ class Found:
     Attributes:
         path: its name.
         value: the value, or the object that holds others.
-        table: the dict, list or deque where it stands, None where it cannot be replaced.
+        table: the dict, list, deque or cell where it stands, None where it cannot be replaced.
         key: its place in there.
         is_leaf: nothing is below it.
         is_owned: it is a parameter or a buffer of a module.
@@ -211,25 +212,22 @@ class _Walk:
     def _below_object(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
         if isinstance(value, types.CellType):
             with contextlib.suppress(ValueError):  # it is not filled yet
-                return [(path, value.cell_contents, None, None)]
+                return [(path, value.cell_contents, value, None)]
             return []
-        if isinstance(value, Names):
-            return []
-        if isinstance(value, GENERATORS):
+        if isinstance(value, Names) or _is_vocabulary(value):
+            return []  # put back as a whole, and not looked at
+        if isinstance(value, GENERATORS) or _is_anothers(type(value)):
             return None
-        cls = type(value)
-        root = cls.__module__.partition(".")[0]
-        if root == "torch" and not cls.__module__.startswith(_TORCH_DATA):
-            return None
-        if root == "paritas" and cls.__name__ == "ForeignProgram":
-            return None
+        return self._below_parts(path, value)
+
+    def _below_parts(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
         read = parts(value)
         if read is None:
             return None
         table = attribute_table(value)
         container: Any = value if isinstance(value, dict | list | collections.deque) else None
         keys = list(dict.keys(value)) if isinstance(value, dict) else range(len(read.items))
-        count = len(keys) if isinstance(value, dict) else _length(value)
+        count = _length(value)
         found: list[tuple[str, Any, Any, Any]] = []
         for position, (suffix, child) in enumerate(read.items):
             if container is not None and position < count:
@@ -240,9 +238,24 @@ class _Walk:
                 found.append((f"{path}{suffix}", child, table, suffix[1:]))
             else:
                 found.append((f"{path}{suffix}", child, None, None))
-        if is_own(cls.__module__):
-            found.append((cls.__qualname__, cls, None, None))
+        if is_own(type(value).__module__):
+            found.append((type(value).__qualname__, type(value), None, None))
         return found
+
+
+def _is_anothers(cls: type) -> bool:
+    """Whether an object is the business of torch, or a runtime that is no program of Python's."""
+    root = cls.__module__.partition(".")[0]
+    is_torchs = root == "torch" and not cls.__module__.startswith(_TORCH_DATA)
+    return is_torchs or (root == "paritas" and cls.__name__ == "ForeignProgram")
+
+
+def _is_vocabulary(value: Any) -> bool:
+    """Whether a dict or list is a table of so many plain values that looking at each takes long."""
+    if not isinstance(value, dict | list) or _length(value) <= _MOST_ITEMS:
+        return False
+    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
+    return type(next(iter(items))) in {int, float, str, bytes, bool}
 
 
 def attribute_table(value: Any) -> dict[str, Any] | None:
@@ -267,8 +280,8 @@ def slots_of(value: Any) -> list[types.MemberDescriptorType]:
 
 
 def _length(value: Any) -> int:
-    if isinstance(value, list):
-        return list.__len__(value)
+    if isinstance(value, dict | list):
+        return dict.__len__(value) if isinstance(value, dict) else list.__len__(value)
     return collections.deque.__len__(value) if isinstance(value, collections.deque) else 0
 
 

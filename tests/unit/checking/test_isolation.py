@@ -309,6 +309,81 @@ def test_names_are_those_of_the_module_that_was_compiled():
     assert list(ProgramState({"": compiled}).tensors) == ["0.weight", "0.bias"]
 
 
+def test_a_write_in_place_leaves_no_graph_behind():
+    module = Stateful()
+    state = ProgramState({"": module})
+    module.plain.copy_(module.linear(torch.ones(3))[:2])
+    assert module.plain.grad_fn is not None
+    state.restore()
+    assert module.plain.is_leaf
+    assert not module.plain.requires_grad
+    assert module.plain.tolist() == [0.0, 0.0]
+
+
+def test_gradients_are_put_back_and_told_when_they_change():
+    module = Stateful()
+    module.linear.bias.grad = first = torch.ones(3)
+    state = ProgramState({"": module})
+    assert state.changed() == {}
+    module.linear(torch.ones(3)).sum().backward()
+    assert sorted(state.changed()) == ["linear.bias.grad", "linear.weight.grad"]
+    state.restore()
+    assert module.linear.bias.grad is first
+    assert first.tolist() == [1.0] * 3
+    assert module.linear.weight.grad is None
+
+
+def test_variables_of_closures_run_in_float64_and_are_put_back():
+    table, counts = torch.ones(2), [0]
+
+    def program(x):
+        counts[0] += 1
+        return x * table
+
+    state = ProgramState({}, program)
+    assert list(state.tensors) == ["variable table"]
+    with state.swapped(state.widened()):
+        assert program(torch.ones(2, dtype=torch.float64)).dtype is torch.float64
+        assert program.__closure__[1].cell_contents.dtype is torch.float64
+    program(torch.ones(2))
+    assert state.changed() == {"variable counts[0]": 1}
+    state.restore()
+    assert counts == [0]
+    assert table.dtype is torch.float32
+
+
+def test_generators_that_a_module_owns_draw_the_same_again():
+    module = nn.Module()
+    module.torch, module.python = torch.Generator().manual_seed(3), random.Random(3)
+    module.numpy, module.old = np.random.default_rng(3), np.random.RandomState(3)
+
+    def draw():
+        return (
+            torch.rand(1, generator=module.torch).item(),
+            module.python.random(),
+            module.numpy.random(),
+            module.old.rand(),
+        )
+
+    state = ProgramState({"": module})
+    first = draw()
+    assert sorted(state.changed()) == ["numpy", "old", "python", "torch"]
+    state.restore()
+    assert draw() == first
+
+
+def test_a_long_table_of_plain_values_is_put_back_though_it_is_not_looked_at():
+    module = nn.Module()
+    module.words = {f"word {number}": number for number in range(20_000)}
+    state = ProgramState({"": module})
+    module.words["word 3"] = 4
+    del module.words["word 5"]
+    assert state.changed() == {}
+    state.restore()
+    assert module.words == {f"word {number}": number for number in range(20_000)}
+    assert list(module.words)[5] == "word 5"
+
+
 # --- random numbers -------------------------------------------------------------------------------
 
 
