@@ -583,6 +583,7 @@ def test_programs_without_arguments_are_called_with_empty_inputs() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_what_the_user_has_compiled_and_run_is_not_compiled_again(mode: Any) -> None:
+    torch.compiler.reset()  # other tests may have used up what torch compiles of one function
     narrow: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def backend(graph: Any, inputs: list[Any]) -> Any:

@@ -112,7 +112,6 @@ _SETTINGS: tuple[_Setting, ...] = (
     _attribute(torch.backends.cudnn, "deterministic", "torch.backends.cudnn.deterministic"),
     _attribute(torch.backends.cudnn, "allow_tf32", "torch.backends.cudnn.allow_tf32"),
     _attribute(torch.backends.cuda.matmul, "allow_tf32", "torch.backends.cuda.matmul.allow_tf32"),
-    _attribute(torch.backends.mkldnn, "enabled", "torch.backends.mkldnn.enabled"),
     _Setting(
         "torch.backends.cuda.enable_flash_sdp",
         torch.backends.cuda.flash_sdp_enabled,

@@ -55,6 +55,7 @@ class Judged:
         lifted: the same in float64, if there was such a run.
         findings: about it.
         ranks: those whose part is wrong; empty for all of them.
+        is_judged: off, it was left out because an earlier step is wrong.
     """
 
     step: int
@@ -62,6 +63,7 @@ class Judged:
     lifted: Item | None
     findings: tuple[Finding, ...]
     ranks: tuple[int, ...] = ()
+    is_judged: bool = True
 
     @property
     def status(self) -> Status:
@@ -154,7 +156,17 @@ class Judge:
             status = Status.IDENTICAL
         reason = "" if status is not None else "not judged: an earlier step is wrong"
         finding = self._finding(item, number + 1, status or Status.UNVERIFIED, reason)
-        return Judged(number + 1, item, lifted, (finding,))
+        return Judged(number + 1, item, lifted, (finding,), is_judged=status is not None)
+
+    def reconsider(self, judged: list[Judged]) -> list[Judged]:
+        """Judge what was left out because of an earlier step that has turned out to be right."""
+        first = min((one.step for one in judged if one.status is Status.DIFFERENT), default=None)
+        return [
+            one
+            if one.is_judged or (first is not None and first < one.step)
+            else self._judge(one.item, one.step - 1)
+            for one in judged
+        ]
 
     def _initial(self, item: Item) -> Judged:
         """What is there before the first step must be the same bit for bit."""

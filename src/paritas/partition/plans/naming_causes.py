@@ -130,10 +130,12 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
                 finding = msgspec.structs.replace(
                     one.findings[0], status=Status.EQUIVALENT, reason=_LATE, diagnosis=None
                 )
-                found.append(dataclasses.replace(one, findings=(finding,), ranks=()))
+                found.append(
+                    dataclasses.replace(one, findings=(finding,), ranks=(), is_judged=True)
+                )
                 continue
         found.append(one)
-    return found
+    return judge.reconsider(found)
 
 
 def _moved(judge: Judge, stepped: Judged) -> bool:
