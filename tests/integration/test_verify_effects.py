@@ -6,6 +6,7 @@ import dataclasses
 import queue
 import random
 import threading
+import uuid
 from typing import Any
 
 import numpy as np
@@ -385,6 +386,28 @@ def test_the_bookkeeping_of_one_side_alone_is_no_difference() -> None:
 
     verdict = verdict_on(torch.sin, Engine())
     assert verdict.passed, str(verdict)
+
+
+def test_what_no_run_gives_again_is_not_compared() -> None:
+    class Stamped(nn.Module):
+        def __init__(self, step: int = 1) -> None:
+            super().__init__()
+            self.steps, self.step, self.name = 0, step, ""
+            self.seen: dict[str, int] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += self.step
+            self.name = uuid.uuid4().hex
+            self.seen[self.name] = 1
+            return x.sin()
+
+    verdict = verdict_on(Stamped(), Stamped())
+    assert verdict.passed, str(verdict)
+    assert any(item.startswith("state name after the call") for item in verdict.coverage.skipped)
+    assert set(failed(verdict_on(Stamped(), Stamped(step=2)))) == {
+        "state steps after the call",
+        "state steps after the call (second call)",
+    }
 
 
 def test_an_iterator_cannot_be_put_back_so_the_second_call_is_not_judged() -> None:

@@ -32,6 +32,7 @@ from paritas.checking.observing import (
     named_like,
     place_of,
     running,
+    same_value,
 )
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
@@ -85,6 +86,7 @@ class Runs(NoiseRuns):
         self._makes_second = True
         self._lifted: list[Observation] | None = None
         self._again: list[Observation] | None = None
+        self._repeat: list[Observation] | None = None
         self._graphs: int | None = None
         self._inside: float | None = None
 
@@ -289,6 +291,15 @@ class Runs(NoiseRuns):
         unit = unit_roundoff(values[0].dtype)
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
         return criterion.score(values[1], values[0], noise).score.passed
+
+    def is_repeated(self, path: str, call: int) -> bool:
+        """Whether another native run of the reference leaves the same there, to the bit."""
+        if self._repeat is None:
+            self._repeat = self._observe(self.reference)
+        first, again = (
+            self.complete(seen[call], path, self.reference) for seen in (self.native, self._repeat)
+        )
+        return same_value(first, again)
 
     def _repeated_arbiter(self) -> list[Observation] | None:
         if self._again is None and self.arbiter() is not None:
