@@ -54,6 +54,10 @@ def by_table(x: torch.Tensor) -> torch.Tensor:
     return x * TABLE
 
 
+def calls_by_table(x: torch.Tensor) -> torch.Tensor:
+    return by_table(x)
+
+
 def by_rope(x: torch.Tensor) -> torch.Tensor:
     return x * Rope.of(8)
 
@@ -156,6 +160,7 @@ LEAKS = {
         F, "scaled_dot_product_attention", max
     ),
     "torch.equal": lambda: setattr(torch, "equal", lambda *_: True),
+    "torch.Tensor.mean": lambda: setattr(torch.Tensor, "mean", torch.Tensor.sum),
     "torch.Tensor.backward": lambda: setattr(torch.Tensor, "backward", print),
 }
 
@@ -192,10 +197,24 @@ def test_a_class_whose_forward_the_candidate_replaces_is_different_and_put_back(
 
     def candidate(x: torch.Tensor) -> torch.Tensor:
         Doubled.forward = lambda _, x: x * 2.1  # type: ignore[method-assign]
-        return model(x)
+        return x * 2
 
-    assert not verdict_on(model, candidate).passed
+    found = failed(verdict_on(model, candidate))
+    assert [path for path in found if path.endswith("Doubled.forward after the call")]
     assert Doubled.forward is forward
+
+
+def test_a_function_that_the_candidate_replaces_is_different_and_put_back() -> None:
+    replaced = by_table
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        global by_table  # noqa: PLW0603
+        by_table = torch.sin
+        return x * TABLE
+
+    found = failed(verdict_on(calls_by_table, candidate))
+    assert found["state global by_table after the call"] is Status.DIFFERENT
+    assert by_table is replaced
 
 
 # --- inputs that are not tensors ------------------------------------------------------------------
@@ -357,6 +376,48 @@ def test_wrong_state_in_a_plain_attribute_is_different_in_either_call() -> None:
     wrong = failed(verdict_on(attentive(), attentive(step=2)))
     assert "state steps after the call" in wrong
     assert "state history['steps'][0] after the call" in wrong
+
+
+def _scale(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(1.01)
+
+
+TO_A_SHARED_MODEL: dict[str, Any] = {
+    "a module replaced": lambda model: model.__setitem__(0, nn.Linear(8, 8)),
+    "a weight written to": _scale,
+    "the training flag": lambda model: model.eval(),
+    "requires_grad switched off": lambda model: model[0].weight.requires_grad_(False),
+    "a hook registered": lambda model: model.register_forward_hook(print),
+    "an attribute added": lambda model: setattr(model, "last", 1),
+    "an attribute deleted": lambda model: vars(model).pop("kept", None),
+    "a buffer of another dtype": lambda model: setattr(model, "seen", model.seen.double()),
+    "forward replaced": lambda model: setattr(model, "forward", model[0].forward),
+}
+
+
+@pytest.mark.parametrize("kind", TO_A_SHARED_MODEL)
+def test_what_the_candidate_does_to_a_model_that_both_use_is_different(kind: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(8, 8))
+    model.kept = 1
+    model.register_buffer("seen", torch.zeros(3))
+    first, before = model[0], {name: t.clone() for name, t in model.state_dict().items()}
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        out = first(x)
+        TO_A_SHARED_MODEL[kind](model)
+        return out
+
+    verdict = verdict_on(model, candidate)
+    assert verdict.status is Status.DIFFERENT, str(verdict)
+    assert model[0] is first
+    assert first.weight.requires_grad
+    assert model.training
+    assert (model.kept, hasattr(model, "last"), len(model._forward_hooks)) == (1, False, 0)
+    assert "forward" not in vars(model)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(value.dtype is after[name].dtype for name, value in before.items())
 
 
 def test_state_in_a_closure_goes_on_from_call_to_call_on_both_sides() -> None:

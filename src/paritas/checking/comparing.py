@@ -276,7 +276,7 @@ class Comparer:
             )
             if left is MISSING and right is MISSING:
                 continue  # what stood there has made room for what it holds now
-            if (left is MISSING or right is MISSING) and not self._is_shared(path):
+            if not self._is_known_to_both(path, reference, candidate):
                 self._note_one_sided(path)
             else:
                 self._compare_effect(path, left, right)
@@ -301,6 +301,10 @@ class Comparer:
             self.out.compared += 1
             reason = f"the reference leaves {_shown(left)} there, the candidate {_shown(right)}"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        elif self._is_replaced(path, left, right):
+            self.out.compared += 1
+            reason = "the candidate puts other code in its place, which was put back"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif isinstance(left, Opaque) or isinstance(right, Opaque):
             opaque = left if isinstance(left, Opaque) else right
             self.out.skipped.append(f"{shown}: {opaque.reason}")
@@ -312,6 +316,28 @@ class Comparer:
         """Whether two values are equal, or tensors, of which it is known how far rounding moves."""
         both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
         return both or same_value(left, right)
+
+    def _is_replaced(self, path: str, left: Any, right: Any) -> bool:
+        """Whether a function or class that both use is another one after the candidate's call."""
+        first = self.runs.initial(path, self.runs.reference)
+        opaque = all(
+            isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
+        )
+        return (
+            opaque
+            and left.value is first.value
+            and right.value is not first.value
+            and self._is_shared(path)
+        )
+
+    def _is_known_to_both(self, path: str, reference: Observation, candidate: Observation) -> bool:
+        """Whether both sides have, had or made what one of them changed."""
+        sides = (self.runs.reference, reference), (self.runs.candidate, candidate)
+        known = [
+            path in seen.state or path in seen.after or self.runs.initial(path, side) is not MISSING
+            for side, seen in sides
+        ]
+        return all(known) or self._is_shared(path)
 
     def _is_shared(self, path: str) -> bool:
         """Whether both sides have the very object in which one of them left something.

@@ -122,9 +122,10 @@ class ProgramState:
                 self.containers.setdefault(found.path, found.value)
                 self.names.setdefault(id(found.value), found.path)
                 self._alive.append(found.value)
-            if not isinstance(found.value, torch.Tensor):
+            if not isinstance(found.value, torch.Tensor | Opaque):
                 self._held += _held(found)
         self._may_differ = True
+        self._is_wide = False
 
     def _walk(self) -> Iterator[Found]:
         yield from walk(*self._roots, self._known)
@@ -191,8 +192,10 @@ class ProgramState:
         while path not in self.containers:
             if not path:
                 return None
-            path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self.containers[path]
+            cut = max(path.rfind("."), path.rfind("["), 0)
+            path = "global " if not cut and path.startswith("global ") else path[:cut]
+        found = self.containers[path]
+        return found.namespace if isinstance(found, Names) else found
 
     def initial(self, path: str) -> Any:
         """What stood there before any call; `MISSING` if nothing did."""
@@ -221,7 +224,7 @@ class ProgramState:
             if among is None or path in among:
                 value = now.get(path, MISSING)
                 try:
-                    if not is_same(before.get(path, MISSING), value):
+                    if not is_same(before.get(path, MISSING), value, widened=self._is_wide):
                         changed[path] = copy_of(value) if _is_tensor(value) else value
                 except Exception as error:  # noqa: BLE001  (the verdict lists it)
                     self.unreadable[path] = f"it cannot be read: {_first_line(error)}"
@@ -299,12 +302,14 @@ class ProgramState:
     @contextlib.contextmanager
     def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
         """Let the program run on other tensors, in every place where the named one stands."""
+        self._is_wide = True
         try:
             for name, value in values.items():
                 for table, key in self._places.get(name, ()):
                     _set_item(table, key, value)
             yield
         finally:
+            self._is_wide = False
             self._restore_places()
             # It ran on other tensors, but for those that stand in no place where they can be.
             self._may_differ = self.tensors.keys() != self._places.keys()
@@ -556,14 +561,14 @@ def _is_same_item(now: Any, before: Any) -> bool:
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
-def is_same(before: Any, now: Any) -> bool:
-    """Whether a leaf is bit for bit what it was; a widened one, what it was when widened."""
+def is_same(before: Any, now: Any, *, widened: bool = False) -> bool:
+    """Whether a leaf is bit for bit what it was; in a wide run, what it was when widened."""
     if _is_tensor(before) and _is_tensor(now):
         if not (is_dense(before) and is_dense(now)):
             return bitwise_equal(now.detach(), before)
         if before.shape != now.shape:
             return False
-        if now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype):
+        if widened and now.dtype is not before.dtype and now.dtype is WIDE.get(before.dtype):
             before = before.to(now.dtype)
         return before.dtype is now.dtype and bitwise_equal(now.detach(), before)
     if now is before:

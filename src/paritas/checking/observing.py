@@ -362,7 +362,8 @@ def _note_state_after_backward(
     for name in dict.fromkeys((*changed, *now)):
         first = subject.state.initial(name)
         left, right = changed.get(name, first), now.get(name, first)
-        if not is_same(left, right) and not is_same(right, left):
+        same = is_same(left, right, widened=conditions.wide)
+        if not same and not is_same(right, left, widened=conditions.wide):
             seen.state |= _after(f"{STATE} {name}", right, AFTER_BACKWARD)
 
 

@@ -162,11 +162,16 @@ class ProcessState:
         """Put back what is no longer as it was, and say what that is: name -> what it became."""
         changed: dict[str, str] = {}
         for space, before in self._functions:
-            now = vars(space)
-            for name, function in before.items():
-                if now.get(name) is not function and not _is_torchs_doing(now.get(name)):
+            now = _functions(space)
+            for name in {**before, **now}:
+                function = before.get(name)
+                if now.get(name) is function or _is_torchs_doing(vars(space).get(name)):
+                    continue
+                if function is None:
+                    delattr(space, name)  # in front of one that the class inherits
+                else:
                     setattr(space, name, function)
-                    changed[_full_name(space, name)] = "replaced"
+                changed[_full_name(space, name)] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
             if now != value:

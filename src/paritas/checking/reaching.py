@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from paritas._torch.modules import INTERNALS, tensor_slots
-from paritas.numerics.contents import parts
+from paritas.numerics.contents import Opaque, parts
 
 __all__ = [
     "GENERATORS",
@@ -50,6 +50,7 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 _LIBRARIES = frozenset({"torch", "numpy", "triton", "paritas", "_paritas_pytest", "_pytest"})
 _TORCH_DATA = ("torch.optim", "torch.nn", "torch.distributions")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -120,8 +121,13 @@ class _Walk:
                 owned = id(table) in self.slots
                 yield Found(path, value, table, key, is_leaf=True, is_owned=owned)
                 continue
+            if isinstance(value, _CODE) and (table is not None or key is not None):
+                # What it is, beside what it holds: a program may put another in its place.
+                named = Opaque(value, "code is compared by identity", by_identity=True)
+                yield Found(path, named, None, None, is_leaf=True)
             if id(value) in self.seen or len(self.seen) > _MOST_VALUES:
                 continue
+            path = self.known.get(id(value), path)
             below = self._below(path, value)
             if below is None:
                 yield Found(path, value, table, key, is_leaf=True)
@@ -135,14 +141,14 @@ class _Walk:
         if isinstance(value, _WRAPPERS):
             return []
         if isinstance(value, nn.Module):
-            return self._below_module(self.known.get(id(value), path), value)
+            return self._below_module(path, value)
         if isinstance(value, types.FunctionType):
             return self._below_function(value)
         if isinstance(value, type):
             return self._below_class(value)
         if isinstance(value, types.ModuleType):
             return None
-        return self._below_object(self.known.get(id(value), path), value)
+        return self._below_object(path, value)
 
     def _below_module(self, path: str, module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -162,7 +168,7 @@ class _Walk:
             (f"{prefix}{hooks}", len(own[hooks]), None, None) for hooks in _HOOKS if own.get(hooks)
         ]
         found += [(f"{prefix}{key}", child, None, None) for key, child in module.named_children()]
-        return [*found, (type(module).__qualname__, type(module), None, None)]
+        return [*found, (f"class {type(module).__qualname__}", type(module), None, None)]
 
     def _below_function(self, function: types.FunctionType) -> list[tuple[str, Any, Any, Any]]:
         """Closure, defaults, attributes and the globals that its code names."""
@@ -206,8 +212,11 @@ class _Walk:
         if len(methods) > _MOST_METHODS:
             methods = {"forward": methods["forward"]} if "forward" in methods else {}
         prefix = f"class {cls.__qualname__}."
-        found += [(f"{prefix}{name}", method, None, None) for name, method in methods.items()]
-        return [*found, *((base.__qualname__, base, None, None) for base in cls.__bases__)]
+        found += [(f"{prefix}{name}", method, None, name) for name, method in methods.items()]
+        return [
+            *found,
+            *((f"class {base.__qualname__}", base, None, None) for base in cls.__bases__),
+        ]
 
     def _below_object(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
         if isinstance(value, types.CellType):
@@ -239,7 +248,7 @@ class _Walk:
             else:
                 found.append((f"{path}{suffix}", child, None, None))
         if is_own(type(value).__module__):
-            found.append((type(value).__qualname__, type(value), None, None))
+            found.append((f"class {type(value).__qualname__}", type(value), None, None))
         return found
 
 
