@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import torch
 
-import paritas
 from paritas.comparison.attributing import resolve
 from paritas.comparison.collecting import few_full_collections
 from paritas.comparison.diverging import first_divergence, first_non_finite
@@ -29,6 +28,7 @@ from paritas.errors import UsageError
 from paritas.numerics.comparisons import Comparison, DumpFacts
 from paritas.numerics.findings import Aspect, Coverage, Status
 from paritas.reporting.progress import Progress, shows_progress
+from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     import os
@@ -156,7 +156,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         first_non_finite=first_non_finite(rows),
         strict=strict,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        paritas=paritas.__version__,
+        paritas=own_version(),
         torch=str(torch.__version__),
         seconds=time.monotonic() - began,
         nbytes=sum(item.nbytes for item in measured),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-import paritas
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
 from paritas.graphs.grouping import Group, calls_digest, group_calls, values_digest
@@ -25,6 +24,7 @@ from paritas.graphs.settings import Settings, Source
 from paritas.graphs.working import Work, check_executor, run_works
 from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome
 from paritas.reporting.progress import Progress, shows_progress
+from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -279,7 +279,7 @@ def _words(value: Any) -> str:
 def versions_here() -> dict[str, str]:
     """Of what takes part in a check."""
     return {
-        "paritas": paritas.__version__,
+        "paritas": own_version(),
         "torch": str(torch.__version__),  # a subclass of str, which JSON does not take
         "python": platform.python_version(),
     }

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-import paritas
 from paritas.dumps.dtypes import as_stored
 from paritas.dumps.locks import LOCK
 from paritas.dumps.reading import Dump
@@ -22,6 +21,7 @@ from paritas.numerics.contents import Opaque
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.flattening import flattened
 from paritas.numerics.pairing import Checks, check_pair
+from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def write_golden(path: Path, golden: Golden, test: str) -> None:
         run=run_identity(0, 1),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         torch=str(torch.__version__),
-        paritas=paritas.__version__,
+        paritas=own_version(),
         program=test,
         sources=("file",),
         selection={_CONTAINERS: msgspec.json.encode(golden.containers).decode()},

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import paritas
 from paritas._torch.placements import local_part
 from paritas.dumps.records import Header, Placement
 from paritas.dumps.writing import DumpWriter, run_identity
@@ -25,6 +24,7 @@ from paritas.recording.pipeline import Job, Pipeline
 from paritas.recording.selection import Sieve
 from paritas.recording.snapshots import Pool, Snapshot, kind_of
 from paritas.recording.summaries import PendingSummary
+from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -63,7 +63,7 @@ class Session:
             world_size=world_size,
             created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             torch=str(torch.__version__),
-            paritas=paritas.__version__,
+            paritas=own_version(),
             program=" ".join(sys.argv[:1]),
             data=options.data,
             layout=options.layout,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from paritas.numerics.findings import Status
 from paritas.numerics.wording import MEANING
+from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     from paritas.reporting.annotations import Account, Annotation
@@ -37,7 +37,7 @@ def sarif(account: Account) -> str:
         "tool": {
             "driver": {
                 "name": "paritas",
-                "version": metadata.version("paritas"),
+                "version": own_version(),
                 "rules": [_rule(rule) for rule in rules],
             }
         },
