@@ -516,7 +516,7 @@ class Comparer:
         )
         self.out.notes.append(note)
         if arbiter is not None and same_value(arbiter[0].further.get(path), right):
-            left = right
+            right = left
         elif left is not None and right is not None:
             right = right.to(left.dtype)
         self._compare_gradient(path, left, right)

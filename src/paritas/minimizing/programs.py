@@ -220,9 +220,9 @@ def is_call(node: Node) -> bool:
 def _signature(finding: Finding) -> Signature:
     path = finding.path
     role = OUTPUT
-    if path.startswith("gradient"):
+    if path.startswith(("gradient", "second gradient")):
         role = GRADIENT
-    elif " after the call" in path:
+    elif " after the call" in path or " after backward" in path:
         role = MUTATION
     if finding.aspect in {Aspect.EXCEPTION, Aspect.HARNESS}:
         role = EXCEPTION

@@ -122,7 +122,7 @@ class _Reduction:
         return self._suspects(sets[:middle]) + self._suspects(sets[middle:])
 
     def _is_wanted(self, finding: Finding) -> bool:
-        is_gradient = finding.path.startswith("gradient")
+        is_gradient = finding.path.startswith(("gradient", "second gradient"))
         return finding.aspect == self.wanted.aspect and is_gradient == (
             self.wanted.role == GRADIENT
         )
