@@ -104,6 +104,7 @@ def places(tmp_path, monkeypatch):
     monkeypatch.chdir(work)
     monkeypatch.syspath_prepend(str(work))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    torch.compiler.reset()  # other tests may have used up what torch compiles of one function
     yield tmp_path
     sys.modules.pop("written_net", None)
     torch.compiler.reset()
