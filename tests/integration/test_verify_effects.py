@@ -20,6 +20,12 @@ from paritas import Inputs, Status, UsageError, VerifyConfig, guard, verify
 QUIET = VerifyConfig(raise_on_mismatch=False)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    """Other tests may have used up what torch compiles of one function."""
+    torch.compiler.reset()
+
+
 def verdict_on(reference: Any, candidate: Any, *inputs: Any) -> Any:
     torch.manual_seed(0)
     return verify(Inputs((torch.randn(4, 8), *inputs)), reference, candidate, QUIET)
@@ -667,7 +673,6 @@ def test_programs_without_arguments_are_called_with_empty_inputs() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_what_the_user_has_compiled_and_run_is_not_compiled_again(mode: Any) -> None:
-    torch.compiler.reset()  # other tests may have used up what torch compiles of one function
     narrow: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def backend(graph: Any, inputs: list[Any]) -> Any:
