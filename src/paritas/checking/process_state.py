@@ -13,6 +13,7 @@ import functools
 import math
 import random
 import types
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -199,4 +200,7 @@ def _full_name(space: Any, name: str) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return f"set to {text}" if len(text) <= _LONGEST_VALUE else "moved on"
+    if len(text) <= _LONGEST_VALUE:
+        return f"set to {text}"
+    # Two sides that draw other numbers leave other states.
+    return f"moved on to state {zlib.crc32(text.encode()):08x}"
