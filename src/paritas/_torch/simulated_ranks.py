@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import queue
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import distributed
@@ -22,13 +23,22 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ThreadOutcome", "of_ranks", "parts_of", "run_in_threads", "simulated_ranks"]
+__all__ = [
+    "RankThreads",
+    "ThreadOutcome",
+    "of_ranks",
+    "parts_of",
+    "run_in_threads",
+    "simulated_ranks",
+]
 
 _SIMULATION = "torch.distributed._local_tensor"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
 _C10D, _ISOLATION = "torch._C._distributed_c10d", "_set_thread_isolation_mode"
 _MODES = "torch.utils._python_dispatch"
 _THREADED_GROUP = "torch.testing._internal.distributed.multi_threaded_pg"
+# So long a thread may take that was told to go.
+_FAREWELL_SECONDS = 0.5
 
 
 def _part(module: str, *names: str) -> Any:
@@ -127,39 +137,125 @@ def run_in_threads(
     program: Callable[[int], Any], ranks: int, timeout: float
 ) -> list[ThreadOutcome]:
     """Run a program once per rank, each in a thread in which `get_rank()` is that rank."""
-    _refuse_a_group()
-    names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
-    group = _part(_THREADED_GROUP, *names)
-    isolate = _part(_C10D, _ISOLATION)._set_thread_isolation_mode
-    outcomes = [ThreadOutcome() for _ in range(ranks)]
-    store = _part(_C10D, "HashStore").HashStore()
-    hook, flags = sys.excepthook, _mode_flags()
-    group._install_threaded_pg()
-    isolate(True)  # otherwise groups of one name in several threads are one group
-    try:
-        threads = [
-            threading.Thread(
-                target=_be_rank, args=(program, rank, outcomes, store, group), daemon=True
-            )
-            for rank in range(ranks)
-        ]
-        for thread in threads:
-            thread.start()
+    with RankThreads(ranks) as threads:
+        return threads.run(program, timeout)
+
+
+class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
+    """Threads that are ranks of one group for as long as they are held.
+
+    What a program keeps from one run to the next, such as its group, or a graph whose way back has
+    collectives, is of use in the next one.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        """Nothing is started yet."""
+        self.ranks = ranks
+        self._threads: list[_RankThread] = []
+        self._hook = sys.excepthook
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def run(self, program: Callable[[int], Any], timeout: float) -> list[ThreadOutcome]:
+        """Call `program(rank)` in every thread; after one has failed, the next run has new ones."""
+        if any(thread.is_lost for thread in self._threads):
+            self._end()
+            self._start()
+        flags = _mode_flags()
+        tasks = [_Task(program) for _ in self._threads]
+        for thread, task in zip(self._threads, tasks, strict=True):
+            thread.tasks.put(task)
         end = time.monotonic() + timeout
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
+        for task in tasks:
+            task.ended.wait(max(0.0, end - time.monotonic()))
+        if not all(task.ended.is_set() for task in tasks):
             # Those that wait for each other are let go; one that is busy cannot be ended.
-            group.ProcessLocalGroup.exception_handle(None)
-            for thread in threads:
-                thread.join(0.5)
-    finally:
-        sys.excepthook = hook  # the group puts its own there
+            _group().ProcessLocalGroup.exception_handle(None)
+            for task in tasks:
+                task.ended.wait(_FAREWELL_SECONDS)
+        for thread, task in zip(self._threads, tasks, strict=True):
+            thread.is_lost = not task.outcome.done or task.outcome.error is not None
         _set_mode_flags(flags)
+        return [task.outcome for task in tasks]
+
+    def _start(self) -> None:
+        _refuse_a_group()
+        group, isolate = _group(), _part(_C10D, _ISOLATION)._set_thread_isolation_mode
+        store = _part(_C10D, "HashStore").HashStore()
+        self._hook = sys.excepthook
+        group._install_threaded_pg()
+        isolate(True)  # otherwise groups of one name in several threads are one group
+        self._threads = [_RankThread(rank, self.ranks, store) for rank in range(self.ranks)]
+        for thread in self._threads:
+            thread.start()
+
+    def _end(self) -> None:
+        group, isolate = _group(), _part(_C10D, _ISOLATION)._set_thread_isolation_mode
+        for thread in self._threads:
+            thread.tasks.put(None)
+        for thread in self._threads:
+            thread.join(_FAREWELL_SECONDS if thread.is_lost else None)
+        self._threads = []
+        sys.excepthook = self._hook  # the group puts its own there
         isolate(False)
         group.ProcessLocalGroup.reset()
         group._uninstall_threaded_pg()
-    return outcomes
+
+
+@dataclasses.dataclass
+class _Task:
+    """One run of a program on one rank."""
+
+    program: Callable[[int], Any]
+    outcome: ThreadOutcome = dataclasses.field(default_factory=ThreadOutcome)
+    ended: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+
+class _RankThread(threading.Thread):
+    """One rank: joins the group and does what it is given until it is given nothing.
+
+    Attributes:
+        is_lost: whether its last run failed, or did not end.
+    """
+
+    def __init__(self, rank: int, ranks: int, store: Any) -> None:
+        super().__init__(daemon=True)
+        self.rank, self.ranks, self.store = rank, ranks, store
+        self.tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self.is_lost = False
+
+    def run(self) -> None:
+        is_member = False
+        while (task := self.tasks.get()) is not None:
+            try:
+                if not is_member:
+                    distributed.init_process_group(
+                        "threaded", rank=self.rank, world_size=self.ranks, store=self.store
+                    )
+                    is_member = True
+                task.outcome.value = task.program(self.rank)
+                task.outcome.done = True
+            except Exception as error:  # noqa: BLE001  (told to who asked)
+                task.outcome.error, task.outcome.done = error, True
+                _group().ProcessLocalGroup.exception_handle(error)
+            except SystemExit:
+                # How a thread is let go that waits for a rank which has failed.
+                break
+            finally:
+                task.ended.set()
+        with contextlib.suppress(Exception):
+            distributed.destroy_process_group()
+
+
+def _group() -> Any:
+    """The group of threads of torch's own tests."""
+    names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
+    return _part(_THREADED_GROUP, *names)
 
 
 def _mode_flags() -> dict[str, bool]:
@@ -180,26 +276,3 @@ def _set_mode_flags(flags: dict[str, bool]) -> None:
     tell = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
     if tell is not None:
         tell(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
-
-
-def _be_rank(
-    program: Callable[[int], Any],
-    rank: int,
-    outcomes: list[ThreadOutcome],
-    store: Any,
-    group: Any,
-) -> None:
-    outcome = outcomes[rank]
-    try:
-        distributed.init_process_group("threaded", rank=rank, world_size=len(outcomes), store=store)
-        outcome.value = program(rank)
-        outcome.done = True
-    except Exception as error:  # noqa: BLE001  (told to who asked)
-        outcome.error, outcome.done = error, True
-        group.ProcessLocalGroup.exception_handle(error)
-    except SystemExit:
-        # How a thread is let go that waits for a rank which has failed.
-        pass
-    finally:
-        with contextlib.suppress(Exception):
-            distributed.destroy_process_group()

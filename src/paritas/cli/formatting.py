@@ -103,7 +103,9 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def subject_file(spec: str) -> str:
-    """The file of a script, or of the module in `package.module:name`, if it is in the repository.
+    """The file of a script, or of the module of `package.module:name`, if it is in the repository.
+
+    An operator's name may also have a dot for the colon.
 
     Of a module that was imported: nothing is imported here.
     """
@@ -111,5 +113,7 @@ def subject_file(spec: str) -> str:
 
     from paritas.reporting.annotations import in_repository
 
-    module = sys.modules.get(spec.partition(":")[0])
-    return in_repository(getattr(module, "__file__", None) or spec)
+    name = spec.partition(":")[0]
+    while name not in sys.modules and "." in name and not name.endswith(".py"):
+        name = name.rpartition(".")[0]
+    return in_repository(getattr(sys.modules.get(name), "__file__", None) or spec)

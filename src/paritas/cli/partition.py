@@ -35,7 +35,7 @@ class Options:
 
 
 @click.command(short_help="Check how an operator can be split over ranks, or find out.")
-@click.argument("operator", metavar="package.module:operator")
+@click.argument("operator", metavar="package.module.operator")
 @click.option(
     "--arg",
     "args",
@@ -108,6 +108,10 @@ def partition(
 ) -> None:
     """Check an operator that is split over ranks against the operator that is not.
 
+    The operator is named as Python names it (torch.conv2d, torch.Tensor.view), or with a colon
+    behind its module (my.ops:attend). nnScaler's names mean the same functions here
+    (nnscaler.runtime.function.embedding), whether it is installed or not.
+
     The splits are those of --annotation, else those that the library knows, else those that are
     found by running the operator. Each is checked forward and backward, in float64 and in its
     dtype.
@@ -118,14 +122,14 @@ def partition(
       16                a vector: a bias; as a --kwarg, the number
       8x32:int64<100    a tensor of another dtype; here indices below 100
       2.5, value=16     a number
-      value=(8, 4)      any Python literal
+      value=(8, 4)      any Python literal, and slices: value=slice(0, 9)
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """  # noqa: D301  (click's mark for lines that are not to be wrapped)
     options = Options(**given)  # type: ignore[arg-type]
-    from paritas.cli.loading import check_form
+    from paritas.partition.configuration.resolving import check_name
 
-    check_form(operator, "OPERATOR")
+    check_name(operator, "OPERATOR")
     if options.annotation is not None and options.discover:
         ctx.fail("--annotation says how it can be split; leave it out to --discover that")
     if json_path is not None:
@@ -148,11 +152,13 @@ def _run(operator: str, options: Options) -> Checked:
 
     with progress() as tell:
         tell("importing torch")
-        from paritas.cli.loading import resolve
+        from paritas.cli.loading import look_here
         from paritas.cli.partition_arguments import operator_call
         from paritas.cli.partition_checks import check
+        from paritas.partition.configuration.resolving import resolve_operator
 
-        function = resolve(operator, "OPERATOR")
+        look_here()
+        function = resolve_operator(operator, parameter="OPERATOR")
         call = operator_call(operator, function, options)
         return check(call, options, tell)
 

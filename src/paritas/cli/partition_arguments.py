@@ -40,7 +40,7 @@ def operator_call(spec: str, function: Callable[..., Any], options: Options) -> 
         info = read_argument(value, f"--kwarg {name}", options.seed, keyword=True)
         kwargs[name] = info if info.value_type == "shape" else info.value
     config = VerifyConfig(
-        fsig=spec.replace(":", "."),
+        fsig=spec,
         args=args,
         kwargs=kwargs,
         noutputs=1,
@@ -90,8 +90,12 @@ def read_argument(text: str, parameter: str, seed: int = 0, *, keyword: bool = F
 
 def _literal(text: str, whole: str, parameter: str) -> Any:
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        tree = ast.parse(text.strip(), mode="eval").body
+        match tree:
+            case ast.Call(func=ast.Name(id="slice"), args=list(ends), keywords=[]):
+                return slice(*map(ast.literal_eval, ends))
+        return ast.literal_eval(tree)
+    except (ValueError, SyntaxError, TypeError):
         raise UsageError(f"{parameter} {whole!r} cannot be read: write {_FORMS}") from None
 
 

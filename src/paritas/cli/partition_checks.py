@@ -88,6 +88,8 @@ def check(call: OperatorCall, options: Options, tell: Callable[[str], None]) -> 
         f"rule ({source}): {'; '.join(rule) or 'none'}",
         f"tensors drawn with seed {call.seed}",
     )
+    if not rows and annotation is not None:
+        rows = (_unsplit(call, annotation, options),)
     verdict = Verdict.merge(row.verdict for row in rows) if rows else _nothing(call)
     verdict = msgspec.structs.replace(
         verdict, strict=options.strict, notes=(*notes, *verdict.notes)
@@ -219,6 +221,22 @@ def _row(
         verdict, call, recipe, options.ranks, seed=options.seed, annotation=annotation
     )
     return Row(label, split_by, _labelled(verdict, f"option {label}"), wrong)
+
+
+def _unsplit(call: OperatorCall, annotation: Annotation, options: Options) -> Row:
+    """A rule that lets nothing be split leaves each rank to run the whole operator."""
+    from paritas.partition.verifying import check_unsplit
+
+    verdict = check_unsplit(
+        call,
+        len(annotation.signature.outputs),
+        options.ranks,
+        "the rule leaves every dimension whole",
+        seed=options.seed,
+        strict=options.strict,
+        confirm=options.confirm,
+    )
+    return Row("", "nothing", verdict)
 
 
 def _labelled(verdict: Verdict, label: str) -> Verdict:

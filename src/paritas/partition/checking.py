@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,20 @@ import torch
 
 from paritas.checking.remembering import remember
 from paritas.errors import UsageError
+from paritas.numerics import criterion
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.partition.failed_splits import failed_split
 from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
-from paritas.partition.recipes import Recipe
+from paritas.partition.ranks.pool import LostRankError
+from paritas.partition.ranks.remote_runs import RemoteRunner
+from paritas.partition.recipes import Group, Recipe
 from paritas.partition.running.combining import RankError, words_of
 from paritas.partition.running.draws import Draws
-from paritas.partition.running.placing import name_of
+from paritas.partition.running.placing import argument_words, name_of
 from paritas.partition.running.runner import OUTPUT, Runner
 
 if TYPE_CHECKING:
+    from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.recipes import OperatorCall
     from paritas.partition.running.runner import Seen
 
@@ -73,18 +78,31 @@ def examine_recipe(
         UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
     """
     levels = mesh_levels(call, recipe, ranks)
+    shared = wholes if wholes is not None else Wholes()
     state = torch.get_rng_state()
     try:
-        shared = wholes if wholes is not None else Wholes()
-        check = RecipeCheck(shared.runner_for(call, levels, seed), strict=strict, wholes=shared)
-        verdict = check.verdict()
-        if check.native is not None and check.native[1] is None:
-            # It ended in float64; what the ranks give natively is worth telling all the same.
-            split = check.runner.split(wide=False, cotangents=0)
-            check.native = check.native[0], split
+        with _team_for(levels) as team:
+            runner = shared.runner_for(call, levels, seed, team)
+            check = RecipeCheck(runner, strict=strict, wholes=shared)
+            verdict = check.verdict()
+            if check.native is not None and check.native[1] is None and runner.lost is None:
+                # It ended in float64; what the ranks give natively is worth telling all the same.
+                split = runner.split(wide=False, cotangents=0)
+                check.native = check.native[0], split
     finally:
         torch.set_rng_state(state)
     return Examined(verdict, check.native, check.lifted)
+
+
+def _team_for(
+    levels: tuple[tuple[Recipe, int], ...],
+) -> contextlib.AbstractContextManager[Team | None]:
+    """Ranks that can talk to each other, if a recipe has them do so; otherwise a loop will do."""
+    if not any(recipe.exchanges for recipe, _ in levels):
+        return contextlib.nullcontext()
+    from paritas.partition.ranks.threads import ThreadTeam
+
+    return ThreadTeam(levels[0][1])
 
 
 class Wholes:
@@ -97,19 +115,31 @@ class Wholes:
         self.notes: list[str] = []
 
     def runner_for(
-        self, call: OperatorCall, levels: tuple[tuple[Recipe, int], ...], seed: int
+        self,
+        call: OperatorCall,
+        levels: tuple[tuple[Recipe, int], ...],
+        seed: int,
+        team: Team | None = None,
     ) -> Runner:
         """A runner for a recipe, which knows what the first run has shown.
+
+        Args:
+            team: who runs the parts; without one they are run one after the other.
 
         Raises:
             UsageError: this is another call, or another seed.
         """
+        if team is None:
+            runner = Runner(call, levels, seed)
+        else:
+            runner = RemoteRunner(call, levels, seed, team)
         if self.runner is None or self.native is None:
-            self.runner = Runner(call, levels, seed)
-            return self.runner
+            self.runner = runner
+            return runner
         if self.runner.call is not call or self.runner.seed != seed:
             raise UsageError("runs of another call, or of another seed, cannot be taken over")
-        return self.runner.beside(levels)
+        runner.take_over(self.runner)
+        return runner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +172,16 @@ def mesh_levels(
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UsageError(f"the number of ranks is {count!r}; give 1 or more")
+    if len(recipes) > 1 and any(one.exchanges for one in recipes):
+        raise UsageError(
+            "ranks that exchange something are checked along one axis of a mesh; give this recipe "
+            "alone"
+        )
     known = {*range(len(call.args)), *call.kwargs}
     for one in recipes:
-        named = [place for place, _ in (*one.inputs, *one.numbers)]
+        # A group is given to the ranks whether the call has such an argument or not.
+        groups = {p for p, rule in one.numbers if isinstance(rule, Group) and isinstance(p, str)}
+        named = [place for place, _ in (*one.inputs, *one.numbers) if place not in groups]
         for place in named:
             if place not in known:
                 have = ", ".join(map(name_of, [*range(len(call.args)), *call.kwargs])) or "none"
@@ -167,6 +204,15 @@ class RecipeCheck:
 
     def verdict(self) -> Verdict:
         """Run what is needed for one."""
+        try:
+            verdict = self._verdict()
+        except LostRankError as error:
+            self.runner.lost = error
+        if self.runner.lost is not None:  # somebody may have caught it on the way
+            return self._lost(self.runner.lost)
+        return verdict
+
+    def _verdict(self) -> Verdict:
         whole = self._first_run()
         if whole.error is not None:
             return self._failed(whole.error, whole=True)
@@ -263,6 +309,17 @@ class RecipeCheck:
             return self._ended(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
         return self._ended(Status.UNVERIFIED, Aspect.HARNESS, f"the split run failed: {words}")
 
+    def _lost(self, error: Exception) -> Verdict:
+        """The end, where a rank is gone."""
+        finding = Finding(
+            path="ranks",
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=str(error),
+            advice="check it in one process, where what it raises is seen",
+        )
+        return Verdict(findings=(finding,), coverage=Coverage(), strict=self.strict)
+
     def _ended(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
         compared = int(status is Status.DIFFERENT)
         return Verdict(
@@ -288,6 +345,9 @@ class RecipeCheck:
                 if key not in lifted[0].results:
                     self.skipped.append(f"{path_of(key)}: nothing depends on it")
                 continue
+            if key in self.runner.own and not near_in_float64(value, other):
+                self._note_own(key, value)
+                continue
             status = self._settled(value, other, key, references, candidates)
             if status is None:
                 unsettled.append(key)
@@ -306,6 +366,19 @@ class RecipeCheck:
             coverage=Coverage(compared=len(judged), skipped=tuple(dict.fromkeys(self.skipped))),
             notes=tuple(dict.fromkeys(self.notes)),
             strict=self.strict,
+        )
+
+    def _note_own(self, path: str, whole: Any) -> None:
+        """Say of what the rule leaves to each rank how far it is from the whole's."""
+        own = self.runner.own[path]
+        name, parts = argument_words(self.runner.call, own.place), own.parts
+        typical = criterion.rms(whole)
+        apart = max(criterion.rms_difference(part, whole) for part in parts)
+        share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
+        self.skipped.append(f"{path}: each rank's own, as the rule says")
+        self.notes.append(
+            f"{name} drifts: after the call each of {len(parts)} ranks has its own, off by up to "
+            f"{share}; the rule claims the outputs and the gradients, and not this"
         )
 
     def _settled(

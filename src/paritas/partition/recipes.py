@@ -15,6 +15,7 @@ __all__ = [
     "Combine",
     "Concat",
     "Divided",
+    "Group",
     "KeywordRule",
     "Once",
     "OperatorCall",
@@ -59,9 +60,12 @@ class Whole:
     Attributes:
         summed: whether the gradients of the ranks are terms of the whole's; otherwise each of them
             is claimed to be the whole's already.
+        own: whether what the operator writes to it is each rank's own, and nobody claims that it
+            is what the whole writes.
     """
 
     summed: bool = True
+    own: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,19 @@ class Range:
     end: Literal["begin", "end"]
 
 
-KeywordRule = Divided | Range
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The process group of the ranks, for an operator that exchanges something among them.
+
+    Attributes:
+        joined: whether the ranks are in it; otherwise the argument is None on each of them, as
+            where something is split that needs no exchange.
+    """
+
+    joined: bool = True
+
+
+KeywordRule = Divided | Range | Group
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -156,6 +172,11 @@ class Recipe:
     def placement(self, place: Place) -> Placement:
         """What a rank is given of an argument."""
         return dict(self.inputs).get(place, Whole())
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the ranks talk to each other while the operator runs."""
+        return Group() in dict(self.numbers).values()
 
 
 @dataclasses.dataclass(frozen=True)

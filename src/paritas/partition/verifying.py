@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.checking.observing import AFTER
 from paritas.checking.remembering import FailedSplit, remember
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -23,27 +24,36 @@ from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.failed_splits import failed_split
-from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
+from paritas.partition.recipes import Concat, OperatorCall, Recipe, Same, Split, Whole
 from paritas.partition.refused_splits import plain_recipe, told
+from paritas.partition.running.placing import argument_words, name_of
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.config import VerifyConfig
     from paritas.partition.confirming import Confirm
 
-__all__ = ["check_partition", "verify_partition_options"]
+__all__ = ["check_partition", "check_unsplit", "verify_partition_options"]
 
 
 def verify_partition_options(config: VerifyConfig) -> bool:
     """Whether every option of a configuration was compared and is right, over two ranks.
 
-    What is not right is told in a `ParityWarning`; `check_partition` gives it as data.
+    What is not right is told in a `ParityWarning`; so is what the rule of a right option leaves to
+    each rank, such as running statistics. `check_partition` gives both as data.
 
     Raises:
         UsageError: the configuration names no operator that can be found, or is malformed.
     """
-    verdict = check_partition(config)
+    verdict, drifting = _checked(config)
     if not verdict.passed:
         warnings.warn(f"{config.fsig}: {verdict}", ParityWarning, stacklevel=2)
+    elif drifting:
+        warnings.warn(
+            f"{config.fsig}: outputs and gradients are right, and after the call each rank has its "
+            f"own {', '.join(drifting)}; check_partition says how far they are off",
+            ParityWarning,
+            stacklevel=2,
+        )
     return verdict.passed
 
 
@@ -74,25 +84,44 @@ def check_partition(
     Raises:
         UsageError: the configuration names no operator that can be found, or is malformed.
     """
+    return _checked(
+        config, ranks=ranks, seed=seed, strict=strict, annotation=annotation, confirm=confirm
+    )[0]
+
+
+def _checked(
+    config: VerifyConfig,
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    strict: bool = False,
+    annotation: str | Annotation | None = None,
+    confirm: Confirm | None = None,
+) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict, and the arguments of right options that each rank has its own of afterwards."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:  # noqa: PLR2004
         raise UsageError(f"ranks must be a whole number from 2 on, not {ranks!r}")
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
     whole = _run_whole(call, config.noutputs)
     if whole.fault is not None:
-        return Verdict(findings=(whole.fault,), strict=strict, notes=_notes(seed))
+        return Verdict(findings=(whole.fault,), strict=strict, notes=_notes(seed)), ()
     if not config.parti_options:
-        return Verdict(findings=(_nothing(call, whole),), strict=strict, notes=_notes(seed))
+        why = "parti_options is empty"
+        verdict = check_unsplit(
+            call, len(whole.shapes), ranks, why, seed=seed, strict=strict, confirm=confirm
+        )
+        return msgspec.structs.replace(verdict, notes=(*_notes(seed), *verdict.notes)), ()
     rules = _Rules.of(call, annotation, ranks)
     parts = [
         _check_option(rules, dict(option), ranks=ranks, seed=seed, strict=strict, confirm=confirm)
         for option in config.parti_options
     ]
-    verdict = Verdict.merge(part for part, _ in parts)
+    verdict = Verdict.merge(part.verdict for part in parts)
     notes = tuple(dict.fromkeys((*_notes(seed), *rules.notes, *verdict.notes)))
     verdict = msgspec.structs.replace(verdict, strict=strict, notes=notes)
-    remember(verdict, [failed for _, wrong in parts for failed in wrong])
-    return verdict
+    remember(verdict, [failed for part in parts for failed in part.wrong])
+    return verdict, tuple(dict.fromkeys(name for part in parts for name in part.drifting))
 
 
 def _notes(seed: int) -> tuple[str, ...]:
@@ -149,17 +178,29 @@ def _fault(call: OperatorCall, reason: str, advice: str = "correct args and kwar
     )
 
 
-def _nothing(call: OperatorCall, whole: _Whole) -> Finding:
-    given = f"{len(whole.shapes)} tensor{'s' * (len(whole.shapes) > 1)}"
-    shapes = ", ".join(map(str, whole.shapes))
-    return Finding(
-        path=call.name,
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason="nothing to check: parti_options is empty; the operator runs and gives "
-        f"{given} of shape {shapes}",
-        advice="name a dimension to split, such as {'idx': 0, 'dim': 0}",
-    )
+def check_unsplit(
+    call: OperatorCall,
+    outputs: int,
+    ranks: int,
+    why: str,
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    confirm: Confirm | None = None,
+) -> Verdict:
+    """Compare an operator of which nothing is split with itself: each rank runs all of it.
+
+    Args:
+        outputs: how many tensors it gives.
+        why: there is nothing to split.
+    """
+    from paritas.partition.confirming import check_confirmed, labelled
+
+    recipe = Recipe((), (Same(),) * outputs, words=f"{call.name}: not split")
+    verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
+    compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
+    note = f"nothing to split: {why}; {compared}"
+    return msgspec.structs.replace(labelled(verdict, "not split, "), notes=(*verdict.notes, note))
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -246,6 +287,20 @@ def _splits(recipe: Recipe, output: int, option: Mapping[str, int]) -> bool:
 # --- options --------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """How one option ended.
+
+    Attributes:
+        wrong: what to remember of it.
+        drifting: arguments that each rank has its own of after the call, though it is right.
+    """
+
+    verdict: Verdict
+    wrong: tuple[FailedSplit, ...] = ()
+    drifting: tuple[str, ...] = ()
+
+
 def _check_option(
     rules: _Rules,
     option: dict[str, int],
@@ -254,8 +309,8 @@ def _check_option(
     seed: int,
     strict: bool,
     confirm: Confirm | None,
-) -> tuple[Verdict, tuple[FailedSplit, ...]]:
-    """The verdict of one option, and what to remember of it."""
+) -> _Part:
+    """How one option ended."""
     from paritas.partition.confirming import check_confirmed
 
     count = option.get("num", ranks)
@@ -269,19 +324,32 @@ def _check_option(
     except UsageError as error:
         plain = rules.plain_recipe(asked)
         if plain is None:
-            return _refused(option, str(error)), ()
+            return _Part(_refused(option, str(error)))
         tried = checked(plain)
         if not tried.passed:
-            return _refused(option, f"{error}; split there all the same, {told(tried)}"), ()
+            return _Part(_refused(option, f"{error}; split there all the same, {told(tried)}"))
         note = f"{option} is right here, though {error}"
         named = _named(tried, option, plain)
-        return msgspec.structs.replace(named, notes=(*tried.notes, note)), ()
+        return _Part(msgspec.structs.replace(named, notes=(*tried.notes, note)))
     try:
         verdict = checked(recipe)
     except UsageError as error:
-        return _refused(option, str(error)), ()
+        return _Part(_refused(option, str(error)))
     wrong = failed_split(verdict, rules.call, recipe, count, seed=seed, annotation=rules.annotation)
-    return _named(verdict, option, recipe), wrong
+    drifting = _drifting(verdict, rules.call, recipe)
+    return _Part(_named(verdict, option, recipe), wrong, drifting)
+
+
+def _drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str, ...]:
+    """The arguments that the rule leaves to each rank, and that are not what the whole writes."""
+    if not verdict.passed:
+        return ()
+    compared = {finding.path for finding in verdict.findings}
+    return tuple(
+        argument_words(call, place)
+        for place, placement in recipe.inputs
+        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
+    )
 
 
 def _named(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:

@@ -1,9 +1,9 @@
 """How a node of a checkpoint can be split, written in the language of `partition.annotations`.
 
-nnScaler has three sources for this: the annotation, rules that a node has besides, and functions
-that make the nodes of the ranks and work some arguments out again. The last two are code. It is
-not run; what the known pieces of it do is written as numbers that go with the split (`size[0]=a`),
-and a node with any other has no annotation here: the library, or running the operator, has to say.
+nnScaler has four sources for this: the annotation, rules that a node has besides, functions that
+make the nodes of the ranks and work some arguments out again, and functions that write the code of
+a rank. All but the first are code. It is not run; what the known pieces of it do is written as
+arguments that go with the split (`size[0]=a`, `process_group=ranks(n)`), and a node with any other has no annotation here: the library, or running the operator, has to say.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _RESHAPE = "_reshape_anno.<locals>.modifier"
 _SHAPE_ARGUMENTS = ("size", "shape")
 # A node that is made by this function has the bounds of its part of the table as arguments.
 _EMBEDDING = "nnscaler.graph.function.function.CubeEmbedding"
+# The norms of images, and where instance norm has its running statistics.
+_BATCH_NORM = "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func"
+_INSTANCE_NORM = "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func"
+_IMAGES, _STATISTICS = 4, (3, 4)
 _FROZEN, _SUMMED = "^", "+"
 _MOST = 64  # dimensions of a tensor, factors of a dimension
 
@@ -44,10 +48,17 @@ class Declared:
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """Dimensions, each the identifiers of its factors; and whose splits leave a gradient whole."""
+    """A tensor of an annotation.
+
+    Attributes:
+        dims: each the identifiers of its factors.
+        whole_gradient: identifiers whose splits leave its gradient whole on each rank.
+        own: the identifier whose split leaves each rank with what it wrote there itself.
+    """
 
     dims: tuple[tuple[str, ...], ...]
     whole_gradient: tuple[str, ...]
+    own: str = ""
 
     def spell(self, suffixes: Mapping[str, str]) -> str:
         """As the language has it."""
@@ -56,6 +67,9 @@ class _Tensor:
         text = " ".join(_spell(dim, suffixes) for dim in self.dims) or "1"
         own = {name for dim in self.dims for name in dim}
         words = [f"/{name}" for name in self.whole_gradient if name not in own]
+        words += (
+            [f"@{self.own}"] if self.own and self.own not in (*own, *self.whole_gradient) else []
+        )
         return f"{text} : {' '.join(words)}" if words else text
 
 
@@ -75,6 +89,8 @@ def declared_annotation(
         _without_dims(tensor, value) for tensor, value in zip(outputs, outputs_given, strict=True)
     ]
     numbers = _embedding_bounds(node, inputs, kwargs)
+    numbers += _norm_group(node, inputs, suffixes)
+    inputs = _own_statistics(node, inputs, suffixes)
     notes = []
     if node.get("_no_grad_reduce_inputs"):
         notes.append("which inputs' gradients are whole is told of the node: not looked at")
@@ -157,6 +173,34 @@ def _embedding_bounds(node: Record, inputs: list[_Tensor], kwargs: Mapping[str, 
     if not bounded or len(inputs) != 2 or not inputs[1].dims:  # noqa: PLR2004 - ids and the table
         return []
     return [f"start:stop={inputs[1].dims[0][0]}"]
+
+
+def _norm_group(node: Record, inputs: list[_Tensor], suffixes: Mapping[str, str]) -> list[str]:
+    """The code that is generated for a rank's batch norm has the group of the ranks in it."""
+    samples = _samples(node, inputs, suffixes, _BATCH_NORM)
+    return [f"process_group=ranks({samples})"] if samples else []
+
+
+def _own_statistics(
+    node: Record, inputs: list[_Tensor], suffixes: Mapping[str, str]
+) -> list[_Tensor]:
+    """That of instance norm has none: its running statistics are of each rank's own samples."""
+    samples = _samples(node, inputs, suffixes, _INSTANCE_NORM)
+    return [
+        dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
+        for at, tensor in enumerate(inputs)
+    ]
+
+
+def _samples(
+    node: Record, inputs: list[_Tensor], suffixes: Mapping[str, str], signature: str
+) -> str:
+    """The dimension of the samples of such a node, if it can be split."""
+    if node.text("signature") != signature or not inputs or len(inputs[0].dims) != _IMAGES:
+        return ""
+    (name, *rest) = inputs[0].dims[0]
+    free = name.isidentifier() and suffixes.get(name) != _FROZEN
+    return name if free and not rest else ""
 
 
 def _modifier(rule: Record) -> str:

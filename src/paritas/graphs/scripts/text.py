@@ -197,7 +197,7 @@ def _ranks(facts: Facts) -> Iterator[str]:
     yield "    ranks = [dict(given) for _ in range(RANKS)]"
     for place, placement in facts.recipe.inputs:
         value = facts.values[place]
-        if not tensors_in(value) or placement == Whole():
+        if not tensors_in(value) or placement in (Whole(), Whole(own=True)):
             continue
         yield f"    # {name_of(place)}: {_placement_words(placement)}"
         for rank in range(facts.ranks):
@@ -209,6 +209,8 @@ def _ranks(facts: Facts) -> Iterator[str]:
 
 def _numbers(facts: Facts) -> Iterator[str]:
     """Arguments that go with the split, as each rank has them."""
+    if facts.recipe.exchanges:
+        raise NoScriptError("ranks that exchange something are not written into scripts")
     places = [place for place, _ in facts.recipe.numbers]
     if not places:
         return
@@ -311,6 +313,6 @@ def _written_rule(placement: Any) -> Combine | None:
     match placement:
         case Split(dim=dim, halo=(0, 0)):
             return Concat(dim)
-        case Whole():
+        case Whole(own=False):
             return Same()
     return None

@@ -24,6 +24,8 @@ After a colon a tensor says what it does when a dimension is split that it does 
 `l h^ : /m`    input: when m is split, its gradient on each rank is already the whole (`:/` always)
 `n : !k`       input: when k is split, one rank has it and the others zeros, as a bias needs it
                (`:!` whenever terms are summed)
+`c : @n`       input: when n is split, what the operator writes to it is each rank's own (`:@`
+               always): it is reported, and not claimed to be what the whole writes
 `a : b+min`    output: this one is reduced otherwise than the suffix says; `a : b` is not reduced
 =============  ====================================================================================
 
@@ -33,10 +35,14 @@ After a semicolon, arguments that go with the split (`3` is the fourth one, by p
 `groups=g`         is as large as g and divided with it; not needed for an argument that is called g
 `size[0]=(b s)`    the same for an item of a tuple; -1 stays what it is
 `start:stop=n`     begin and end of a rank's part of n
+`group=ranks(n)`   when n is split, the process group of the ranks: the operator exchanges with
+                   them what it needs, forward and backward; None when something else is split
 =================  ================================================================================
 
 So `* k+, n k+, n : !k -> * n` is a linear layer, `*, n+ e -> * e ; start:stop=n` an embedding whose
-vocabulary is split. Parts need not be equal; a bracket says of what they are multiples.
+vocabulary is split, `n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ; process_group=ranks(n)` a batch norm
+whose ranks share their statistics. Parts need not be equal; a bracket says of what they are
+multiples.
 """
 
 from __future__ import annotations

@@ -14,12 +14,15 @@ from paritas.partition.recipes import Place, Reduction
 
 __all__ = [
     "ANY_LENGTH",
+    "INPUT_MARKS",
     "REST",
     "REST_MARK",
     "Bounds",
     "Control",
     "Dim",
     "Factor",
+    "InputMark",
+    "Members",
     "Number",
     "Signature",
     "Suffix",
@@ -36,6 +39,9 @@ REST_MARK = "*"
 # What results without an identifier are when it is split: all alike, or terms of a reduction; `^`:
 # it is never split.
 Suffix = Literal["", "^"] | Reduction
+# What an input says after its colon.
+InputMark = Literal["/", "!", "@"]
+INPUT_MARKS: tuple[InputMark, ...] = get_args(InputMark)
 
 
 _REDUCTIONS: dict[str, Reduction] = {name: name for name in get_args(Reduction)}
@@ -98,17 +104,17 @@ class Control:
     """What a tensor does when an identifier is split that it does not have itself.
 
     Attributes:
-        kind: of an input `/` (its gradient is not reduced) or `!` (counted once); of an output the
-            suffix that holds for it alone.
+        kind: of an input `/` (its gradient is not reduced), `!` (counted once) or `@` (what is
+            written to it is each rank's own); of an output the suffix that holds for it alone.
         name: the identifier; empty for all of them.
     """
 
-    kind: Literal["/", "!"] | Suffix
+    kind: InputMark | Suffix
     name: str = ""
 
     def __str__(self) -> str:
         kind = self.kind
-        return self.name + _spell(kind) if kind not in ("/", "!") else kind + self.name
+        return kind + self.name if kind in INPUT_MARKS else self.name + _spell(kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +171,23 @@ class Bounds:
 
 
 @dataclasses.dataclass(frozen=True)
+class Members:
+    """An argument that is the process group of the ranks where one of these names is split."""
+
+    place: Place
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.place}=ranks({' '.join(self.names)})"
+
+
+@dataclasses.dataclass(frozen=True)
 class Signature:
     """A whole annotation."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    numbers: tuple[Number | Bounds, ...] = ()
+    numbers: tuple[Number | Bounds | Members, ...] = ()
 
     def __str__(self) -> str:
         inputs, outputs, numbers = (

@@ -8,11 +8,14 @@ from typing import Literal, TypeVar, get_args
 
 from paritas.partition.annotations.grammar import (
     ANY_LENGTH,
+    INPUT_MARKS,
     REST,
     Bounds,
     Control,
     Dim,
     Factor,
+    InputMark,
+    Members,
     Number,
     Signature,
     Suffix,
@@ -29,6 +32,8 @@ _REDUCTIONS: dict[str, Reduction] = {name: name for name in get_args(Reduction)}
     "": "sum",
     "prod": "product",
 }
+# The word for the process group of the ranks; a dimension may be called so too.
+_RANKS = "ranks"
 _Item = TypeVar("_Item")
 _Side = Literal["input", "output"]
 
@@ -59,7 +64,7 @@ class _Parser:
         )
         self._tokens.take("->", "write the inputs, `->`, the outputs: `m k+, n k+ -> m n`")
         outputs = self._many(";", lambda: self._tensor("output"))
-        numbers: tuple[Number | Bounds, ...] = ()
+        numbers: tuple[Number | Bounds | Members, ...] = ()
         if self._tokens.next.text == ";":
             self._tokens.step()
             numbers = self._many("", self._number)
@@ -229,14 +234,9 @@ class _Parser:
         while self._tokens.next.text not in (",", "->", ";", ""):
             mark = self._tokens.next
             if side == "input":
-                if mark.text not in ("/", "!"):
-                    wanted = "`/m` (gradient not reduced when m is split) or `!k` (counted once)"
-                    self._tokens.fail(
-                        mark, f"`{mark.text}` says nothing about an input: write {wanted}"
-                    )
-                self._tokens.step()
+                kind = self._input_mark()
                 name = self._tokens.identifier() if self._tokens.next.is_word else ""
-                controls.append(Control("/" if mark.text == "/" else "!", name))
+                controls.append(Control(kind, name))
             else:
                 name = self._tokens.identifier()
                 suffix: Suffix = self._suffix() if self._tokens.next.text.startswith("+") else ""
@@ -254,13 +254,25 @@ class _Parser:
         if not controls:
             self._tokens.fail(
                 self._tokens.next,
-                "nothing after the colon: write `/m`, `!k`, or leave the colon out",
+                "nothing after the colon: write `/m`, `!k`, `@n`, or leave the colon out",
             )
         return tuple(controls)
 
+    def _input_mark(self) -> InputMark:
+        mark = self._tokens.next
+        found = next((known for known in INPUT_MARKS if mark.text == known), None)
+        if found is None:
+            wanted = (
+                "`/m` (gradient not reduced when m is split), `!k` (counted once) or `@n` (what is "
+                "written to it is each rank's own)"
+            )
+            self._tokens.fail(mark, f"`{mark.text}` says nothing about an input: write {wanted}")
+        self._tokens.step()
+        return found
+
     # --- numbers ----------------------------------------------------------------------------------
 
-    def _number(self) -> Number | Bounds:
+    def _number(self) -> Number | Bounds | Members:
         place = self._place()
         item = None
         if self._tokens.next.text == ":":
@@ -281,7 +293,23 @@ class _Parser:
         self._tokens.take(
             "=", "write the argument, `=`, and the dimension it is the length of: `heads=h`"
         )
+        if item is None and self._tokens.next.text == _RANKS and self._tokens.peek(1).text == "(":
+            return Members(place, self._members())
         return Number(place, item, self._dim(None))
+
+    def _members(self) -> tuple[str, ...]:
+        """`ranks(n)`: the dimensions whose ranks are meant."""
+        self._tokens.step()
+        self._tokens.step()
+        names: list[str] = []
+        while self._tokens.next.text != ")":
+            token = self._tokens.next
+            names.append(self._tokens.identifier())
+            self._mentions.append((names[-1], token))
+        if not names:
+            self._tokens.fail(self._tokens.next, "whose ranks? write `process_group=ranks(n)`")
+        self._tokens.step()
+        return tuple(names)
 
     def _place(self) -> Place:
         if self._tokens.next.text.isdecimal():

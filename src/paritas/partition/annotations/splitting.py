@@ -7,11 +7,12 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from paritas.partition.annotations.arguments import holds_tensor, value_at
-from paritas.partition.annotations.grammar import Bounds, Dim, reduction_of
+from paritas.partition.annotations.grammar import Bounds, Dim, Members, reduction_of
 from paritas.partition.recipes import (
     Combine,
     Concat,
     Divided,
+    Group,
     KeywordRule,
     Once,
     Place,
@@ -43,12 +44,15 @@ class IdentifierSplit:
         if name in self._expansion.frozen:
             return f"{name} {self._expansion.frozen[name]}"
         numbers = self.numbers
-        if self._split_argument() is None and not numbers:
+        sized = [rule for _, rule in numbers if not isinstance(rule, Group)]
+        if self._split_argument() is None and not sized:
             return f"no input has {name}, and no argument goes with it"
         length = self._expansion.lengths.get(name)
         if ranks is not None and length is not None and length < ranks:
             return f"{name} has length {length}, too short for {ranks} ranks"
         for place, rule in numbers:
+            if isinstance(rule, Group) and (isinstance(place, str) or place < len(call.args)):
+                continue  # the ranks are given it, whatever the call has there
             value = value_at(call, place, rule.item if isinstance(rule, Divided) else None)
             if value is None:
                 return f"argument {place} goes with {name} and is not given: give it"
@@ -88,6 +92,10 @@ class IdentifierSplit:
                 if of is not None:
                     rules[number.begin, None] = Range(of, "begin")
                     rules[number.end, None] = Range(of, "end")
+            elif isinstance(number, Members):
+                joined = self._name in number.names
+                if joined or value_at(call, number.place) is not None:
+                    rules[number.place, None] = Group(joined)
             elif (
                 any(factor.name == self._name for factor in number.dim.factors)
                 and value_at(call, number.place, number.item) != -1
@@ -121,6 +129,8 @@ class IdentifierSplit:
             # Without a name it is about every sum: of other results it is no term.
             counted = control.name or self._expansion.suffixes[self._name] == "sum"
             return Once() if counted else Whole()
+        if control is not None and control.kind == "@":
+            return Whole(own=True)
         return Whole(summed=control is None)
 
     def _combine(self, operand: Operand) -> Combine:

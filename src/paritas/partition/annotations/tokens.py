@@ -11,7 +11,7 @@ from paritas.errors import UsageError
 __all__ = ["Token", "Tokens"]
 
 # A suffix with the reduction it names and a halo with its numbers are one word each.
-_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!\[\]]")
+_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]")
 
 
 @dataclasses.dataclass(frozen=True)

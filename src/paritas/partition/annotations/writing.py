@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from paritas.errors import UsageError
 from paritas.partition.annotations.grammar import (
@@ -13,6 +13,8 @@ from paritas.partition.annotations.grammar import (
     Control,
     Dim,
     Factor,
+    InputMark,
+    Members,
     Number,
     Signature,
     Suffix,
@@ -20,6 +22,7 @@ from paritas.partition.annotations.grammar import (
 )
 from paritas.partition.recipes import (
     Concat,
+    Group,
     Once,
     Partial,
     Place,
@@ -177,11 +180,14 @@ class _Writer:
                 f"{both} both split {where}: one annotation cannot say both; leave one out"
             )
 
-    def _numbers(self) -> Iterator[Number | Bounds]:
+    def _numbers(self) -> Iterator[Number | Bounds | Members]:
+        yield from self._members()
         for which, (recipe, length) in enumerate(zip(self._recipes, self._lengths, strict=True)):
             name = self._name(which)
             ends: dict[str, Place] = {}
             for place, rule in recipe.numbers:
+                if isinstance(rule, Group):
+                    continue
                 if isinstance(rule, Range):
                     ends[rule.end] = place
                     continue
@@ -196,6 +202,15 @@ class _Writer:
                 )
             if ends:
                 yield Bounds(ends["begin"], ends["end"], name)
+
+    def _members(self) -> Iterator[Members]:
+        """Arguments that are the group of the ranks: one entry for all splits that exchange."""
+        joined: dict[Place, list[str]] = {}
+        for which, recipe in enumerate(self._recipes):
+            for place, rule in recipe.numbers:
+                if rule == Group():
+                    joined.setdefault(place, []).append(self._name(which))
+        yield from (Members(place, tuple(names)) for place, names in joined.items())
 
 
 def _title(recipe: Recipe) -> str:
@@ -218,11 +233,13 @@ def _product(factor: Factor, times: int, halo: tuple[int, int] = (0, 0)) -> Dim:
     return Dim((factor,) if times <= 1 else (factor, Factor(str(times))), halo)
 
 
-def _mark(recipe: Recipe, placement: Placement) -> Literal["/", "!"] | None:
+def _mark(recipe: Recipe, placement: Placement) -> InputMark | None:
     """What an input says after the colon."""
     if isinstance(placement, Partial):
         terms = f"terms of a {placement.reduction}"
         raise UsageError(f"{_title(recipe)} takes {terms}, which no annotation can say")
     if isinstance(placement, Once):
         return "!"
+    if placement == Whole(own=True):
+        return "@"
     return "/" if placement == Whole(summed=False) else None

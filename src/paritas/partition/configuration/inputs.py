@@ -22,15 +22,14 @@ __all__ = ["make_call", "make_value"]
 
 def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int = 0) -> OperatorCall:
     """The call that a configuration describes, the same for the same seed."""
-    asked = Asked(config.fsig, config.args, config.kwargs)
+    name = config.fsig.replace(":", ".")
+    asked = Asked(name, config.args, config.kwargs)
     args = [make_value(asked, position, info, seed) for position, info in enumerate(config.args)]
     kwargs = {
-        name: make_value(asked, name, value, seed)
-        if isinstance(value, TensorInfo)
-        else unwrap(value)
-        for name, value in config.kwargs.items()
+        key: make_value(asked, key, value, seed) if isinstance(value, TensorInfo) else unwrap(value)
+        for key, value in config.kwargs.items()
     }
-    named = [(name, info) for name, info in config.kwargs.items() if isinstance(info, TensorInfo)]
+    named = [(key, info) for key, info in config.kwargs.items() if isinstance(info, TensorInfo)]
     places: list[tuple[Place, TensorInfo]] = [*enumerate(config.args), *named]
     without = {
         place for place, info in places if info.requires_grad is False or is_buffer(asked, place)
@@ -39,7 +38,7 @@ def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int =
         function,
         tuple(args),
         kwargs,
-        name=config.fsig,
+        name=name,
         without_gradient=frozenset(without | set(config.non_grad_indices)),
         seed=seed,
     )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.nn import functional as F
 
 from paritas.errors import UsageError
@@ -185,16 +186,16 @@ def wrap_batchnorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
     training: bool = True,  # noqa: FBT001, FBT002
     track_running_stats: bool = True,  # noqa: FBT001, FBT002
     eps: float = 1e-05,
-    process_group: Sequence[int] | None = None,
+    process_group: distributed.ProcessGroup | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """What `nn.BatchNorm2d` does with these buffers, its counter of batches included."""
+    """What `nn.BatchNorm2d` does with these buffers, its counter of batches included.
+
+    In training, the ranks of a group share their statistics. A group is also named by its ranks;
+    in a process that is no rank it says nothing.
+    """
     if input.dim() != _IMAGES:
         raise ValueError(f"batch norm takes n c h w, not the shape {tuple(input.shape)}")
-    if process_group is not None:
-        raise UsageError(
-            f"process_group={process_group!r}: statistics exchanged among ranks need nnscaler and "
-            "its process groups; leave it None"
-        )
+    group = _group_of(process_group) if training else None
     tracks = training and track_running_stats
     factor = momentum or 0.0
     if tracks and num_batches_tracked is not None:
@@ -204,7 +205,76 @@ def wrap_batchnorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
     # Statistics that are not tracked must not change; those of an evaluation are what it is.
     mean, variance = (running_mean, running_var) if tracks or not training else (None, None)
     of_the_batch = training or mean is None or variance is None
+    if group is not None:
+        return _norm_of_all_ranks(input, (weight, bias), (mean, variance), factor, eps, group)
     return F.batch_norm(input, mean, variance, weight, bias, of_the_batch, factor, eps)
+
+
+def _group_of(
+    process_group: distributed.ProcessGroup | Sequence[int] | None,
+) -> distributed.ProcessGroup | None:
+    if process_group is None or isinstance(process_group, distributed.ProcessGroup):
+        return process_group
+    if not distributed.is_initialized():
+        return None
+    if sorted(process_group) != list(range(distributed.get_world_size())):
+        raise UsageError(
+            f"process_group={process_group!r} is not all of the "
+            f"{distributed.get_world_size()} ranks; give a torch.distributed.ProcessGroup"
+        )
+    return distributed.group.WORLD
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """What the ranks have together, on each of them; gradients come back from all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _summed(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _summed(gradient, ctx.group), None
+
+
+def _summed(tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, group=group)
+    return total
+
+
+def _norm_of_all_ranks(
+    images: torch.Tensor,
+    affine: tuple[torch.Tensor | None, torch.Tensor | None],
+    running: tuple[torch.Tensor | None, torch.Tensor | None],
+    factor: float,
+    eps: float,
+    group: distributed.ProcessGroup,
+) -> torch.Tensor:
+    """Batch norm of all ranks' samples: two exchanges forward, of sums and of squares, as back.
+
+    Ranks need not have equally many samples. Sums are taken in float64.
+    """
+    dims, shape = (0, 2, 3), (1, -1, 1, 1)
+    wide = images.double()
+    total = _summed(wide.new_tensor(float(images.numel() // images.shape[1])), group)
+    if total <= 1:
+        raise ValueError("batch norm in training needs more than one value of each channel")
+    mean = _SumOverRanks.apply(wide.sum(dims), group) / total  # type: ignore[no-untyped-call]
+    centred = wide - mean.view(shape)
+    variance = _SumOverRanks.apply(centred.square().sum(dims), group) / total  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for buffer, now in zip(running, (mean, variance * total / (total - 1)), strict=True):
+            if buffer is not None:
+                buffer.copy_((1 - factor) * buffer + factor * now)
+    normed: torch.Tensor = centred * (variance + eps).rsqrt().view(shape)
+    weight, bias = affine
+    if weight is not None:
+        normed = normed * weight.view(shape)
+    if bias is not None:
+        normed = normed + bias.view(shape)
+    return normed.to(images.dtype)
 
 
 def wrap_instancenorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -11,37 +12,62 @@ from typing import Any
 
 from paritas.errors import UsageError
 
-__all__ = ["resolve_operator"]
+__all__ = ["check_name", "resolve_operator"]
 
 _NNSCALER = ("nnscaler.runtime.function", "nnscaler.graph.function.wrapnn")
+# A rank's batch norm of its own exchanges statistics on CUDA, in groups that nnScaler itself has
+# made; ours does in any group.
+_OURS = ("wrap_batchnorm2d_func",)
 _MOST_NAMES = 8
 
 
-def resolve_operator(fsig: str, imports: str = "") -> Callable[..., Any]:
+def check_name(fsig: str, parameter: str = "fsig") -> None:
+    """Raise `UsageError` unless it looks like an operator's full name, before anything is imported.
+
+    Args:
+        parameter: how the user said it, for messages.
+    """
+    module, colon, name = fsig.partition(":")
+    parts = [*module.split("."), *name.split(".")] if colon else module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UsageError(
+            f"{parameter} {fsig!r} is not a dotted name such as 'torch.nn.functional.linear', nor "
+            "'package.module:name'"
+        )
+
+
+def resolve_operator(
+    fsig: str, imports: str = "", *, parameter: str = "fsig"
+) -> Callable[..., Any]:
     """The function that a full name names.
 
     Args:
-        fsig: `package.module.name`; the name may go on inside a class (`torch.Tensor.view`), and
-            may begin with a name that `imports` brings.
+        fsig: `package.module.name`, or `package.module:name`; the name may go on inside a class
+            (`torch.Tensor.view`), and may begin with a name that `imports` brings.
         imports: import statements, each of which is performed.
+        parameter: how the user said it, for messages.
 
     Raises:
         UsageError: there is no such function, or `imports` has anything but imports.
     """
-    parts = fsig.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise UsageError(f"fsig {fsig!r} is not a dotted name such as 'torch.nn.functional.linear'")
+    check_name(fsig, parameter)
+    told = f"{parameter} {fsig!r}"
     names = _imported_names(imports)
+    module, colon, rest = fsig.partition(":")
+    dotted = fsig.replace(":", ".")
+    parts = dotted.split(".")
     if parts[0] in names:
-        found = _walk(names[parts[0]], parts[1:], fsig)
-    elif fsig.startswith(tuple(f"{module}." for module in _NNSCALER)):
-        found = _nnscaler_function(fsig)
+        found = _walk(names[parts[0]], parts[1:], told)
+    elif dotted.startswith(tuple(f"{home}." for home in _NNSCALER)):
+        found = _nnscaler_function(dotted, told)
+    elif colon:
+        found = _walk(_imported_module(module, told), rest.split("."), told)
     else:
-        found = _imported(parts, fsig)
+        found = _imported(parts, told)
     if not callable(found) or isinstance(found, type) or inspect.ismodule(found):
         kind = "class" if isinstance(found, type) else type(found).__name__
         raise UsageError(
-            f"fsig {fsig!r} is no function but a {kind}; name a function, or a method as "
+            f"{told} is no function but a {kind}; name a function, or a method as "
             "'torch.Tensor.view'"
         )
     return found  # type: ignore[no-any-return]
@@ -107,28 +133,37 @@ def _module(name: str, told: str) -> Any:
         ) from error
 
 
-def _nnscaler_function(fsig: str) -> Any:
+def _nnscaler_function(fsig: str, told: str) -> Any:
     """The installed nnScaler's function, or our own that does what its documentation says."""
     module_name, _, name = fsig.rpartition(".")
+    if name not in _OURS:
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(module_name), name)
+    from paritas.partition.configuration import nnscaler_functions
+
+    if name in nnscaler_functions.__all__:
+        return getattr(nnscaler_functions, name)
+    known = ", ".join(nnscaler_functions.__all__)
+    raise UsageError(
+        f"{told}: nnscaler is not installed, and of its functions paritas has {known}; "
+        "install nnscaler, or name a function of your own"
+    )
+
+
+def _imported_module(name: str, told: str) -> Any:
     try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError):
-        from paritas.partition.configuration import nnscaler_functions
-
-        if name in nnscaler_functions.__all__:
-            return getattr(nnscaler_functions, name)
-        known = ", ".join(nnscaler_functions.__all__)
+        return importlib.import_module(name)
+    except Exception as error:
         raise UsageError(
-            f"fsig {fsig!r}: nnscaler is not installed, and of its functions paritas has {known}; "
-            "install nnscaler, or name a function of your own"
-        ) from None
+            f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
+        ) from error
 
 
-def _imported(parts: list[str], fsig: str) -> Any:
+def _imported(parts: list[str], told: str) -> Any:
     """Import as much of a dotted name as is a module, and walk the rest."""
     if len(parts) == 1:
         raise UsageError(
-            f"fsig {fsig!r} has no module; write 'package.module.{fsig}', or import it in "
+            f"{told} has no module; write 'package.module.{parts[0]}', or import it in "
             "import_customized_func"
         )
     found: Any = None
@@ -143,20 +178,20 @@ def _imported(parts: list[str], fsig: str) -> Any:
         except ModuleNotFoundError as error:
             if length == 1 or not (error.name or "").startswith(parts[0]):
                 raise UsageError(
-                    f"fsig {fsig!r}: importing {name!r} raised {type(error).__name__}: {error}"
+                    f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
                 ) from error
-            raise UsageError(f"fsig {fsig!r}: {_missing(found, parts[length - 1])}") from None
+            raise UsageError(f"{told}: {_missing(found, parts[length - 1])}") from None
         except Exception as error:
             raise UsageError(
-                f"fsig {fsig!r}: importing {name!r} raised {type(error).__name__}: {error}"
+                f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
             ) from error
-    return _walk(found, parts[-1:], fsig)
+    return _walk(found, parts[-1:], told)
 
 
-def _walk(found: Any, parts: list[str], fsig: str) -> Any:
+def _walk(found: Any, parts: list[str], told: str) -> Any:
     for part in parts:
         if not hasattr(found, part):
-            raise UsageError(f"fsig {fsig!r}: {_missing(found, part)}")
+            raise UsageError(f"{told}: {_missing(found, part)}")
         found = getattr(found, part)
     return found
 

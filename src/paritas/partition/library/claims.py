@@ -83,12 +83,15 @@ class Claim:
             the item of it if it is a sequence, the dimension.
         bounds: the parameters that say where a rank's part of a dimension begins and ends, and the
             dimension.
+        group: the parameter that takes the process group of the ranks, and the dimension whose
+            split needs one; the call need not have it.
     """
 
     inputs: Mapping[str, str]
     outputs: tuple[str, ...]
     numbers: tuple[tuple[str, int | None, str], ...] = ()
     bounds: tuple[str, str, str] | None = None
+    group: tuple[str, str] | None = None
 
 
 def bind(parameters: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound | None:
@@ -139,6 +142,11 @@ def text_of(claim: Claim, bound: Bound) -> str:
     if claim.bounds is not None:
         begin, end, dim = claim.bounds
         numbers.append(f"{_place(bound, begin, None)}:{_place(bound, end, None)}={dim}")
+    if claim.group is not None:
+        name, dim = claim.group
+        numbers.append(
+            f"{_place(bound, name, None) if name in bound.values else name}=ranks({dim})"
+        )
     text = f"{', '.join(inputs)} -> {', '.join(outputs)}"
     return text + (f" ; {', '.join(numbers)}" if numbers else "")
 

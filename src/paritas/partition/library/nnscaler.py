@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from paritas.partition.library.claims import SUM, Bound, Claim, letters, named
@@ -12,7 +14,8 @@ from paritas.partition.library.registry import rule
 
 _RUNTIME = "nnscaler.runtime.function."
 _WRAPPED = "nnscaler.graph.function.wrapnn."
-_VECTORS = ("weight", "bias", "running_mean", "running_var")
+_RUNNING = ("running_mean", "running_var")
+_VECTORS = ("weight", "bias", *_RUNNING)
 
 
 @rule("x weight padding_idx start stop", f"{_RUNTIME}embedding")
@@ -73,18 +76,42 @@ def _layer_norm(bound: Bound) -> Claim | None:
     f"{_WRAPPED}wrap_batchnorm2d_func",
 )
 def _batch_norm(bound: Bound) -> Claim | None:
-    """Without a group of processes to ask, a rank has the statistics of its own samples only."""
-    statistics = bound.get("training", True) or not bound.has("running_mean")
-    return channelwise(bound, (0, 2, 3) if statistics else (), _VECTORS)
+    """Split by samples, ranks share the statistics of a training batch; they do in no other case.
+
+    A batch whose statistics are used outside of training is normalised by each rank's own.
+    """
+    trains = bound.get("training", True)
+    apart = trains or not bound.has("running_mean")
+    claim = channelwise(bound, (2, 3) if trains else (0, 2, 3) if apart else (), _VECTORS)
+    if claim is None or not trains:
+        return claim
+    samples = claim.inputs["x"].split()[0]
+    group = None if samples == "1" else ("process_group", samples)
+    return dataclasses.replace(claim, group=group)
 
 
 @rule(
-    "x weight bias running_mean running_var momentum eps training track_running_stats num_features",
+    "x weight bias running_mean running_var momentum eps training track_running_stats num_features "
+    "affine",
     f"{_WRAPPED}wrap_instancenorm2d_func",
 )
 def _instance_norm(bound: Bound) -> Claim | None:
-    """Running statistics are those of all samples together."""
+    """Each sample by itself; running statistics are those of a rank's own samples.
+
+    nnScaler splits it so, and does not look at what becomes of them: neither is it claimed here.
+    """
     if len(bound.shape("x") or ()) != 4:  # noqa: PLR2004 - images
         return None
-    samples = (0,) if bound.has("running_mean") or bound.has("running_var") else ()
-    return channelwise(bound, (*samples, 2, 3), _VECTORS)
+    # How many channels there are is a number that no rank is told anew.
+    channels = (1,) if bound.get("affine", False) else ()
+    claim = channelwise(bound, (*channels, 2, 3), _VECTORS)
+    updates = bound.get("training", True) or not bound.get("track_running_stats", False)
+    if claim is None or not updates:
+        return claim
+    samples = claim.inputs["x"].split()[0]
+    own = (
+        {}
+        if samples == "1"
+        else {name: f"{claim.inputs[name]} : @{samples}" for name in _RUNNING if bound.has(name)}
+    )
+    return dataclasses.replace(claim, inputs={**claim.inputs, **own})

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.partition.checking import RecipeCheck, mesh_levels
-from paritas.partition.ranks.pool import LostRankError, warm_pool
+from paritas.partition.ranks.pool import warm_pool
 from paritas.partition.ranks.remote_runs import RemoteRunner
-from paritas.partition.ranks.working import Done
+from paritas.partition.ranks.working import Done, Sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paritas.numerics.findings import Verdict
+    from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.recipes import OperatorCall, Recipe
 
 __all__ = ["check_on_team", "confirm_on_gloo"]
@@ -44,12 +46,24 @@ def confirm_on_gloo(
     Raises:
         UsageError: the operator cannot be sent to another process, or the recipe makes no sense.
     """
+    team = GlooTeam(timeout)
+    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
 
-    def team(task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        told = warm_pool(len(payloads)).run(task, payloads, timeout)
+
+@dataclasses.dataclass(frozen=True)
+class GlooTeam:
+    """Ranks that are processes; they are kept for the next check."""
+
+    timeout: float
+
+    def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        """Have each rank do the task with its payload."""
+        told = warm_pool(len(payloads)).run(task, payloads, self.timeout)
         return [Done(error=one.error) if one.error else one.value for one in told]
 
-    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
+    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+        """An operator, pickled or by its name."""
+        return Sent.pack(function, name)
 
 
 def check_on_team(
@@ -57,7 +71,7 @@ def check_on_team(
     recipe: Recipe | tuple[Recipe, ...],
     ranks: int | tuple[int, ...],
     *,
-    team: Callable[[Callable[[int, int, Any], Done], list[Any]], list[Done]],
+    team: Team,
     seed: int = 0,
     strict: bool = False,
     program: Callable[..., Any] | None = None,
@@ -66,22 +80,6 @@ def check_on_team(
     runner = RemoteRunner(call, mesh_levels(call, recipe, ranks), seed, team, program)
     state = torch.get_rng_state()
     try:
-        verdict = RecipeCheck(runner, strict=strict).verdict()
-    except LostRankError as error:
-        verdict = _lost(error, strict=strict)
+        return RecipeCheck(runner, strict=strict).verdict()
     finally:
         torch.set_rng_state(state)
-    if runner.lost is not None:
-        return _lost(runner.lost, strict=strict)
-    return verdict
-
-
-def _lost(error: Exception, *, strict: bool) -> Verdict:
-    finding = Finding(
-        path="ranks",
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=str(error),
-        advice="check it in one process, where what it raises is seen",
-    )
-    return Verdict(findings=(finding,), coverage=Coverage(), strict=strict)

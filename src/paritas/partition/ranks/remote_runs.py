@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from paritas.partition.running.placing import Terms, Values
     from paritas.partition.running.runner import Seen
 
-__all__ = ["RemoteRunner"]
+__all__ = ["RemoteRunner", "Team"]
+
+
+class Team(Protocol):
+    """Ranks of any kind, each of which can be given something to do."""
+
+    def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        """Have each rank do the task with its payload."""
+
+    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+        """An operator, as these ranks can have it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,29 +62,25 @@ class _Axis:
 
 
 class RemoteRunner(Runner):
-    """Runs the whole here and the parts on a team of ranks.
-
-    Attributes:
-        lost: how a rank was lost, after which there is no verdict.
-    """
+    """Runs the whole here and the parts on a team of ranks."""
 
     def __init__(
         self,
         call: OperatorCall,
         levels: tuple[tuple[Recipe, int], ...],
         seed: int,
-        team: Callable[[Callable[[int, int, Any], Done], list[Any]], list[Done]],
+        team: Team,
         program: Callable[..., Any] | None = None,
     ) -> None:
         """`program` is what the ranks run; without it, the operator itself."""
         super().__init__(call, levels, seed)
         self.team = team
-        self.operator = Sent.pack(program or call.function, "" if program else call.name)
+        self.operator = team.sent(program or call.function, "" if program else call.name)
         self.is_program = program is not None
+        self.talks = self.is_program or any(recipe.exchanges for recipe, _ in levels)
         self.ranks = math.prod(ranks for _, ranks in levels)
         self._together_by_ranks: dict[str, Tensor] = {}
         self._here = False
-        self.lost: LostRankError | None = None
 
     def split(
         self,
@@ -83,8 +89,11 @@ class RemoteRunner(Runner):
         cotangents: int = COTANGENTS,
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> Seen:
-        """On the ranks; here where the operator's own rounding is shaken, which only adds noise."""
-        self._here = around is not None and not self.is_program
+        """On the ranks; here where the operator's own rounding is shaken, which only adds noise.
+
+        What talks to its peers runs among them or not at all.
+        """
+        self._here = around is not None and not self.talks
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
     def ranked(
@@ -172,6 +181,7 @@ class RemoteRunner(Runner):
                 seed=self.seed,
                 draws=None if self.draws is None else self.draws.kept,
                 reach=leaf.reach,
+                talks=self.talks,
             )
             for leaf in leaves
         ]
@@ -231,6 +241,7 @@ class _Run:
                     for path in done.live
                 },
                 self.runner.placements(self.leaves[rank]),
+                self.runner.talks,
             )
             for rank, done in enumerate(self.done)
         ]

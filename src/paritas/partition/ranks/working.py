@@ -18,7 +18,7 @@ from torch import distributed
 from paritas._torch.default_dtypes import default_dtype
 from paritas.errors import UsageError
 from paritas.partition.ranks.collectives import gather, reduce
-from paritas.partition.recipes import Concat, OperatorCall, Reduce, Split, Whole
+from paritas.partition.recipes import Concat, Group, OperatorCall, Reduce, Split, Whole
 from paritas.partition.running.draws import Draws
 from paritas.partition.running.placing import tensors_in
 from paritas.partition.running.runner import Runner
@@ -37,10 +37,14 @@ __all__ = ["Back", "Done", "Sent", "Work", "go_back", "go_forward"]
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """An operator on its way to a rank: pickled, or by a name under which it can be imported."""
+    """An operator on its way to a rank: pickled, or by a name under which it can be imported.
+
+    Ranks that are threads of this process have it as it is.
+    """
 
     pickled: bytes | None = None
     name: str = ""
+    itself: Callable[..., Any] | None = None
 
     @classmethod
     def pack(cls, function: Callable[..., Any], name: str) -> Sent:
@@ -68,6 +72,8 @@ class Sent:
         Raises:
             UsageError: it cannot.
         """
+        if self.itself is not None:
+            return self.itself
         found: Any = None
         reason = "nothing of that name"
         try:
@@ -84,7 +90,12 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a rank needs to run its part forward."""
+    """What a rank needs to run its part forward.
+
+    Attributes:
+        talks: whether what it runs has collectives of its own. If it raises there, its peers wait
+            for it and not for what it says; the error itself lets them go.
+    """
 
     operator: Sent
     values: Values
@@ -95,14 +106,16 @@ class Work:
     seed: int = 0
     draws: list[Tensor] | None = None
     reach: tuple[Reach, ...] = ()
+    talks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Back:
-    """What a rank is sent for its part of the backward pass."""
+    """What a rank is sent for its part of the backward pass; `talks` as forward."""
 
     cotangents: dict[str, Tensor]
     placements: tuple[Placement, ...]
+    talks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +146,10 @@ class _RankRunner(Runner):
             self.draws = Draws()
             self.draws.kept = work.draws
         with default_dtype(work.default), torch.enable_grad():
-            mine = self.cloned(values)
+            mine = {
+                place: distributed.group.WORLD if isinstance(value, Group) else value
+                for place, value in self.cloned(values).items()
+            }
             with self.drawing(list(work.reach)):
                 return self.named(self.invoke(mine), mine)
 
@@ -152,8 +168,10 @@ def go_forward(rank: int, ranks: int, work: Work) -> Done:
             tensor.requires_grad_(asked)
         call = OperatorCall(work.operator.unpack())
         live = _RankRunner(call, (), work.seed).run_part(work, work.values)
-    except Exception as error:  # noqa: BLE001  (becomes a finding)
+    except Exception as error:
         done = Done(error=_words(error), refused=isinstance(error, UsageError))
+        if work.talks and not done.refused:
+            raise
     if not _all_went_well(done, ranks):
         return done
     found = {path: value for path, value in live.items() if isinstance(value, torch.Tensor)}
@@ -184,8 +202,10 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
                 allow_unused=True,
             )
             own = dict(zip(asked, found, strict=True))
-    except Exception as error:  # noqa: BLE001  (becomes a finding)
+    except Exception as error:
         done = Done(error=_words(error))
+        if back.talks:
+            raise
     if not _all_went_well(done, ranks):
         return done
     together = {}

@@ -7,20 +7,29 @@ what the ranks' gradients come to.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.recipes import Once, Partial, Range, Split, Whole
+from paritas.partition.recipes import Divided, Group, Once, Partial, Range, Split, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.partition.recipes import KeywordRule, Place, Placement, Recipe
+    from paritas.partition.recipes import OperatorCall, Place, Placement, Recipe
 
-__all__ = ["Terms", "bounds", "name_of", "parts_of", "split_values", "tensors_in"]
+__all__ = [
+    "Terms",
+    "argument_words",
+    "bounds",
+    "name_of",
+    "parts_of",
+    "split_values",
+    "tensors_in",
+]
 
 # Arguments by position and by name.
 Values = dict["Place", Any]
@@ -29,6 +38,17 @@ Values = dict["Place", Any]
 def name_of(place: Place) -> str:
     """An argument as people write it."""
     return f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
+
+
+def argument_words(call: OperatorCall, place: Place) -> str:
+    """An argument with the name of its parameter, where the operator says it: `args[3] (mean)`."""
+    if isinstance(place, str):
+        return name_of(place)
+    try:
+        names = list(inspect.signature(call.function).parameters)
+    except (TypeError, ValueError):  # not all that is built in says what it takes
+        return name_of(place)
+    return f"{name_of(place)} ({names[place]})" if place < len(names) else name_of(place)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -193,13 +213,13 @@ def _terms_of(tensor: Tensor, reduction: str, ranks: int, terms: Terms, what: st
 
 
 def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> list[Values]:
-    """The arguments of each rank.
+    """The arguments of each rank; a `Group` in the place of one becomes the group on the rank.
 
     Raises:
         UsageError: an argument cannot be split so.
     """
     placements = dict(recipe.inputs)
-    rules = dict(recipe.numbers)
+    rules = {place: rule for place, rule in recipe.numbers if not isinstance(rule, Group)}
     each: list[Values] = [{} for _ in range(ranks)]
     for place, value in values.items():
         if place in rules:
@@ -213,12 +233,16 @@ def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> li
             parts = [value] * ranks
         for mine, part in zip(each, parts, strict=True):
             mine[place] = part
+    for place, rule in recipe.numbers:
+        if isinstance(rule, Group):  # the call need not have it
+            for mine in each:
+                mine[place] = rule if rule.joined else None
     return each
 
 
 def _number(
     value: Any,
-    rule: KeywordRule,
+    rule: Divided | Range,
     values: Values,
     recipe: Recipe,
     where: tuple[int, int],

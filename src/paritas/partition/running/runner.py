@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["COTANGENTS", "GRADIENT", "OUTPUT", "RankError", "Runner", "Seen"]
 
 OUTPUT, GRADIENT, COTANGENTS = "output", "gradient of ", 2
+# What runners of one call for several recipes have in common.
+_OF_THE_CALL = (
+    "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
+    "_rng",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -58,6 +62,14 @@ class Seen:
     gradient_error: Exception | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What each rank wrote to an argument that the rule leaves to it."""
+
+    place: Place
+    parts: list[Tensor]
+
+
 class Runner:
     """The runs of one check.
 
@@ -67,6 +79,8 @@ class Runner:
         written: the arguments that the operator writes to, known from its first run.
         precisions: path of a result -> its dtype in the first run, in which cotangents are drawn.
         cuts: path -> how it lies on the ranks of the first axis.
+        own: path of an argument that the rule leaves to each rank -> what each wrote there.
+        lost: how a rank was lost, where ranks are more than a loop; there is no verdict then.
     """
 
     def __init__(
@@ -82,17 +96,18 @@ class Runner:
         self.written: tuple[Place, ...] = ()
         self.precisions: dict[str, torch.dtype] = {}
         self.cuts: dict[str, Cut] = {}
+        self.own: dict[str, Own] = {}
         self.draws: Draws | None = None
+        self.lost: Exception | None = None
         self.is_first = True
         self._kept: dict[bool, Values] = {}
         self._cotangents: dict[tuple[str, int], Tensor] = {}
         self._rng = torch.get_rng_state()
 
-    def beside(self, levels: tuple[tuple[Recipe, int], ...]) -> Runner:
-        """A runner of the same call for another recipe: arguments, draws and cotangents are one."""
-        other = copy.copy(self)
-        other.levels, other.cuts = levels, {}
-        return other
+    def take_over(self, known: Runner) -> None:
+        """Go on from a runner of the same call: arguments, draws and cotangents are one."""
+        for name in _OF_THE_CALL:
+            setattr(self, name, getattr(known, name))
 
     # --- the two sides ---------------------------------------------------------------------------
 
@@ -270,7 +285,8 @@ class Runner:
             if other.keys() != first.keys():
                 counts = f"{len(other)} results, rank 0 gives {len(first)}"
                 raise RankError(f"rank {rank} of {len(results)} gives {counts}")
-        placed = {name_of(place): recipe.placement(place) for place in self.written}
+        places = {name_of(place): place for place in self.written}
+        placed = {name: recipe.placement(place) for name, place in places.items()}
         wholes = {name_of(place): values[place] for place in self.written}
         rules = iter(recipe.outputs)
         together: dict[str, Any] = {}
@@ -291,6 +307,8 @@ class Runner:
                 else:
                     root = next(key for key in placed if name == key or name.startswith(f"{key}["))
                     whole = dict(leaves(wholes[root], root))[name]
+                    if placed[root] == Whole(own=True):
+                        self.own[path] = Own(places[root], [part.detach() for part in parts])
                     together[path] = combine_written(parts, placed[root], len(parts), whole, terms)
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
