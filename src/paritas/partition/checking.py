@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.checking.observing import AFTER
 from paritas.checking.remembering import remember
 from paritas.errors import UsageError
 from paritas.numerics import criterion
@@ -16,7 +17,7 @@ from paritas.partition.failed_splits import failed_split
 from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
 from paritas.partition.ranks.pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
-from paritas.partition.recipes import Group, Recipe
+from paritas.partition.recipes import Group, Recipe, Whole
 from paritas.partition.running.combining import RankError, words_of
 from paritas.partition.running.draws import Draws
 from paritas.partition.running.placing import argument_words, name_of
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from paritas.partition.recipes import OperatorCall
     from paritas.partition.running.runner import Seen
 
-__all__ = ["Examined", "RecipeCheck", "check_recipe", "examine_recipe", "mesh_levels"]
+__all__ = [
+    "Examined",
+    "RecipeCheck",
+    "check_recipe",
+    "drifting",
+    "examine_recipe",
+    "mesh_levels",
+]
 
 
 def check_recipe(
@@ -188,6 +196,21 @@ def mesh_levels(
                 message = f"the recipe names {name_of(place)}; the call has {have}"
                 raise UsageError(f"{message}; name one of these")
     return tuple(zip(recipes, counts, strict=True))
+
+
+def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str, ...]:
+    """Of a split that is right, the arguments that each rank has its own of after the call.
+
+    These are what the rule leaves to the ranks, as far as it is not what the whole writes.
+    """
+    if not verdict.passed:
+        return ()
+    compared = {finding.path for finding in verdict.findings}
+    return tuple(
+        argument_words(call, place)
+        for place, placement in recipe.inputs
+        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
+    )
 
 
 class RecipeCheck:

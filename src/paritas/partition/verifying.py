@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.checking.observing import AFTER
 from paritas.checking.remembering import FailedSplit, remember
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.trees import leaves
 from paritas.partition.annotations.annotation import Annotation, Option
+from paritas.partition.checking import drifting
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
 from paritas.partition.failed_splits import failed_split
-from paritas.partition.recipes import Concat, OperatorCall, Recipe, Same, Split, Whole
+from paritas.partition.recipes import Concat, OperatorCall, Recipe, Same, Split
 from paritas.partition.refused_splits import plain_recipe, told
-from paritas.partition.running.placing import argument_words, name_of
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.config import VerifyConfig
@@ -44,13 +43,13 @@ def verify_partition_options(config: VerifyConfig) -> bool:
     Raises:
         UsageError: the configuration names no operator that can be found, or is malformed.
     """
-    verdict, drifting = _checked(config)
+    verdict, own = _checked(config)
     if not verdict.passed:
         warnings.warn(f"{config.fsig}: {verdict}", ParityWarning, stacklevel=2)
-    elif drifting:
+    elif own:
         warnings.warn(
             f"{config.fsig}: outputs and gradients are right, and after the call each rank has its "
-            f"own {', '.join(drifting)}; check_partition says how far they are off",
+            f"own {', '.join(own)}; check_partition says how far they are off",
             ParityWarning,
             stacklevel=2,
         )
@@ -336,20 +335,8 @@ def _check_option(
     except UsageError as error:
         return _Part(_refused(option, str(error)))
     wrong = failed_split(verdict, rules.call, recipe, count, seed=seed, annotation=rules.annotation)
-    drifting = _drifting(verdict, rules.call, recipe)
-    return _Part(_named(verdict, option, recipe), wrong, drifting)
-
-
-def _drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str, ...]:
-    """The arguments that the rule leaves to each rank, and that are not what the whole writes."""
-    if not verdict.passed:
-        return ()
-    compared = {finding.path for finding in verdict.findings}
-    return tuple(
-        argument_words(call, place)
-        for place, placement in recipe.inputs
-        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
-    )
+    own = drifting(verdict, rules.call, recipe)
+    return _Part(_named(verdict, option, recipe), wrong, own)
 
 
 def _named(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:

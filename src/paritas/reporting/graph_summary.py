@@ -64,6 +64,7 @@ def render(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -
     for told in (
         _failures(report, width, Path(*files[:1]).parent),
         _grouped(report, Outcome.UNSUPPORTED, "could not be checked"),
+        _grouped(report, Outcome.VERIFIED, "verified except for what each rank writes"),
         _grouped(report, Outcome.NOTHING, "nothing to check"),
         _remarks(report, files),
     ):

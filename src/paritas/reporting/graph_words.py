@@ -130,7 +130,7 @@ def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResu
 
 
 def reasons(report: GraphReport, outcome: Outcome) -> list[Reason]:
-    """Why calls ended so, those of most calls first.
+    """Why calls ended so, those of most calls first; what is verified mostly needs no reason.
 
     Reasons that differ in the nodes they speak of are one: of a hundred backward passes, each says
     whose it is.
@@ -138,7 +138,7 @@ def reasons(report: GraphReport, outcome: Outcome) -> list[Reason]:
     nodes = {site.node for one in report.operators for site in one.sites}
     found: dict[str, list[OperatorResult]] = {}
     for one in report.operators:
-        if one.outcome is outcome:
+        if one.outcome is outcome and (one.reason or outcome is not Outcome.VERIFIED):
             found.setdefault(_without(nodes, one.reason), []).append(one)
     told = [
         Reason(

@@ -25,7 +25,7 @@ from paritas.graphs.operators.signatures import key_of, signature_of
 from paritas.graphs.operators.values import CallValues, draw_values, hollow, ungraded
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.numerics.graph_reports import OperatorResult, OptionResult, Outcome, Site
-from paritas.partition.checking import Wholes, examine_recipe
+from paritas.partition.checking import Wholes, drifting, examine_recipe
 from paritas.partition.recipes import OperatorCall
 from paritas.partition.running.runner import OUTPUT
 
@@ -213,6 +213,7 @@ class _Splits:
         self.results: list[OptionResult] = []
         self.left_out: list[str] = []
         self.missing: list[str] = []
+        self.drifting: list[str] = []
         self.wholes = Wholes()
 
     def check(self) -> None:
@@ -247,6 +248,7 @@ class _Splits:
                 f"{result.status}"
             )
             return
+        self.drifting += drifting(result.verdict, self.operator_call, option.recipe)
         self.results.append(result)
 
     def _figures(self, option: SplitOption, ranks: int) -> dict[str, Any]:
@@ -327,7 +329,9 @@ def _ended(splits: _Splits, notes: list[str]) -> _Found:
     bad = [one for one in results if not one.status.passes(strict=strict)]
     wrong = [one for one in bad if one.status is not Status.UNVERIFIED]
     if not bad:
-        return _Found(Outcome.VERIFIED, "", tuple(results), tuple(notes))
+        own = ", ".join(dict.fromkeys(splits.drifting))
+        told = f"outputs and gradients are right; after the call each rank has its own {own}"
+        return _Found(Outcome.VERIFIED, told if own else "", tuple(results), tuple(notes))
     gravest = max(wrong or bad, key=lambda one: one.status.gravity)
     where = f"{gravest.split}, {gravest.ranks} ranks"
     more = f"; {len(wrong or bad)} of {len(results)} splits" if len(results) > 1 else ""

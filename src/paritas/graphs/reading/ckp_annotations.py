@@ -3,7 +3,8 @@
 nnScaler has four sources for this: the annotation, rules that a node has besides, functions that
 make the nodes of the ranks and work some arguments out again, and functions that write the code of
 a rank. All but the first are code. It is not run; what the known pieces of it do is written as
-arguments that go with the split (`size[0]=a`, `process_group=ranks(n)`), and a node with any other has no annotation here: the library, or running the operator, has to say.
+arguments that go with the split (`size[0]=a`, `process_group=ranks(n)`), and a node with any other
+has no annotation here: the library, or running the operator, has to say.
 """
 
 from __future__ import annotations
