@@ -1,7 +1,7 @@
 """The configurations of nnScaler's document on partition options, run as written but for imports.
 
-Each is here with the verdict that it deserves, and why. The document itself is compared with what
-is here where it lies beside this repository.
+Each ends as the document expects, and what is not right beside that is named. The document itself
+is compared with what is here where it lies beside this repository.
 """
 
 from __future__ import annotations
@@ -180,9 +180,12 @@ RIGHT: dict[str, VerifyConfig] = {
     "conv_transpose1d, a sum": transposed(
         "conv_transpose1d", shape(1, 512, 100), shape(512, 256, 3), dim=1, groups=1
     ),
+    "batch norm, by samples and by channels": BATCH_NORM,
     "addmm, by rows": ADDMM,
+    "instance norm, by samples": INSTANCE_NORM,
 }
-NOT_RIGHT = {"fullslice": FULLSLICE, "batch norm": BATCH_NORM, "instance norm": INSTANCE_NORM}
+ALL = {**RIGHT, "fullslice, which has no options": FULLSLICE}
+DRIFTS = "instance norm, by samples"
 LARGE = {name for name in RIGHT if "8192" in name} | {"embedding, by columns"}
 
 
@@ -200,43 +203,79 @@ def test_an_option_that_is_right_is_found_right(name):
         assert [f for f in compared if "gradient" in f.path]
 
 
-def test_the_answer_is_a_bool_and_what_is_wrong_is_told_in_a_warning():
-    assert verify_partition_options(ADDMM) is True
-    with pytest.warns(ParityWarning, match="nothing to check"):
-        assert verify_partition_options(FULLSLICE) is False
+# Convolutions and the large ones are asked by `check_partition` above: it is the same check.
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if name not in {*LARGE, DRIFTS} and "conv" not in name]
+)
+def test_the_answer_of_each_is_true_without_a_warning(name):
+    assert verify_partition_options(ALL[name]) is True
 
 
-def test_no_option_is_nothing_to_check_though_the_operator_runs():
+def test_nothing_to_split_is_a_success_that_says_so():
     verdict = check_partition(FULLSLICE)
-    assert (verdict.status, verdict.exit_code) == (Status.UNVERIFIED, 3)
-    (finding,) = verdict.findings
-    assert finding.reason == (
-        "nothing to check: parti_options is empty; the operator runs and gives 1 tensor of shape "
-        "(1, 1, 9, 9)"
+    assert verdict.passed
+    assert verdict.exit_code == 0
+    assert [finding.path for finding in verdict.findings] == [
+        "not split, output",
+        "not split, gradient of args[0]",
+    ]
+    assert verdict.findings[0].shape == (1, 1, 9, 9)
+    assert verdict.notes[-1] == (
+        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator, and "
+        "that was compared"
     )
 
 
-def test_batch_norm_is_right_by_channels_and_by_samples_only_if_ranks_exchange_statistics():
+def test_batch_norm_is_right_by_channels_and_by_samples_whose_statistics_are_exchanged():
     verdict = check_partition(BATCH_NORM)
-    assert verdict.status is Status.UNVERIFIED
-    (refused,) = verdict.failures
-    assert refused.path == "{'idx': 0, 'dim': 0}"
-    assert "split there all the same, output is different" in refused.reason
-    right = [f.path for f in verdict.findings if f.path.startswith("{'idx': 0, 'dim': 1}: split")]
-    # Outputs, gradients of what has one, and the three buffers that the operator writes to.
-    assert [path.rpartition(", ")[2] for path in right] == [
-        "output",
-        *(f"args[{place}] after the call" for place in (3, 4, 5)),
-        *(f"gradient of args[{place}]" for place in (0, 1, 2)),
-    ]
+    assert verdict.notes[1] == (
+        "rule: a b c^ d^, b, b, b, b, ? -> a b c^ d^ ; process_group=ranks(a)"
+    )
+    # Outputs, the three buffers that the operator writes to, gradients of what has one.
+    for label in ("{'idx': 0, 'dim': 0}: split by a", "{'idx': 0, 'dim': 1}: split by b"):
+        assert [f.path for f in verdict.findings if f.path.startswith(label)] == [
+            f"{label}, output",
+            *(f"{label}, args[{place}] after the call" for place in (3, 4, 5)),
+            *(f"{label}, gradient of args[{place}]" for place in (0, 1, 2)),
+        ]
 
 
-def test_instance_norm_by_samples_leaves_each_rank_with_running_statistics_of_its_own():
+@pytest.mark.parametrize("group", [None, (0, 1)])
+def test_the_process_group_of_batch_norm_is_accepted(group):
+    kwargs = {**BATCH_NORM.kwargs, "process_group": group}
+    assert verify_partition_options(dataclasses.replace(BATCH_NORM, kwargs=kwargs)) is True
+
+
+def test_batch_norm_whose_rule_has_no_exchange_is_different_by_samples():
+    verdict = check_partition(BATCH_NORM, annotation="n c h^ w^, c, c, c, c, 1 -> n c h^ w^")
+    wrong = {finding.path for finding in verdict.failures}
+    label = "{'idx': 0, 'dim': 0}: split by n"
+    assert verdict.status is Status.DIFFERENT
+    assert wrong == {
+        f"{label}, output",
+        *(f"{label}, args[{place}] after the call" for place in (3, 4)),
+        *(f"{label}, gradient of args[{place}]" for place in (0, 1)),
+    }
+
+
+def test_instance_norm_by_samples_is_right_and_leaves_each_rank_running_statistics_of_its_own():
+    told = "each rank has its own args\\[3\\] \\(running_mean\\), args\\[4\\] \\(running_var\\)"
+    with pytest.warns(ParityWarning, match=told):
+        assert verify_partition_options(INSTANCE_NORM) is True
     verdict = check_partition(INSTANCE_NORM)
-    assert verdict.status is Status.UNVERIFIED
-    (refused,) = verdict.failures
-    assert "all the same, args[3] after the call is different" in refused.reason
-    assert "right: output, gradient of args[0]" in refused.reason
+    label = "{'idx': 0, 'dim': 0}: split by a"
+    assert [finding.path for finding in verdict.findings] == [
+        f"{label}, output",
+        *(f"{label}, gradient of args[{place}]" for place in (0, 1, 2)),
+    ]
+    assert verdict.coverage.skipped == tuple(
+        f"{label}, args[{place}] after the call: each rank's own, as the rule says"
+        for place in (3, 4)
+    )
+    assert [note.partition(": ")[0] for note in verdict.notes[2:]] == [
+        "args[3] (running_mean) drifts",
+        "args[4] (running_var) drifts",
+    ]
 
 
 def test_instance_norm_without_running_statistics_is_right_by_samples():
@@ -258,7 +297,7 @@ def test_the_document_says_what_is_run_here():
         pytest.skip("nnScaler's document is not beside this repository")
     names = {"VerifyConfig": VerifyConfig, "TensorInfo": TensorInfo, "IRObject": IRObject}
     configs = [eval(block, dict(names)) for block in written]
-    here = [*RIGHT.values(), *NOT_RIGHT.values()]
+    here = list(ALL.values())
     missing = [config for config in configs if config not in here]
     assert not missing
     assert len(configs) == len(here)

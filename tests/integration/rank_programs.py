@@ -47,6 +47,15 @@ def raise_on_rank_one(x):
     return x.clone()
 
 
+def exchange_but_on_rank_one(x, group=None):
+    """Rank 1 raises while the others wait for it in a collective."""
+    if group is not None:
+        if group.rank() == 1:
+            raise ValueError("no such part")
+        distributed.all_reduce(x.detach().clone(), group=group)
+    return x.clone()
+
+
 def die_on_rank_one(x):
     if distributed.get_rank() == 1:
         os.abort()

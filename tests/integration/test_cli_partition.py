@@ -153,15 +153,70 @@ def test_the_report_fits_80_columns():
         assert max(map(len, lines[:-1])) <= 80
 
 
+# --- the spellings of nnScaler's document ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("torch.conv2d", "--arg", "8x32x32", "--arg", "16x4x3x3", "--arg", "16",
+         "--kwarg", "stride=1", "--kwarg", "padding=0", "--kwarg", "dilation=1",
+         "--kwarg", "groups=2", "--option", "0,0"),
+        ("torch.nn.functional.dropout", "--arg", "1x9x768", "--kwarg", "p=0.1",
+         "--kwarg", "training=False", "--kwarg", "inplace=False", "--option", "0,2"),
+        ("torch.where", "--arg", "1x1x9x9", "--arg", "1x12x9x9", "--arg", "1", "--option", "1,1"),
+        ("torch.Tensor.view", "--arg", "1x9x768", "--kwarg", "size=(-1, 768)", "--option", "0,2"),
+        ("nnscaler.runtime.function.embedding", "--arg", "1x9", "--arg", "50x8",
+         "--kwarg", "padding_idx=None", "--kwarg", "start=0", "--kwarg", "stop=50",
+         "--option", "1,1"),
+        ("nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func", "--arg", "4x6x2x2",
+         *["--arg", "6"] * 4, "--arg", "1", "--kwarg", "momentum=0.1", "--kwarg", "training=True",
+         "--kwarg", "track_running_stats=True", "--kwarg", "eps=1e-05",
+         "--option", "0,0", "--option", "0,1"),
+        ("torch.addmm", "--arg", "2x3", "--arg", "2x3", "--arg", "3x3", "--option", "0,0"),
+    ],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_the_documents_spellings_are_those_of_the_command(arguments):
+    result = partition(*arguments)
+    assert result.exit_code == 0, result.output
+    assert f"{arguments[0]} over 2 ranks, rule from the library:" in words(result)
+    assert len(rows(result)) == arguments.count("--option")
+
+
+def test_what_each_rank_keeps_is_named_beside_the_pass():
+    result = partition(
+        "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func", "--arg", "4x6x2x2",
+        *["--arg", "6"] * 4, "--kwarg", "training=True", "--option", "0,0",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "note: args[3] (running_mean) drifts: after the call each of 2 ranks" in words(result)
+    assert "args[4] after the call: each rank's own, as the rule says" in words(result)
+
+
+def test_a_rule_that_leaves_all_whole_is_a_success_that_says_so():
+    result = partition(
+        "nnscaler.runtime.function.fullslice", "--arg", "1x1x16x16", "--arg", "slice(None)",
+        "--arg", "slice(None)", "--arg", "slice(0, 9)", "--arg", "value=slice(None, 9, None)",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = "nothing to split: the rule leaves every dimension whole; each of 2 ranks ran the whole"
+    assert told in words(result)
+    assert [row[0] for row in rows(result)] == ["nothing"]
+
+
 # --- slips ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("torch.matmul",), "OPERATOR 'torch.matmul' is not of the form package.module:name"),
+        (("torch.matmul()",), "OPERATOR 'torch.matmul()' is not a dotted name such as"),
+        (("ops/mine.py:scaled",), "'ops/mine.py:scaled' is not a dotted name such as"),
+        (("matmul",), "OPERATOR 'matmul' has no module; write 'package.module.matmul'"),
         (("torch:matmull", "--arg", "4x8"), "did you mean 'matmul'"),
         (("torch:relu", "--arg", "4y8"), "--arg '4y8' cannot be read: write 8x32, "),
+        (("torch:relu", "--arg", "slice(open(0))"), "--arg 'slice(open(0))' cannot be read"),
         (("torch:relu", "--arg", "4x8:int65"), "'4x8:int65': torch has no dtype 'int65'"),
         (("torch:relu", "--arg", "4:float32<9"), "'<9' is for whole numbers, from 0 on"),
         (("torch:relu", "--arg", "0x8"), "a tensor of the shape (0, 8) is empty"),
@@ -188,6 +243,7 @@ def test_an_argument_is_a_tensor_a_number_or_a_literal():
     assert read_argument("2.5", "--arg").value == 2.5
     assert read_argument("value=16", "--arg").value == 16
     assert read_argument("value=(8, None)", "--arg").value == (8, None)
+    assert read_argument("slice(0, 9)", "--arg").value == slice(0, 9)
     assert read_argument("mean", "--kwarg reduction", keyword=True).value == "mean"
     assert read_argument("True", "--kwarg training", keyword=True).value is True
     assert read_argument("torch.float64", "--kwarg dtype", keyword=True).value is torch.float64

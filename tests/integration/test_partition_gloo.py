@@ -12,13 +12,16 @@ import torch.nn.functional as F
 from integration import rank_programs as programs
 from paritas.errors import UsageError
 from paritas.numerics.findings import Status
+from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.checking import check_recipe
+from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks import pool, starting
 from paritas.partition.ranks.gloo import confirm_on_gloo
 from paritas.partition.ranks.pool import LostRankError, RankPool, close_pools, warm_pool
 from paritas.partition.ranks.threads import check_on_threads, run_on_threads
 from paritas.partition.recipes import (
     Concat,
+    Group,
     Once,
     OperatorCall,
     Partial,
@@ -132,6 +135,27 @@ def test_the_two_agree_on_the_corpus():
         if check_recipe(operator, case.recipe).passed != there.passed:
             differ.append(f"{case.name}: {there}")
     assert differ == []
+
+
+@pytest.mark.parametrize("group", ["", " ; process_group=ranks(n)"])
+def test_batch_norm_by_samples_is_right_where_real_ranks_exchange_statistics(group):
+    vectors = [randn(2), randn(2), randn(2), torch.rand(2) + 0.5]
+    operator = OperatorCall(
+        nnscaler_functions.wrap_batchnorm2d_func,
+        (randn(5, 2, 3, 3), *vectors, torch.tensor(3)),
+        name="nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func",
+        without_gradient=frozenset({3, 4, 5}),
+    )
+    rule = Annotation.parse(f"n c h^ w^, c, c, c, c, ? -> n c h^ w^{group}")
+    verdict = confirm_on_gloo(operator, rule.recipe(operator, Option(0, 0)))
+    assert verdict.passed is bool(group), str(verdict)
+    assert len(verdict.findings) == 7
+
+
+def test_a_rank_that_fails_among_ranks_that_exchange_is_named():
+    recipe = Recipe(((0, Split(0)),), (Concat(0),), (("group", Group()),))
+    verdict = confirm_on_gloo(call(programs.exchange_but_on_rank_one, randn(4, 6)), recipe)
+    assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
 
 
 def test_a_function_that_torch_makes_itself_is_found_by_its_name():

@@ -120,6 +120,31 @@ def test_each_thread_knows_its_rank_and_joins_in_collectives():
     assert not distributed.is_initialized()
 
 
+def test_threads_that_are_held_keep_their_group_and_are_new_after_a_failure():
+    kept: dict[int, object] = {}
+
+    def join(rank: int) -> None:
+        kept[rank] = distributed.group.WORLD
+
+    def add(rank: int) -> float:
+        value = torch.tensor(float(rank + 1))
+        distributed.all_reduce(value, group=kept[rank])
+        return float(value)
+
+    def fail(rank: int) -> None:
+        if rank:
+            raise ValueError("no")
+        distributed.barrier()
+
+    with simulated_ranks.RankThreads(2) as threads:
+        threads.run(join, 600)
+        assert [outcome.value for outcome in threads.run(add, 600)] == [3.0, 3.0]
+        assert [outcome.done for outcome in threads.run(fail, 600)] == [False, True]
+        threads.run(join, 600)
+        assert [outcome.value for outcome in threads.run(add, 600)] == [3.0, 3.0]
+    assert not distributed.is_initialized()
+
+
 def test_a_part_that_torch_has_not_is_named():
     with pytest.raises(UnsupportedTorchError, match=r"has no torch\.distributed\.nowhere"):
         simulated_ranks._part("torch.distributed.nowhere")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 REAL = Path(__file__).parents[2] / "data" / "nnscaler"
 BLOCK, GATHER = REAL / "transformer_block.ckp", REAL / "linear_relu_gather.ckp"
+NORMS = REAL / "norms.ckp"
 
 
 def instructions(data: bytes) -> list[tuple[str, Any, bytes]]:

@@ -12,7 +12,7 @@ from paritas.graphs.calls import Graph, GraphCall, TensorValue
 from paritas.graphs.reading.checkpoints import read_checkpoint
 from paritas.partition.annotations.annotation import Annotation
 from paritas.partition.recipes import OperatorCall
-from unit.graphs.ckp_files import BLOCK, GATHER
+from unit.graphs.ckp_files import BLOCK, GATHER, NORMS
 
 # What nnScaler itself would split: `idx,dim` of each identifier that its annotation leaves free,
 # where it first occurs.
@@ -38,6 +38,13 @@ OPTIONS = {
         "view_33": "0,0 0,2",
         "view_34": "0,0",
         "cross_entropy_35": "",
+    },
+    NORMS: {
+        "conv2d_1": "0,0 1,0",
+        "wrap_batchnorm2d_func_3": "0,0 0,1",
+        "gelu_4": "0,0 0,1 0,2 0,3",
+        "wrap_instancenorm2d_func_6": "0,0",
+        "sum_7": "0,0 0,1 0,2 0,3",
     },
 }
 
@@ -177,3 +184,14 @@ def hollow(call: GraphCall) -> OperatorCall:
         return value
 
     return OperatorCall(print, tuple(map(made, call.args)), dict(call.kwargs), call.operator)
+
+
+def test_norms_are_read_with_what_their_ranks_exchange_or_keep() -> None:
+    """What nnScaler writes into the code of a rank is not in the file: it is known by the name."""
+    graph = read_checkpoint(NORMS)
+    assert named(graph, "wrap_batchnorm2d_func_3").annotation == (
+        "n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ; process_group=ranks(n)"
+    )
+    assert named(graph, "wrap_instancenorm2d_func_6").annotation == (
+        "n c^ h^ w^, c^, c^, c^ : @n, c^ : @n -> n c^ h^ w^"
+    )

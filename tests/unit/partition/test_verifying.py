@@ -90,13 +90,18 @@ def test_another_number_of_outputs_than_said_is_told(operators):
     assert check_partition(config("both", (4,), noutputs=2), annotation="a -> a, a")
 
 
-def test_an_empty_list_of_options_runs_the_operator_and_is_no_success(operators):
-    calls = []
-    operators.double = lambda x: calls.append(1) or 2 * x
+def test_an_empty_list_of_options_is_a_success_that_says_so(operators):
+    operators.double = lambda x: 2 * x
     verdict = check_partition(config("double", (4,), options=[]), annotation="a -> a")
-    assert calls
-    assert not verdict
-    assert verdict.findings[0].reason.startswith("nothing to check: parti_options is empty")
+    assert verdict.passed
+    assert [finding.path for finding in verdict.findings] == [
+        "not split, output",
+        "not split, gradient of args[0]",
+    ]
+    assert verdict.notes[-1] == (
+        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator, and "
+        "that was compared"
+    )
 
 
 @pytest.mark.parametrize(("option", "word"), [((3, 0), "idx"), ((0, 5), "dim")])
@@ -200,6 +205,6 @@ def test_the_bool_is_true_only_where_all_was_compared_and_right(operators):
     asked = [TensorInfo("shape", (4, 6))]
     right = VerifyConfig("torch.abs", asked, {}, 1, [{"idx": 0, "dim": 0}])
     assert verify_partition_options(right) is True
-    operators.double = lambda x: 2 * x
-    with pytest.warns(ParityWarning, match=r"operators_of_a_user\.double: (.|\n)*nothing to check"):
-        assert verify_partition_options(config("double", (4,), options=[])) is False
+    operators.flipped = lambda x: x.flip(0)
+    with pytest.warns(ParityWarning, match=r"operators_of_a_user\.flipped: unverified"):
+        assert verify_partition_options(config("flipped", (4,))) is False

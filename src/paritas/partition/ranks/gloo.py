@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.partition.checking import RecipeCheck, mesh_levels
-from paritas.partition.ranks.pool import warm_pool
+from paritas.partition.ranks.pool import LET_GO, warm_pool
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.ranks.working import Done, Sent
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.numerics.findings import Verdict
+    from paritas.partition.ranks.pool import Told
     from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.recipes import OperatorCall, Recipe
 
@@ -59,11 +60,18 @@ class GlooTeam:
     def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
         """Have each rank do the task with its payload."""
         told = warm_pool(len(payloads)).run(task, payloads, self.timeout)
-        return [Done(error=one.error) if one.error else one.value for one in told]
+        return [_done(one) for one in told]
 
     def sent(self, function: Callable[..., Any], name: str) -> Sent:
         """An operator, pickled or by its name."""
         return Sent.pack(function, name)
+
+
+def _done(told: Told) -> Done:
+    if told.error is None:
+        return told.value  # type: ignore[no-any-return]
+    # One that was let go, because another rank has failed, has nothing to tell.
+    return Done() if told.error == LET_GO else Done(error=told.error)
 
 
 def check_on_team(

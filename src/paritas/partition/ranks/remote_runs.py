@@ -77,7 +77,7 @@ class RemoteRunner(Runner):
         self.team = team
         self.operator = team.sent(program or call.function, "" if program else call.name)
         self.is_program = program is not None
-        self.talks = self.is_program or any(recipe.exchanges for recipe, _ in levels)
+        self.exchanges = any(recipe.exchanges for recipe, _ in levels)
         self.ranks = math.prod(ranks for _, ranks in levels)
         self._together_by_ranks: dict[str, Tensor] = {}
         self._here = False
@@ -93,7 +93,7 @@ class RemoteRunner(Runner):
 
         What talks to its peers runs among them or not at all.
         """
-        self._here = around is not None and not self.talks
+        self._here = around is not None and not self.is_program and not self.exchanges
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
     def ranked(
@@ -181,7 +181,7 @@ class RemoteRunner(Runner):
                 seed=self.seed,
                 draws=None if self.draws is None else self.draws.kept,
                 reach=leaf.reach,
-                talks=self.talks,
+                exchanges=self.exchanges,
             )
             for leaf in leaves
         ]
@@ -241,7 +241,7 @@ class _Run:
                     for path in done.live
                 },
                 self.runner.placements(self.leaves[rank]),
-                self.runner.talks,
+                self.runner.exchanges,
             )
             for rank, done in enumerate(self.done)
         ]

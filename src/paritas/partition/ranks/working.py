@@ -93,8 +93,8 @@ class Work:
     """What a rank needs to run its part forward.
 
     Attributes:
-        talks: whether what it runs has collectives of its own. If it raises there, its peers wait
-            for it and not for what it says; the error itself lets them go.
+        exchanges: whether the operator is given a group. If it raises, its peers may wait for it
+            there and not for what it says; the error itself lets them go.
     """
 
     operator: Sent
@@ -106,16 +106,16 @@ class Work:
     seed: int = 0
     draws: list[Tensor] | None = None
     reach: tuple[Reach, ...] = ()
-    talks: bool = False
+    exchanges: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Back:
-    """What a rank is sent for its part of the backward pass; `talks` as forward."""
+    """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
 
     cotangents: dict[str, Tensor]
     placements: tuple[Placement, ...]
-    talks: bool = False
+    exchanges: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _RankRunner(Runner):
             self.draws.kept = work.draws
         with default_dtype(work.default), torch.enable_grad():
             mine = {
-                place: distributed.group.WORLD if isinstance(value, Group) else value
+                place: _own_group() if isinstance(value, Group) else value
                 for place, value in self.cloned(values).items()
             }
             with self.drawing(list(work.reach)):
@@ -170,7 +170,7 @@ def go_forward(rank: int, ranks: int, work: Work) -> Done:
         live = _RankRunner(call, (), work.seed).run_part(work, work.values)
     except Exception as error:
         done = Done(error=_words(error), refused=isinstance(error, UsageError))
-        if work.talks and not done.refused:
+        if work.exchanges and not done.refused:
             raise
     if not _all_went_well(done, ranks):
         return done
@@ -204,7 +204,7 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
             own = dict(zip(asked, found, strict=True))
     except Exception as error:
         done = Done(error=_words(error))
-        if back.talks:
+        if back.exchanges:
             raise
     if not _all_went_well(done, ranks):
         return done
@@ -240,6 +240,20 @@ def _combined_gradient(
             return reduce(mine, "sum", ranks)
         case _:
             return None
+
+
+# The group that operators of a rank are given, and the group of all ranks that it was made in.
+_GROUPS: dict[int, tuple[Any, Any]] = {}
+
+
+def _own_group() -> Any:
+    """A group of all ranks for the operator alone: what it says there is for no one else's ears."""
+    rank, world = distributed.get_rank(), distributed.group.WORLD
+    known, group = _GROUPS.get(rank, (None, None))
+    if known is not world:
+        group = distributed.new_group()
+        _GROUPS[rank] = world, group
+    return group
 
 
 def _all_went_well(done: Done, ranks: int) -> bool:

@@ -69,6 +69,9 @@ def refusal(text: str, what: OperatorCall, **option: int) -> str:
         ("a b+, bias = a : ! -> a : b+max", "a b+, bias=a : ! -> a : b+max"),
         ("*, n+ e -> * e; start : stop = n, size [ 0 ] = e", None),
         ("-> n ; size=n", "-> n ; size=n"),
+        ("n c, c:@n -> n c;group = ranks( n )", "n c, c : @n -> n c ; group=ranks(n)"),
+        ("n h, ? -> n h ; 1=ranks(n h)", "n h, ? -> n h ; 1=ranks(n h)"),
+        ("ranks -> ranks ; size=ranks", "ranks -> ranks ; size=ranks"),
     ],
 )
 def test_an_annotation_has_one_spelling(text: str, spelled: str | None) -> None:
@@ -106,6 +109,10 @@ def test_an_annotation_has_one_spelling(text: str, spelled: str | None) -> None:
         ("a : /b /b, b -> a", "the second word about a split by `b`", "/b, b"),
         ("a -> a ; size[x]=a", "write the position of the item", "x]"),
         ("a -> a ; groups=g", "no tensor has the dimension `g`", "g"),
+        ("a -> a ; group=ranks(n)", "no tensor has the dimension `n`", "n)"),
+        ("a -> a ; group=ranks()", "whose ranks? write `process_group=ranks(n)`", ")"),
+        ("a -> a ; group=ranks(a", "the end where a name is due", ""),
+        ("a b, b : @b -> a b", "this input has the dimension `b` itself", "@b"),
         ("a -> a -> a", "`->` cannot stand here", "-> a"),
         ("a, x=a, x=a -> a", "the second input that is called `x`", "x=a ->"),
         ("x=a, b -> a", "inputs by position stand before those with a name", "b ->"),

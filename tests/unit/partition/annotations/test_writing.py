@@ -13,6 +13,7 @@ from paritas.partition.annotations.writing import annotation_text
 from paritas.partition.recipes import (
     Concat,
     Divided,
+    Group,
     Once,
     OperatorCall,
     Partial,
@@ -57,6 +58,15 @@ def recipe(
 
 
 CASES: dict[str, tuple[Any, ...]] = {
+    "a norm whose ranks exchange, and one that keeps its own": (
+        "a b, b : @a -> a b ; group=ranks(a)",
+        {0: (4, 6), 1: (6,)},
+        [(4, 6)],
+        [
+            recipe({0: Split(0), 1: Whole(own=True)}, Concat(0), numbers={"group": Group()}),
+            recipe({0: Split(1), 1: Split(0)}, Concat(1)),
+        ],
+    ),
     "linear": (
         "a b+, c b+, c : !b -> a c",
         {0: (4, 6), 1: (8, 6), 2: (8,)},

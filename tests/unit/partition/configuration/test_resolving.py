@@ -21,6 +21,9 @@ from paritas.partition.configuration.resolving import resolve_operator
         ("torch.Tensor.view", torch.Tensor.view),
         ("operator.add", operator.add),
         ("torch.ops.aten.add.Tensor", torch.ops.aten.add.Tensor),
+        ("torch:conv2d", torch.conv2d),
+        ("torch.nn.functional:relu", F.relu),
+        ("torch:Tensor.view", torch.Tensor.view),
     ],
 )
 def test_a_dotted_name_is_imported_as_far_as_it_is_a_module(fsig, function):
@@ -93,6 +96,27 @@ def test_nnscaler_is_stood_in_for_where_it_is_not_installed(monkeypatch):
         resolve_operator("nnscaler.runtime.function.embeding")
 
 
+def test_the_batch_norm_of_an_installed_nnscaler_is_ours_whose_ranks_need_no_cuda(monkeypatch):
+    name = "nnscaler.graph.function.wrapnn"
+    for module in ("nnscaler", "nnscaler.graph", "nnscaler.graph.function", name):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    sys.modules[name].wrap_batchnorm2d_func = lambda *args: args
+    found = resolve_operator(f"{name}.wrap_batchnorm2d_func")
+    assert found is nnscaler_functions.wrap_batchnorm2d_func
+
+
+def test_a_colon_says_where_the_module_ends(monkeypatch):
+    package, module = types.ModuleType("shadowing"), types.ModuleType("shadowing.scale")
+    package.scale = module.scale = lambda x: 2 * x  # a function of its module's name
+    monkeypatch.setitem(sys.modules, "shadowing", package)
+    monkeypatch.setitem(sys.modules, "shadowing.scale", module)
+    assert resolve_operator("shadowing.scale:scale") is module.scale
+    with pytest.raises(
+        UsageError, match=r"OPERATOR 'shadowing.scale:scael': .*did you mean 'scale'"
+    ):
+        resolve_operator("shadowing.scale:scael", parameter="OPERATOR")
+
+
 def test_an_installed_nnscaler_goes_first(monkeypatch):
     names = ["nnscaler", "nnscaler.runtime", "nnscaler.runtime.function"]
     for name in names:
@@ -155,14 +179,6 @@ def test_instance_norm_does_what_the_module_does(shape):
     )
     assert torch.equal(given, module(x))
     assert torch.equal(mean, module.running_mean)
-
-
-def test_statistics_exchanged_among_ranks_are_not_pretended():
-    x = torch.zeros(2, 4, 2, 2)
-    with pytest.raises(UsageError, match="process_group=\\(0, 1\\)"):
-        nnscaler_functions.wrap_batchnorm2d_func(
-            x, None, None, None, None, None, process_group=(0, 1)
-        )
 
 
 def test_convolutions_pad_each_side_by_itself():
