@@ -246,7 +246,7 @@ def test_the_process_group_of_batch_norm_is_accepted(group):
     assert verify_partition_options(dataclasses.replace(BATCH_NORM, kwargs=kwargs)) is True
 
 
-def test_batch_norm_whose_rule_has_no_exchange_is_different_by_samples():
+def test_batch_norm_whose_rule_has_no_exchange_is_different_by_samples(undiagnosed):
     verdict = check_partition(BATCH_NORM, annotation="n c h^ w^, c, c, c, c, 1 -> n c h^ w^")
     wrong = {finding.path for finding in verdict.failures}
     label = "{'idx': 0, 'dim': 0}: split by n"

@@ -12,8 +12,10 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.graphs import verifying, working
+from paritas.graphs.reading.checkpoints import read_checkpoint
 from paritas.graphs.verifying import verify_graph
 from paritas.numerics.graph_reports import GraphReport, Outcome
+from unit.graphs.ckp_files import NORMS
 from unit.graphs.small_graphs import RIGHT, WRONG, graph, idle, linear, relu
 
 FINE = graph(linear(0), relu(1), linear(2), idle(3))
@@ -304,3 +306,33 @@ def test_a_graph_is_not_changed_by_being_checked():
     calls = tuple(dataclasses.replace(call) for call in FINE.calls)
     verify_graph(FINE)
     assert calls == FINE.calls
+
+
+# --- norms whose ranks exchange statistics, or keep them ------------------------------------------
+
+
+def test_a_checkpoint_with_batch_norm_and_instance_norm_is_verified(tmp_path):
+    report = verify_graph(NORMS, tmp_path, html=False)
+    assert report.exit_code == 0
+    outcomes = {one.operator.rpartition(".")[2]: one for one in report.operators}
+    norm, instance = outcomes["wrap_batchnorm2d_func"], outcomes["wrap_instancenorm2d_func"]
+    assert (norm.outcome, norm.reason) == (Outcome.VERIFIED, "")
+    assert [option.split for option in norm.options] == ["split by n", "split by c"]
+    assert instance.outcome is Outcome.VERIFIED
+    assert instance.reason == (
+        "outputs and gradients are right; after the call each rank has its own "
+        "args[3] (running_mean), args[4] (running_var)"
+    )
+    assert [note.partition(":")[0] for note in instance.notes[1:]] == [
+        "args[3] (running_mean) drifts",
+        "args[4] (running_var) drifts",
+    ]
+
+
+def test_batch_norm_that_declares_no_exchange_fails(undiagnosed):
+    whole = read_checkpoint(NORMS)
+    norm = next(call for call in whole.calls if "batchnorm" in call.name)
+    plain = dataclasses.replace(norm, annotation=norm.annotation.partition(" ;")[0])
+    [one] = verify_graph(graph(plain), html=False).operators
+    assert one.outcome is Outcome.FAILED
+    assert one.reason.startswith("split by n, 2 ranks: output: in float64")

@@ -104,7 +104,7 @@ def test_shared_statistics_are_right_forward_backward_and_in_the_buffers(rows, r
         ("no exchange on the way back", {"gradient of args[0]"}),
     ],
 )
-def test_each_slip_of_an_exchange_is_different(slip, seen):
+def test_each_slip_of_an_exchange_is_different(slip, seen, undiagnosed):
     verdict = split(call_of(7, slip=slip), SHARED)
     assert verdict.status is Status.DIFFERENT
     assert seen <= wrong(verdict)
@@ -116,7 +116,7 @@ def test_unequal_parts_alone_show_that_they_are_not_weighted():
     assert split(call_of(6, slip="unequal parts weigh the same"), SHARED).passed
 
 
-def test_without_the_word_no_group_is_given_and_plain_statistics_are_different():
+def test_without_the_word_no_group_is_given_and_plain_statistics_are_different(undiagnosed):
     verdict = split(call_of(6), ALONE)
     assert verdict.status is Status.DIFFERENT
     assert "output" in wrong(verdict)
@@ -229,7 +229,7 @@ NORM = "n c h^ w^, c, c, c, c, ? -> n c h^ w^"
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_wrapped_batch_norm_shares_statistics_of_unequal_parts(momentum):
+def test_wrapped_batch_norm_shares_statistics_of_unequal_parts(momentum, undiagnosed):
     call = images(5, momentum=momentum)
     verdict = split(call, f"{NORM} ; process_group=ranks(n)")
     assert verdict.passed, str(verdict)
