@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -142,6 +143,20 @@ def test_threads_that_are_held_keep_their_group_and_are_new_after_a_failure():
         assert [outcome.done for outcome in threads.run(fail, 600)] == [False, True]
         threads.run(join, 600)
         assert [outcome.value for outcome in threads.run(add, 600)] == [3.0, 3.0]
+    assert not distributed.is_initialized()
+
+
+def test_threads_are_let_go_where_the_wait_for_them_is_interrupted(monkeypatch):
+    def wait_for_rank_one(rank: int) -> None:
+        if rank == 0:
+            distributed.barrier()
+
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulated_ranks, "time", types.SimpleNamespace(monotonic=interrupted))
+    with pytest.raises(KeyboardInterrupt), simulated_ranks.RankThreads(2) as threads:
+        threads.run(wait_for_rank_one, 600)
     assert not distributed.is_initialized()
 
 

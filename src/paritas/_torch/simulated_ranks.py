@@ -169,6 +169,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         flags = _mode_flags()
         tasks = [_Task(program) for _ in self._threads]
         for thread, task in zip(self._threads, tasks, strict=True):
+            thread.is_lost = True  # until it has ended: the wait for it may be interrupted
             thread.tasks.put(task)
         end = time.monotonic() + timeout
         for task in tasks:
@@ -196,6 +197,8 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
 
     def _end(self) -> None:
         group, isolate = _group(), _part(_C10D, _ISOLATION)._set_thread_isolation_mode
+        if any(thread.is_lost for thread in self._threads):
+            group.ProcessLocalGroup.exception_handle(None)
         for thread in self._threads:
             thread.tasks.put(None)
         for thread in self._threads:
