@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import processes
 from paritas.cli import main
 from paritas.graphs.verifying import verify_graph
 from paritas.numerics.graph_reports import GraphReport, Outcome
@@ -262,7 +262,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
 def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
     tmp_path, monkeypatch
 ):
-    """Three processes that import torch."""
+    """A process that is killed, and those of its workers."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "deadly.py").write_text(DEADLY.format(marker=tmp_path / "marker"))
     out = tmp_path / "out"
@@ -272,10 +272,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
         f"verify_graph(graph(linear(0), relu(1, 'deadly.once')), {str(out)!r}, "
         "imports=['deadly'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run(
-        [sys.executable, "-c", program], env=environment, timeout=600, check=False
-    )
+    killed = processes.run("-c", program)
     assert killed.returncode == -signal.SIGKILL
     assert not (out / "results.json").exists()
     report = verify_graph(graph(linear(0), relu(1, "deadly.once")), out, imports=["deadly"])
@@ -286,12 +283,6 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
 @pytest.mark.slow
 def test_the_name_of_the_original_script_works_too(net):
     asked = ("--graph", "gone.ckp", "--outdir", "out")
-    done = subprocess.run(
-        [sys.executable, "-m", "paritas.verify_graph_operations", *asked],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("-m", "paritas.verify_graph_operations", *asked)
     assert done.returncode == 2
     assert "'gone.ckp': there is no such file" in done.stderr
