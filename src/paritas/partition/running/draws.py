@@ -6,6 +6,7 @@ of the whole are kept, and a rank's draw is the slice of them that its part of t
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +14,15 @@ import torch
 from paritas._torch.lifting import LiftMode
 from paritas.errors import UsageError
 from paritas.partition.recipes import Split
-from paritas.partition.running.placing import bounds, name_of
+from paritas.partition.running.placing import bounds, device_of, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.partition.recipes import Recipe
+    from paritas.partition.recipes import OperatorCall, Recipe
     from paritas.partition.running.placing import Values
 
-__all__ = ["Draws", "PinnedDraws", "Reach", "reaches"]
+__all__ = ["Draws", "PinnedDraws", "Reach", "Streams", "reaches"]
 
 # A size, and the part of it that a rank has.
 Reach = tuple[int, int, int]
@@ -45,6 +46,35 @@ _PURE = frozenset(
         "uniform",
     }
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """Where the generators stand that a call may draw from: the host's, and its device's."""
+
+    host: Tensor
+    device: torch.device
+    own: Tensor | None
+
+    @classmethod
+    def of(cls, call: OperatorCall) -> Streams:
+        """As they stand now."""
+        device = device_of(call)
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), device, own)
+
+    def restore(self) -> None:
+        """Make them stand there again."""
+        torch.set_rng_state(self.host)
+        if self.own is not None:
+            torch.cuda.set_rng_state(self.own, self.device)
+
+    def moved_by(self, call: OperatorCall) -> bool:
+        """Whether they stand elsewhere now."""
+        now = Streams.of(call)
+        if not torch.equal(self.host, now.host):
+            return True
+        return self.own is not None and now.own is not None and not torch.equal(self.own, now.own)
 
 
 class Draws:
@@ -86,7 +116,7 @@ class PinnedDraws(LiftMode):
             self.kept.append(result.detach().clone())
             return result
         kept = self._kept_for(result, kind.name)
-        return result.copy_(kept) if kind.mutates else kept.to(result.dtype)
+        return result.copy_(kept) if kind.mutates else kept.to(result.device, result.dtype)
 
     def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
         if self._next >= len(self.kept):
