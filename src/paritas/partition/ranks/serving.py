@@ -10,18 +10,18 @@ import pickle
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+
+from paritas.numerics.graph_reports import Confirm as Backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["Backend", "Seat", "described", "serve", "serve_anew"]
 
-# By what the tensors of ranks travel.
-Backend = Literal["gloo", "nccl"]
 # A rank, how many there are, by what they talk, and the folder in which they meet.
 Seat = tuple[int, int, Backend, str]
 
