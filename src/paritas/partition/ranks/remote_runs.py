@@ -242,7 +242,7 @@ class _Run:
         backs = [
             Back(
                 {
-                    path: torch.zeros_like(done.own[path])
+                    path: torch.zeros_like(done.own[path], device=_HOST)
                     if (given := sent[rank, path]) is None
                     else given.contiguous().cpu()
                     for path in done.live

@@ -54,7 +54,7 @@ class Sent:
             UsageError: in neither way.
         """
         own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-        for known in (name, own):
+        for known in (name, own, f"torch.ops.{function}"):  # the last of aten's, and of custom ones
             if _resolved(known) is function:
                 return cls(name=known, imports=tuple(imports))
         try:
@@ -159,7 +159,7 @@ def go_forward(rank: int, ranks: int, work: Work) -> Done:
     tensors: list[Tensor] = []
     try:
         device = _own_device(work.device, rank)
-        values = {place: moved(value, device) for place, value in work.values.items()}
+        values = {place: _here(value, device) for place, value in work.values.items()}
         tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
         for tensor, asked in zip(tensors, work.asked, strict=True):
             tensor.requires_grad_(asked)
@@ -219,6 +219,13 @@ def _own_device(kind: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _here(value: Any, device: torch.device) -> Any:
+    """An argument where the rank has its device; another kind of device is the operator's own."""
+    if isinstance(value, torch.device) and value.type != device.type:
+        return value
+    return moved(value, device)
 
 
 def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:

@@ -109,6 +109,8 @@ class PinnedDraws(LiftMode):
         result = func(*args, **kwargs)
         if not kind.random:
             return result
+        if kind.name == "native_dropout":  # what dropout is on a GPU
+            return self._dropped(result, *args, **kwargs)
         if not isinstance(result, torch.Tensor) or kind.name not in _PURE:
             message = f"it draws random numbers inside {kind.name}"
             raise UsageError(f"{message}, where they cannot be matched; check it without them")
@@ -117,6 +119,22 @@ class PinnedDraws(LiftMode):
             return result
         kept = self._kept_for(result, kind.name)
         return result.copy_(kept) if kind.mutates else kept.to(result.device, result.dtype)
+
+    def _dropped(
+        self,
+        drawn: tuple[Tensor, Tensor],
+        tensor: Tensor,
+        p: float,
+        train: bool | None = True,  # noqa: FBT001, FBT002  (aten's own)
+    ) -> tuple[Tensor, Tensor]:
+        """Of such an operator the mask is what was drawn."""
+        if train is False:
+            return drawn
+        if self.reach is None:
+            self.kept.append(drawn[1].detach().clone())
+            return drawn
+        mask = self._kept_for(drawn[1], "native_dropout").to(tensor.device)
+        return tensor * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
     def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
         if self._next >= len(self.kept):
