@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from paritas.graphs.calls import GraphCall
     from paritas.graphs.settings import Settings
 
-__all__ = ["key_of", "signature_of"]
+__all__ = ["ADDRESS", "key_of", "signature_of"]
 
 _LONGEST = 120
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+# An object without a text of its own shows where it lies, which is elsewhere each time.
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHORT = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -125,9 +126,15 @@ def _body(function: Any) -> tuple[Any, ...]:
         code.co_filename,
         code.co_firstlineno,
         code.co_code.hex(),
-        # An object without a text of its own shows where it lies, which is elsewhere each time.
-        _ADDRESS.sub("", repr(said)),
+        ADDRESS.sub("", _text(said)),
     )
+
+
+def _text(said: Any) -> str:
+    try:
+        return repr(said)
+    except Exception as error:  # noqa: BLE001  (an object's own: its key says that it has no text)
+        return type(error).__name__
 
 
 def _held(cell: Any) -> Any:
