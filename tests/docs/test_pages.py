@@ -30,7 +30,12 @@ LONG = {"turn_a_compiler_on.md", "shrinking.md"}
 # What a page prints, in order, somewhere in its output.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],
-    "graphs.md": ["verified aten.gelu.default", "split by b different"],
+    "graphs.md": [
+        "verified aten.gelu.default",
+        "split by b different",
+        "3 of 4 operators were verified before",
+        "model.pt2 True 3",
+    ],
     "parallel.md": [": ", "step 1: output 2 "],
     "power.md": ["faults above 8 times the rounding noise are caught"],
     "diagnosis.md": ["output zeros "],

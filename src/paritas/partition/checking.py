@@ -14,7 +14,7 @@ from paritas.partition.failed_splits import failed_split
 from paritas.partition.judging import Careful, items_of, near_in_float64, near_natively, path_of
 from paritas.partition.recipes import Recipe
 from paritas.partition.running.combining import RankError, words_of
-from paritas.partition.running.draws import Draws
+from paritas.partition.running.draws import Draws, Streams
 from paritas.partition.running.placing import name_of
 from paritas.partition.running.runner import OUTPUT, Runner
 
@@ -73,7 +73,7 @@ def examine_recipe(
         UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
     """
     levels = mesh_levels(call, recipe, ranks)
-    state = torch.get_rng_state()
+    state = Streams.of(call)
     try:
         shared = wholes if wholes is not None else Wholes()
         check = RecipeCheck(shared.runner_for(call, levels, seed), strict=strict, wholes=shared)
@@ -83,7 +83,7 @@ def examine_recipe(
             split = check.runner.split(wide=False, cotangents=0)
             check.native = check.native[0], split
     finally:
-        torch.set_rng_state(state)
+        state.restore()
     return Examined(verdict, check.native, check.lifted)
 
 
@@ -212,9 +212,9 @@ class RecipeCheck:
     def _native_run(self) -> Seen:
         runner = self.runner
         narrow = runner.narrow
-        before = torch.get_rng_state()
+        before = Streams.of(runner.call)
         whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
-        if whole.error is None and not torch.equal(before, torch.get_rng_state()):
+        if whole.error is None and before.moved_by(runner.call):
             runner.draws = Draws()
             self.notes.append("it draws random numbers: each rank is given its part of the whole's")
             whole = runner.whole(wide=False, cotangents=1 if narrow else 2)

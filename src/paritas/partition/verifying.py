@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.checking.devices import usable_device
 from paritas.checking.remembering import FailedSplit, remember
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -22,9 +23,12 @@ from paritas.numerics.trees import leaves
 from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.confirming import check_confirm, check_confirmed
 from paritas.partition.failed_splits import failed_split
 from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
 from paritas.partition.refused_splits import plain_recipe, told
+from paritas.partition.running.draws import Streams
+from paritas.partition.running.placing import device_of, on_device
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.config import VerifyConfig
@@ -54,6 +58,7 @@ def check_partition(
     seed: int = 0,
     strict: bool = False,
     annotation: str | Annotation | None = None,
+    device: str | torch.device | None = None,
     confirm: Confirm | None = None,
 ) -> Verdict:
     """Split the operator as each option says, and compare with the operator that is not split.
@@ -65,7 +70,10 @@ def check_partition(
         strict: count `unstable` as a failure.
         annotation: the rule for this call; otherwise what is registered, or in the library, or
             found by running.
-        confirm: "gloo" checks each option a second time, on ranks that are real processes.
+        device: where it runs, for example `"cuda"`; otherwise on the host, or where tensors that
+            are given as values are.
+        confirm: "gloo" or "nccl" checks each option a second time, on ranks that are real
+            processes; NCCL needs `device="cuda"` and a GPU for each rank.
 
     Returns:
         A finding for each thing compared, whose path begins with its option. Of a split that is
@@ -78,6 +86,10 @@ def check_partition(
         raise UsageError(f"ranks must be a whole number from 2 on, not {ranks!r}")
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
+    if device is not None:
+        call = on_device(call, usable_device(device, "device="))
+    most = max([ranks, *(option.get("num", ranks) for option in config.parti_options)])
+    check_confirm(confirm, device_of(call), most)
     whole = _run_whole(call, config.noutputs)
     if whole.fault is not None:
         return Verdict(findings=(whole.fault,), strict=strict, notes=_notes(seed))
@@ -117,14 +129,17 @@ def _run_whole(call: OperatorCall, noutputs: int) -> _Whole:
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in call.kwargs.items()
     }
+    before = Streams.of(call)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(call.seed)
+        with torch.no_grad():
+            torch.default_generator.manual_seed(call.seed)
             result = call.function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
         told = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {told[0] if told else 'no message'}"
         return _Whole(fault=_fault(call, f"the operator itself fails, unsplit: {text}"))
+    finally:
+        before.restore()
     items = [item for _, item in leaves(result, "output")]
     shapes = tuple(tuple(item.shape) for item in items if isinstance(item, torch.Tensor))
     if len(shapes) != noutputs:
@@ -256,8 +271,6 @@ def _check_option(
     confirm: Confirm | None,
 ) -> tuple[Verdict, tuple[FailedSplit, ...]]:
     """The verdict of one option, and what to remember of it."""
-    from paritas.partition.confirming import check_confirmed
-
     count = option.get("num", ranks)
     asked = {**option, "num": count}
 

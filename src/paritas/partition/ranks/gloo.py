@@ -1,23 +1,23 @@
-"""The check of a recipe on real processes that talk by gloo."""
+"""The check of a recipe on real processes that talk by gloo, or by NCCL."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.partition.checking import RecipeCheck, mesh_levels
 from paritas.partition.ranks.pool import LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.ranks.working import Done
+from paritas.partition.running.draws import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from paritas.partition.ranks.serving import Backend
     from paritas.partition.recipes import OperatorCall, Recipe
 
-__all__ = ["check_on_team", "confirm_on_gloo"]
+__all__ = ["check_on_team", "confirm_on_gloo", "confirm_on_ranks"]
 
 
 def confirm_on_gloo(
@@ -33,7 +33,8 @@ def confirm_on_gloo(
     """What `check_recipe` asks, of ranks that are processes of their own.
 
     Each rank is sent its part of the arguments; results and gradients are put together by
-    collectives, as the recipe says. The processes are kept for the next check.
+    collectives, as the recipe says. The processes are kept for the next check. A call whose
+    tensors are on GPUs is run on GPUs, which the ranks share if there are fewer.
 
     Args:
         timeout: seconds that the ranks have for each pass; a rank that dies or does not answer
@@ -44,15 +45,53 @@ def confirm_on_gloo(
     Raises:
         UsageError: the operator cannot be sent to another process, or the recipe makes no sense.
     """
+    return confirm_on_ranks(
+        "gloo",
+        call,
+        recipe,
+        ranks,
+        seed=seed,
+        strict=strict,
+        timeout=timeout,
+        program=program,
+    )
+
+
+def confirm_on_ranks(  # noqa: PLR0913  (what can be asked)
+    backend: Backend,
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...],
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    timeout: float = 60.0,
+    program: Callable[..., Any] | None = None,
+    imports: Sequence[str] = (),
+) -> Verdict:
+    """What `confirm_on_gloo` asks, of ranks that talk by either backend.
+
+    Args:
+        imports: modules that a rank imports first: they bring the operator.
+    """
 
     def team(task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        told = warm_pool(len(payloads)).run(task, payloads, timeout)
+        told = warm_pool(len(payloads), backend).run(task, payloads, timeout)
         return [Done(error=one.error) if one.error else one.value for one in told]
 
-    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
+    return check_on_team(
+        call,
+        recipe,
+        ranks,
+        team=team,
+        seed=seed,
+        strict=strict,
+        program=program,
+        imports=imports,
+    )
 
 
-def check_on_team(
+def check_on_team(  # noqa: PLR0913  (what can be asked)
     call: OperatorCall,
     recipe: Recipe | tuple[Recipe, ...],
     ranks: int | tuple[int, ...],
@@ -61,16 +100,19 @@ def check_on_team(
     seed: int = 0,
     strict: bool = False,
     program: Callable[..., Any] | None = None,
+    imports: Sequence[str] = (),
 ) -> Verdict:
     """Check a recipe, its split side run by a team of ranks of any kind."""
-    runner = RemoteRunner(call, mesh_levels(call, recipe, ranks), seed, team, program)
-    state = torch.get_rng_state()
+    runner = RemoteRunner(
+        call, mesh_levels(call, recipe, ranks), seed, team, program, imports=imports
+    )
+    state = Streams.of(call)
     try:
         verdict = RecipeCheck(runner, strict=strict).verdict()
     except LostRankError as error:
         verdict = _lost(error, strict=strict)
     finally:
-        torch.set_rng_state(state)
+        state.restore()
     if runner.lost is not None:
         return _lost(runner.lost, strict=strict)
     return verdict

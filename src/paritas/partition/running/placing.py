@@ -12,15 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.lifting import map_tensors
 from paritas.errors import UsageError
 from paritas.partition.recipes import Once, Partial, Range, Split, Whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.partition.recipes import KeywordRule, Place, Placement, Recipe
+    from paritas.partition.recipes import KeywordRule, OperatorCall, Place, Placement, Recipe
 
-__all__ = ["Terms", "bounds", "name_of", "parts_of", "split_values", "tensors_in"]
+__all__ = [
+    "Terms",
+    "bounds",
+    "device_of",
+    "moved",
+    "name_of",
+    "on_device",
+    "parts_of",
+    "split_values",
+    "tensors_in",
+]
 
 # Arguments by position and by name.
 Values = dict["Place", Any]
@@ -38,6 +49,30 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def device_of(call: OperatorCall) -> torch.device:
+    """Where the tensors of a call are; the host, if it has none."""
+    values = (*call.args, *call.kwargs.values())
+    return next((t.device for value in values for t in tensors_in(value)), torch.device("cpu"))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """An argument on a device: its tensors, and devices that are named in it."""
+    if isinstance(value, torch.device):
+        return device
+    if isinstance(value, torch.Tensor | list | tuple):
+        return map_tensors(value, lambda tensor: tensor.to(device))
+    return value
+
+
+def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
+    """The same call on a device."""
+    return dataclasses.replace(
+        call,
+        args=tuple(moved(value, device) for value in call.args),
+        kwargs={name: moved(value, device) for name, value in call.kwargs.items()},
+    )
 
 
 class Terms:
