@@ -13,11 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo import eval_frame
 from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
 from torch._dynamo.eval_frame import get_compiler_fn, innermost_backend
 
-from paritas._torch.arrival import HOOK, compile_hook
+from paritas._torch.arrival import asking_first
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -52,20 +51,28 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
     Raises:
         UnsupportedTorchError: this torch has no such place.
     """
-    original = compile_hook(eval_frame)
     replaced = _Replaced(replace)
 
-    def callback_from_stance(callback: Any) -> Any:
-        if callback is None or callback is False or _left_alone.get():
-            return original(callback)
+    def with_another_backend(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        if _left_alone.get():
+            return ask(callback)
         # A stance may put its own callback in place of the one it is given, hence also after it.
-        return replaced.of(original(replaced.of(callback)))
+        return replaced.of(ask(replaced.of(callback)))
 
-    setattr(eval_frame, HOOK, callback_from_stance)
-    try:
+    with asking_first(with_another_backend):
         yield
-    finally:
-        setattr(eval_frame, HOOK, original)
+
+
+@contextlib.contextmanager
+def keeping_backends() -> Iterator[None]:
+    """Let every `torch.compile` of the process keep its backend, whatever replaces it outside."""
+
+    def as_it_is(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        with unguarded():
+            return ask(callback)
+
+    with asking_first(as_it_is):
+        yield
 
 
 class _Replaced:

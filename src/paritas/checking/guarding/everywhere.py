@@ -1,47 +1,166 @@
-"""Guard every `torch.compile` of a process, whoever called it."""
+"""guard_everywhere(): every `torch.compile` of a process guarded, whoever called it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.backends import find_backend
-from paritas._torch.stance import replacing_backends
+from paritas._torch.stance import keeping_backends, replacing_backends
 from paritas.checking.guarding.backend import Guard
 from paritas.checking.guarding.journal import Journal
-from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
+from paritas.checking.guarding.settings import OFF, GuardSettings, is_enabled
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from typing import ParamSpec, Self, TypeVar
+
+    from paritas.numerics.findings import Verdict
 
     Backend = Callable[..., Any]
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 OWN_GUARD = (
-    "a torch.compile of the program has a paritas.guard of its own, which was left as it is: what "
-    "it found is in its own verdict"
+    "a torch.compile of the program has a paritas.guard of its own, or a guard_everywhere around "
+    "it, which was left as it is: what it found is in its own verdict"
 )
+RECORDED = "a torch.compile of the program has the backend paritas.record, which was not guarded"
+SWITCHED_OFF = "a part of the program was left alone: guard_everywhere(enabled=False)"
 
 
-@contextlib.contextmanager
-def guard_everywhere(settings: GuardSettings, journal: Journal | None = None) -> Iterator[Journal]:
-    """Guard what is compiled in here, each with the backend, mode and options it was given.
+def guard_everywhere(
+    *,
+    on_mismatch: str = "raise",
+    every: float = 1,
+    locate: bool = True,
+    enabled: bool | None = None,
+    check_passes: bool = False,
+    strict: bool = False,
+) -> GuardEverywhere:
+    """Guard every `torch.compile` of this process, whoever calls it, in whatever thread.
 
-    Gives the one journal of all, a new one unless it is given; read its verdict afterwards.
+    It is in force at once, until `off()` of what it gives; in a `with` statement, until that ends;
+    as the decorator of a function, while that runs. Each `torch.compile` keeps the backend, mode
+    and options that it was given. What was compiled before is compiled once more, guarded, when
+    it is called next, and found again afterwards. Inside another, the inner one has its way.
+
+    Args:
+        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
+            which gives the program the reference's result and goes on.
+        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
+            a graph, and the first with new dynamic sizes, is always checked.
+        locate: find the first wrong operator of what differs.
+        enabled: False leaves everything unguarded, inside another `guard_everywhere` too; so does
+            PARITAS_GUARD=0 in the environment.
+        check_passes: check Inductor's graph passes, and its split into forward and backward, too.
+        strict: count `unstable` as a failure.
 
     Raises:
-        UsageError: guards are switched off in the environment.
+        UsageError: an argument makes no sense.
         UnsupportedTorchError: this torch does not let every `torch.compile` be reached.
     """
-    if not is_enabled(None):
-        raise UsageError(f"{SWITCH} in the environment switches every guard off; unset it")
-    kept = Journal(strict=settings.strict) if journal is None else journal
-    guards = _Guards(settings, kept)
-    with replacing_backends(guards.of):
-        yield kept
-    if guards.known and not kept.graphs:
-        names = ", ".join(dict.fromkeys(guard.backend.name for _, guard in guards.known))
-        kept.add((), [f"torch.compile was called ({names}), but captured no graph"])
+    settings = GuardSettings(
+        on_mismatch=on_mismatch,
+        every=every,
+        locate=locate,
+        check_passes=check_passes,
+        strict=strict,
+    )
+    return GuardEverywhere(settings, enabled=is_enabled(enabled)).on()
+
+
+class GuardEverywhere:
+    """Guards over a whole process: to be switched on and off, and asked for their verdict.
+
+    Attributes:
+        settings: what was asked for.
+        enabled: off, nothing is guarded while it is on.
+        journal: graphs, calls and findings so far.
+    """
+
+    def __init__(
+        self, settings: GuardSettings, journal: Journal | None = None, *, enabled: bool = True
+    ) -> None:
+        """Nothing is guarded before `on()`."""
+        self.settings = settings
+        self.enabled = enabled
+        self.journal = Journal(strict=settings.strict) if journal is None else journal
+        self._guards = _Guards(settings, self.journal)
+        self._stack: contextlib.ExitStack | None = None
+        self._entered = 0
+        if not enabled:
+            self.journal.add((), [OFF])
+
+    def on(self) -> Self:
+        """Guard from now on; nothing changes where that is so already."""
+        with _lock:
+            if self._stack is None:
+                replaced = replacing_backends(self._guards.of) if self.enabled else _left_alone()
+                stack = contextlib.ExitStack()
+                stack.enter_context(replaced)
+                self._stack = stack
+                _in_force.append(self)
+        return self
+
+    def off(self) -> None:
+        """Guard no longer: what is called from now on has the backend that it was given."""
+        with _lock:
+            if self._stack is None:
+                return
+            self._stack.close()
+            self._stack = None
+            _in_force.remove(self)
+        if self._guards.known and not self.journal.graphs:
+            names = ", ".join(dict.fromkeys(guard.backend.name for _, guard in self._guards.known))
+            self.journal.add((), [f"torch.compile was called ({names}), but captured no graph"])
+
+    def verdict(self) -> Verdict:
+        """Everything the guards have seen so far, in one verdict."""
+        return self.journal.verdict()
+
+    def __enter__(self) -> Self:
+        """Guard what is called in here."""
+        with _lock:
+            self._entered += 1
+            return self.on()
+
+    def __exit__(self, *_: object) -> None:
+        """Guard no longer, also after an exception; but for a function that calls itself."""
+        with _lock:
+            self._entered -= 1
+            if not self._entered:
+                self.off()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Guard what a function calls, each time that it is called, and nothing else."""
+        self.off()
+        if isinstance(function, type) or not callable(function):
+            raise UsageError(
+                f"guard_everywhere() decorates a function, not {function!r:.80}; in a test class, "
+                "say self.enterContext(paritas.guard_everywhere()) in setUp"
+            )
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return guarded
+
+
+_in_force: list[GuardEverywhere] = []
+_lock = threading.RLock()
+
+
+def _left_alone() -> contextlib.AbstractContextManager[None]:
+    """Nothing guarded; what guards the program around that says so in its verdict."""
+    for outer in _in_force:
+        outer.journal.add((), [SWITCHED_OFF])
+    return keeping_backends()
 
 
 class _Guards:
@@ -55,9 +174,12 @@ class _Guards:
     def of(self, backend: Backend) -> Guard | None:
         """The guard to use in place of a backend; None for paritas' own backends."""
         inner = getattr(backend, "compiler_fn", backend)  # what torch.compile wraps
-        if type(inner).__module__.partition(".")[0] == "paritas":
+        package, _, home = type(inner).__module__.partition(".")
+        if package == "paritas":
             if isinstance(inner, Guard) and inner.journal is not self.journal:
                 self.journal.add((), [OWN_GUARD])
+            elif home.startswith("recording"):
+                self.journal.add((), [RECORDED])
             return None
         # By comparison, as Dynamo does it: such wrappers have no hash.
         for known, guard in self.known:
