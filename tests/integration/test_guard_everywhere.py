@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import unittest
 
 import pytest
 import torch
@@ -291,9 +292,35 @@ def test_a_decorated_function_may_call_itself():
     assert len(told) == 3
 
 
-def test_a_class_is_not_decorated_and_nothing_stays_switched_on():
-    with pytest.raises(UsageError, match=r"in a test class, say self\.enterContext"):
-        guard_everywhere()(Seq)
+def test_the_tests_of_a_class_are_guarded_and_one_of_them_may_be_left_alone():
+    seen = []
+
+    @guard_everywhere()
+    class TestTwo(unittest.TestCase):
+        def setUp(self):
+            seen.append("setUp")
+
+        def test_guarded(self):
+            with pytest.raises(MismatchError):
+                torch.compile(doubled, backend=wrong)(X)
+
+        @guard_everywhere(enabled=False)
+        def test_left_alone(self):
+            torch.compile(doubled, backend=wrong)(X)
+
+    torch.compile(doubled, backend=wrong)(X)  # it is not in force outside
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(TestTwo).run(result)
+    assert result.wasSuccessful(), (result.failures, result.errors)
+    assert seen == ["setUp", "setUp"]
+
+
+@pytest.mark.parametrize("wrong_thing", [Seq, 3])
+def test_what_cannot_be_decorated_is_refused_and_nothing_stays_switched_on(wrong_thing):
+    with pytest.raises(
+        UsageError, match=r"a function or a unittest\.TestCase, not .*; use it in a"
+    ):
+        guard_everywhere()(wrong_thing)
 
 
 def test_what_captured_no_graph_is_said():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import unittest
 from typing import TYPE_CHECKING, Any
 
 from paritas._torch.backends import find_backend
@@ -16,13 +17,12 @@ from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ParamSpec, Self, TypeVar
+    from typing import Self, TypeVar
 
     from paritas.numerics.findings import Verdict
 
     Backend = Callable[..., Any]
-    P = ParamSpec("P")
-    R = TypeVar("R")
+    T = TypeVar("T", bound=Callable[..., Any])
 
 OWN_GUARD = (
     "a torch.compile of the program has a paritas.guard of its own, or a guard_everywhere around "
@@ -44,7 +44,8 @@ def guard_everywhere(
     """Guard every `torch.compile` of this process, whoever calls it, in whatever thread.
 
     It is in force at once, until `off()` of what it gives; in a `with` statement, until that ends;
-    as the decorator of a function, while that runs. Each `torch.compile` keeps the backend, mode
+    as the decorator of a function or a `unittest.TestCase`, while that runs. Its `verdict()` is
+    about all that was compared. Each `torch.compile` keeps the backend, mode
     and options that it was given. What was compiled before is compiled once more, guarded, when
     it is called next, and found again afterwards. Inside another, the inner one has its way.
 
@@ -135,21 +136,34 @@ class GuardEverywhere:
             if not self._entered:
                 self.off()
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Guard what a function calls, each time that it is called, and nothing else."""
+    def __call__(self, decorated: T) -> T:
+        """Guard what a function calls, each time that it is called, and nothing else.
+
+        Of a `unittest.TestCase`, what each of its tests calls.
+        """
         self.off()
-        if isinstance(function, type) or not callable(function):
+        if isinstance(decorated, type) and issubclass(decorated, unittest.TestCase):
+            prepare = decorated.setUp
+
+            @functools.wraps(prepare)
+            def set_up(test: unittest.TestCase) -> None:
+                test.enterContext(self)
+                prepare(test)
+
+            decorated.setUp = set_up  # type: ignore[assignment, method-assign]
+            return decorated
+        if isinstance(decorated, type) or not callable(decorated):
             raise UsageError(
-                f"guard_everywhere() decorates a function, not {function!r:.80}; in a test class, "
-                "say self.enterContext(paritas.guard_everywhere()) in setUp"
+                f"guard_everywhere() decorates a function or a unittest.TestCase, not "
+                f"{decorated!r:.80}; use it in a with statement"
             )
 
-        @functools.wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        @functools.wraps(decorated)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return function(*args, **kwargs)
+                return decorated(*args, **kwargs)
 
-        return guarded
+        return guarded  # type: ignore[return-value]
 
 
 _in_force: list[GuardEverywhere] = []
