@@ -40,7 +40,6 @@ def _fresh(monkeypatch):
     yield
     torch.compiler.reset()
     assert getattr(sys.modules[MODULE], HOOK) is before
-    assert everywhere._in_force == []
 
 
 # --- the document's test --------------------------------------------------------------------------
@@ -435,6 +434,15 @@ def test_one_that_is_entered_before_the_first_compiled_call_is_still_the_inner_o
             torch.compile(doubled, backend=wrong)(X)
     assert inner.verdict().status is Status.DIFFERENT
     assert [entry.calls for entry in watch.journal.graphs] == [1]
+
+
+def test_what_is_left_alone_before_the_environment_s_guard_is_made_is_told(monkeypatch):
+    with watched(monkeypatch, "1") as watch, guard_everywhere(enabled=False):
+        torch.compile(doubled, backend=wrong)(X)
+    assert summary_line(watch) == (
+        "paritas (PARITAS_GUARD=1): unverified: nothing was compared (0 graphs, 0 of 0 calls "
+        f"checked); {everywhere.SWITCHED_OFF}"
+    )
 
 
 def test_a_watch_that_is_stopped_and_started_goes_on_with_its_journal():

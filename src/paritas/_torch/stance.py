@@ -25,21 +25,25 @@ if TYPE_CHECKING:
     Backend = Callable[..., Any]
     Replace = Callable[[Backend], Backend | None]
 
-_left_alone = contextvars.ContextVar("paritas_left_alone", default=False)
+# Why a call keeps its backend, if it does: it is ours, or the user asked for that.
+OURS, ASKED = "ours", "asked"
+_kept = contextvars.ContextVar("paritas_kept", default="")
 
 
 @contextlib.contextmanager
-def unguarded() -> Iterator[None]:
+def unguarded(why: str = OURS) -> Iterator[None]:
     """Let what is compiled in here keep its backend: it belongs to paritas, not to the user."""
-    token = _left_alone.set(True)
+    token = _kept.set(why)
     try:
         yield
     finally:
-        _left_alone.reset(token)
+        _kept.reset(token)
 
 
 @contextlib.contextmanager
-def replacing_backends(replace: Replace) -> Iterator[None]:
+def replacing_backends(
+    replace: Replace, on_kept: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Let every `torch.compile` of the process, in whatever thread, use another backend.
 
     Args:
@@ -47,6 +51,7 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
             gives the one to use, or None for the same. For equal backends it has to give the same
             object, because Dynamo compares them to find its compiled code again. What it gave
             may come back to it.
+        on_kept: called when a call keeps its backend because of `keeping_backends`.
 
     Raises:
         UnsupportedTorchError: this torch has no such place.
@@ -54,7 +59,9 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
     replaced = _Replaced(replace)
 
     def with_another_backend(callback: Any, ask: Callable[[Any], Any]) -> Any:
-        if _left_alone.get():
+        if why := _kept.get():
+            if why == ASKED:
+                on_kept()
             return ask(callback)
         # A stance may put its own callback in place of the one it is given, hence also after it.
         return replaced.of(ask(replaced.of(callback)))
@@ -68,7 +75,7 @@ def keeping_backends() -> Iterator[None]:
     """Let every `torch.compile` of the process keep its backend, whatever replaces it outside."""
 
     def as_it_is(callback: Any, ask: Callable[[Any], Any]) -> Any:
-        with unguarded():
+        with unguarded(ASKED):
             return ask(callback)
 
     with asking_first(as_it_is):

@@ -100,11 +100,9 @@ class GuardEverywhere:
         """Guard from now on; nothing changes where that is so already."""
         with _lock:
             if self._stack is None:
-                replaced = replacing_backends(self._guards.of) if self.enabled else _left_alone()
                 stack = contextlib.ExitStack()
-                stack.enter_context(replaced)
+                stack.enter_context(self._over_the_process())
                 self._stack = stack
-                _in_force.append(self)
         return self
 
     def off(self) -> None:
@@ -114,10 +112,16 @@ class GuardEverywhere:
                 return
             self._stack.close()
             self._stack = None
-            _in_force.remove(self)
         if self._guards.known and not self.journal.graphs:
             names = ", ".join(dict.fromkeys(guard.backend.name for _, guard in self._guards.known))
             self.journal.add((), [f"torch.compile was called ({names}), but captured no graph"])
+
+    def _over_the_process(self) -> contextlib.AbstractContextManager[None]:
+        if not self.enabled:
+            return keeping_backends()
+        return replacing_backends(
+            self._guards.of, on_kept=lambda: self.journal.add((), [SWITCHED_OFF])
+        )
 
     def verdict(self) -> Verdict:
         """Everything the guards have seen so far, in one verdict."""
@@ -166,15 +170,7 @@ class GuardEverywhere:
         return guarded  # type: ignore[return-value]
 
 
-_in_force: list[GuardEverywhere] = []
 _lock = threading.RLock()
-
-
-def _left_alone() -> contextlib.AbstractContextManager[None]:
-    """Nothing guarded; what guards the program around that says so in its verdict."""
-    for outer in _in_force:
-        outer.journal.add((), [SWITCHED_OFF])
-    return keeping_backends()
 
 
 class _Guards:
