@@ -127,7 +127,7 @@ def test_a_guard_of_one_s_own_is_not_wrapped_twice_and_that_is_said():
 
 def test_a_recording_backend_is_said_not_to_be_guarded(tmp_path):
     with guard_everywhere() as guards, paritas.record(tmp_path / "dump", source="fx") as recording:
-        assert guards._guards.of(recording) is None
+        torch.compile(doubled, backend=recording)(X)
     assert everywhere.RECORDED in guards.verdict().notes
 
 
