@@ -1,9 +1,10 @@
 """What a page of the documentation holds, and how its examples are run.
 
 A block of Python that follows a line which begins with the name of a file (`small.py`, ...) is that
-file; the others run one after the other, in one namespace. A block `console` is a session of a
-shell: each `$ paritas ...` runs in this process, and what the page shows of its output has to come,
-in that order; `...` stands for lines left out, and figures may differ between machines.
+file; the others run one after the other, in one namespace. A block `output` is what the block of
+Python before it prints. A block `console` is a session of a shell: each `$ paritas ...` runs in
+this process. What the page shows of an output has to come, in that order; `...` stands for lines
+left out, and figures may differ between machines.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def run_page(page, after=lambda block, printed: None):
     sys.path.insert(0, str(Path.cwd()))
     try:
         with page_module() as namespace:
+            printed = io.StringIO()
             for block in blocks(page):
                 if block.file is not None:
                     Path(block.file).write_text(block.text, encoding="utf-8")
@@ -97,6 +99,8 @@ def run_page(page, after=lambda block, printed: None):
                     with redirect_stdout(printed):
                         exec(compile(code, str(page), "exec"), namespace)
                     after(block, printed.getvalue())
+                elif block.language == "output":
+                    assert_shown(block.text.splitlines(), printed.getvalue())
                 elif block.language == "console":
                     run_session(block.text)
     finally:

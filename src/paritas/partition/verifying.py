@@ -84,6 +84,7 @@ def check_partition(
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:  # noqa: PLR2004
         raise UsageError(f"ranks must be a whole number from 2 on, not {ranks!r}")
+    config = config.as_used()
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
     if device is not None:
