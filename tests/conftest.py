@@ -6,13 +6,17 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up what holds for the whole run."""
     _link_with_gold(config)
     _outlive_commands(config)
+    config.add_cleanup(processes.stop_server)
 
 
 def pytest_collection_finish() -> None:
@@ -57,6 +62,20 @@ def ctrl_c() -> Iterator[None]:
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture(autouse=True)
+def _forked_scripts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
+    if request.node.get_closest_marker("unforked"):
+        return
+
+    def run(command: list[str], *, env: dict[str, str], cwd: Path | None = None, **_: object):
+        return processes.run(*command[1:], environment=env, cwd=cwd)
+
+    forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
+    monkeypatch.setattr("paritas.graphs.scripts.writing.subprocess", forking)
+    monkeypatch.setattr("paritas.minimizing.scripts.subprocess", forking)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ takes seconds to import and ``paritas --help`` should not.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from paritas import notebooks
@@ -31,6 +32,7 @@ __all__ = [
     "capture",
     "compare",
     "guard",
+    "guard_everywhere",
     "judge",
     "power",
     "record",
@@ -60,6 +62,7 @@ _HOMES = {
     "capture": "paritas.recording.eager",
     "compare": "paritas.comparison.comparing",
     "guard": "paritas.checking.guarding.backend",
+    "guard_everywhere": "paritas.checking.guarding.everywhere",
     "judge": "paritas.numerics.pairing",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.backend",
@@ -71,6 +74,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from paritas.checking.config import Inputs, VerifyConfig
     from paritas.checking.guarding.backend import guard
+    from paritas.checking.guarding.everywhere import guard_everywhere
     from paritas.checking.verifying import verify
     from paritas.comparison.comparing import compare
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
@@ -115,6 +119,16 @@ def _html_of(result: object) -> str:
 
 # Results lie below what makes HTML of them; this package is above both.
 notebooks.show_by(_html_of)
+
+
+def _guard_as_the_environment_says() -> None:
+    if os.environ.get("PARITAS_GUARD"):
+        import paritas.checking.guarding.watching
+
+        paritas.checking.guarding.watching.watch_by_environment()
+
+
+_guard_as_the_environment_says()
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@
 
     ParitasError                 catch this to catch all of them
     ├── UsageError             also ValueError: what was asked for makes no sense
-    ├── MismatchError          also AssertionError and RuntimeError: the candidate failed
+    ├── MismatchError          also AssertionError, RuntimeError, ValueError: the candidate failed
     └── UnsupportedTorchError  also RuntimeError: this torch does not answer as it should
     ParityWarning                also UserWarning: told, not raised, because that was asked for
 
@@ -28,11 +28,12 @@ class UsageError(ParitasError, ValueError):
     """
 
 
-class MismatchError(ParitasError, AssertionError, RuntimeError):
+class MismatchError(ParitasError, AssertionError, RuntimeError, ValueError):
     """The candidate does not compute what the reference computes, or that could not be told.
 
     It is an ``AssertionError`` so that test runners show it as a failed check, and a
-    ``RuntimeError`` because that is what callers of such checks have always caught.
+    ``RuntimeError`` and a ``ValueError`` because that is what callers of such checks have always
+    caught: Dynamo raises the one, tt-forge the other.
 
     Attributes:
         verdict: The ``Verdict`` behind the message: every finding, and the coverage.

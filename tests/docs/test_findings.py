@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+import processes
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -62,8 +63,7 @@ def test_the_index_lists_all_and_nothing_else():
 )
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_script_shows_its_fault(name):
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = processes.run(FOLDER / f"{name}.py")
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout
     assert not done.stderr

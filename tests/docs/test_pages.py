@@ -28,20 +28,23 @@ ELSEWHERE = {
 }
 # Those that call the C++ compiler, or start processes.
 LONG = {"turn_a_compiler_on.md", "shrinking.md"}
-# What a page prints, in order, somewhere in its output.
+# What a page prints, in order, somewhere in its output; other pages show it themselves.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],
-    "graphs.md": ["verified aten.gelu.default", "split by b different"],
+    "graphs.md": [
+        "verified aten.gelu.default",
+        "split by b different",
+        "3 of 4 operators were verified before",
+        "model.pt2 True 3",
+    ],
     "parallel.md": [": ", "step 1: output 2 "],
     "power.md": ["faults above 8 times the rounding noise are caught"],
     "diagnosis.md": ["output zeros "],
-    "side_by_side.md": ["mul\n"],
-    "turn_a_compiler_on.md": [": ", "2 of 3 calls, as asked"],
+    "turn_a_compiler_on.md": [": ", "2 of 3 calls, as asked", "identical"],
     "write_a_compiler.md": ["graph 0: node ", " | silu | 1 | ", "equivalent ["],
     "write_sharding_rules.md": ["equivalent: ", "is added 4 times", "a b^ -> a c^", "24 items"],
     "port_a_model.md": ["different forward/1#0/output.0"],
     "shrinking.md": ["3 operator calls -> 1 operator call True"],
-    "nnscaler.md": [],  # the page shows all of it
 }
 
 
@@ -68,11 +71,14 @@ def has_python(page):
         if has_python(page) and page.name not in ELSEWHERE
     ],
 )
+# Dynamo looks at the inputs of the graph after a break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_code_of_a_page_runs_as_written(page, folder, capsys):
     printed = []
     run_page(page, after=lambda block, text: printed.append(text))
     text = "".join(printed)
-    for wanted in PRINTED[page.name]:
+    assert page.name in PRINTED or any(block.language == "output" for block in blocks(page))
+    for wanted in PRINTED.get(page.name, ()):
         assert wanted in text, text
         text = text.partition(wanted)[2]
     if page.name == "partition.md":

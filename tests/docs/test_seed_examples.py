@@ -1,6 +1,7 @@
-"""The examples of the verify() documents we serve, run as written but for the import line.
+"""The examples of the documents about verify() and about Inductor's tests, run as written.
 
-`forge` stands for whatever compiler the user has; here it is torch.compile behind the same call.
+The import line aside: `forge` stands for whatever compiler the user has; here it is torch.compile
+behind the same call. Sizes and devices are smaller.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from paritas import (
     AutomaticValueChecker,
     FullValueChecker,
     MismatchError,
+    UsageError,
     VerifyConfig,
     verify,
 )
+from quality.guard_programs_special import group_of_one
 from spying import Spy
 
 
@@ -163,3 +166,105 @@ def test_disabled_runs_both_sides_and_says_so(example: Any) -> None:
     assert calls.notes()
     assert not verdict
     assert "switched off" in str(verdict)
+
+
+def test_what_users_of_tt_forge_catch_is_raised(example: Any) -> None:
+    inputs, framework_model, _ = example
+    with pytest.raises(ValueError, match="different"):
+        verify(inputs, framework_model, Scaled())
+
+
+def test_a_configuration_is_made_first_and_set_afterwards(example: Any) -> None:
+    inputs, framework_model, _ = example
+    config = VerifyConfig()
+    config.verify_dtype = False
+    config.value_checker = AllCloseValueChecker()
+    config.value_checker.rtol = 0.02
+    assert verify(inputs, framework_model, Scaled(dtype=torch.float64), config)
+    config.value_checker.rtol = -1
+    with pytest.raises(UsageError, match="rtol must be a number from 0 to inf, not -1"):
+        verify(inputs, framework_model, Scaled(), config)
+
+
+@pytest.mark.parametrize(("checker", "passes"), [({"atol": 2}, True), ({"atol": 1}, False)])
+def test_integers_obey_allclose(checker: dict[str, float], *, passes: bool) -> None:
+    config = VerifyConfig(value_checker=AllCloseValueChecker(**checker), raise_on_mismatch=False)
+    verdict = verify([torch.arange(4)], lambda x: x + 1, lambda x: x + 3, config)
+    assert verdict.passed is passes
+
+
+# --- training in a function of its own, as Inductor's tests of layouts do -------------------------
+
+
+class Model2Conv(nn.Module):
+    def __init__(self, dim: int = 4, manual_graph_break: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, dim, kernel_size=3, stride=2, bias=False)
+        self.conv2 = nn.Conv2d(dim, dim, kernel_size=3, stride=2, bias=False)
+        self.manual_graph_break = manual_graph_break
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv1(x)
+        if self.manual_graph_break:
+            torch.compiler.disable(lambda: None)()
+        return self.conv2(x)
+
+    def get_example_inputs(self) -> tuple[torch.Tensor]:
+        return (torch.rand(2, 3, 16, 16),)
+
+
+def wrap_mod(m: nn.Module, factor: float = 1.0) -> Any:
+    def f(*inp: torch.Tensor) -> list[torch.Tensor]:
+        x = m(*inp)
+        (x.sum() * factor).backward()
+        grads = []
+        for _name, param in m.named_parameters():
+            grad = param.grad
+            if param.grad is None:
+                grad = torch.zeros_like(param)
+            grads.append(grad)
+        return grads
+
+    return f
+
+
+def grads_of(mod: nn.Module) -> list[Any]:
+    return [None if p.grad is None else p.grad.clone() for p in mod.parameters()]
+
+
+def assert_put_back(mod: nn.Module, before: list[Any]) -> None:
+    for grad, now in zip(before, grads_of(mod), strict=True):
+        assert now is None if grad is None else torch.equal(grad, now)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_training_through_wrap_mod_is_the_same_compiled_and_leaves_grad_alone() -> None:
+    mod = Model2Conv(manual_graph_break=True)
+    inp = list(mod.get_example_inputs())
+    expected_out = wrap_mod(mod)(*inp)
+    before = grads_of(mod)
+    opt_mod = torch.compile(wrap_mod(mod), backend="aot_eager")
+    verdict = verify(inp, wrap_mod(mod), opt_mod)
+    assert verdict.passed
+    assert any("second call" in finding.path for finding in verdict.findings)
+    assert_put_back(mod, before)
+    assert all(map(torch.equal, expected_out, before))
+
+
+def test_training_through_wrap_mod_with_other_gradients_is_different() -> None:
+    mod = Model2Conv()
+    inp = list(mod.get_example_inputs())
+    with pytest.raises(MismatchError, match="different"):
+        verify(inp, wrap_mod(mod), wrap_mod(mod, factor=1.001))
+    assert_put_back(mod, [None, None])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_training_through_wrap_mod_under_ddp() -> None:
+    mod = Model2Conv()
+    inp = list(mod.get_example_inputs())
+    with group_of_one():
+        ddp_wrapped_mod = nn.parallel.DistributedDataParallel(mod)
+        opt_mod = torch.compile(wrap_mod(ddp_wrapped_mod), backend="aot_eager")
+        assert verify(inp, wrap_mod(mod), opt_mod)
+    assert_put_back(mod, [None, None])

@@ -1,6 +1,6 @@
 """Run commands in forked processes, stopped by Ctrl-C at the n-th call of a function of paritas.
 
-    python -m integration.interrupting FOLDER < tasks.json > endings.json
+    python -m integration.interrupting FOLDER tasks.json > endings.json
 
 A moment counted in calls is the same on a loaded machine and on an idle one, which one counted in
 seconds is not; and torch is imported once for all of them, not by each.
@@ -16,10 +16,11 @@ import random
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 from pathlib import Path
+
+import processes
 
 LIMIT_S = 600
 
@@ -32,20 +33,10 @@ def endings(folder: Path, tasks: list[dict], **environment: str) -> list[dict]:
             run in, made of a copy of `prepared`, and `moments`: how many times to stop it, at which
             random calls by `seed`; without, it runs once to its end.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "integration.interrupting", str(folder)],
-        input=json.dumps(tasks),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "OMP_NUM_THREADS": "1",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=3600,
-    )
+    given = folder / "tasks.json"
+    given.write_text(json.dumps(tasks))
+    done = processes.run("-m", "integration.interrupting", folder, given, environment=environment)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -159,7 +150,7 @@ def _main() -> None:
 
     torch.set_num_threads(1)
     work = Path(sys.argv[1])
-    tasks = json.load(sys.stdin)
+    tasks = json.loads(Path(sys.argv[2]).read_text())
     json.dump([ending for task in tasks for ending in _endings_of(task, work)], sys.stdout)
 
 

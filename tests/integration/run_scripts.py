@@ -1,9 +1,7 @@
-"""Scripts to run under guard, and what starts them."""
+"""Scripts to run under guard."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import textwrap
 from pathlib import Path
 
@@ -50,18 +48,6 @@ if "--fail" in sys.argv:
 
 def write(name, text):
     Path(name).write_text(textwrap.dedent(text), encoding="utf-8")
-
-
-def start(*command, environment=None):
-    """In a process of its own, as from a shell."""
-    common = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        env={**common, **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def verdict_in(name):

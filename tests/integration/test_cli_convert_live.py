@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import processes
 from integration.dump_making import Making, assert_same_records, site, values, write_run
 from paritas.cli import main
 from paritas.dumps.reading import Dump
@@ -148,9 +146,7 @@ def test_a_writer_that_was_killed_is_not_watched_for_ever(tmp_path, monkeypatch)
         "making = Making(pathlib.Path(sys.argv[1])); making.add(site('a'), values(5));"
         "os.kill(os.getpid(), 9)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = [sys.executable, "-c", code, str(tmp_path / "dump")]
-    killed = subprocess.run(arguments, env=environment, check=False)
+    killed = processes.run("-c", code, tmp_path / "dump")
     assert killed.returncode == -signal.SIGKILL
     result = convert(tmp_path / "dump", "--to", "stats", "--watch", "--interval", "0.01")
     assert result.exit_code == 3

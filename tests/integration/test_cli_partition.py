@@ -228,6 +228,10 @@ def test_a_rule_that_leaves_all_whole_is_a_success_that_says_so():
             ("torch:matmul", "--arg", "4x8", "--arg", "9x6", "--discover"),
             "the operator itself fails on these arguments: RuntimeError: mat1 and mat2",
         ),
+        ((*MATMUL, "--device", "abacus"), "--device 'abacus' cannot be used: Expected one"),
+        ((*MATMUL, "--device", "meta"), "--device 'meta' holds no values"),
+        ((*MATMUL, "--confirm", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
+        ((*MATMUL, "--confirm", "nccl"), "NCCL sends from GPU to GPU, and the device is 'cpu'"),
     ],
 )
 def test_a_slip_is_told_and_the_exit_code_is_2(arguments, message):

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from integration.run_scripts import NET, TRAIN, start, verdict_in, write
+import processes
+from integration.run_scripts import NET, TRAIN, verdict_in, write
 from paritas.cli import main
 from paritas.errors import ParityWarning
 from paritas.numerics.findings import OriginKind, Status
@@ -45,9 +47,8 @@ def summary(result):
 
 
 def paritas_in_a_process(*arguments):
-    process = start(sys.executable, "-m", "paritas", "run", *arguments)
-    stdout, stderr = process.communicate(timeout=600)
-    return process.returncode, stdout, stderr
+    done = processes.run("-m", "paritas", "run", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 # --- verdicts -------------------------------------------------------------------------------------
@@ -336,16 +337,15 @@ def test_threads_are_let_go_and_waited_for_as_python_does():
 )
 def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(left, number, code, words):
     write("endless.py", TRAIN + left)
-    process = start(sys.executable, "-m", "paritas", "run", "--json", "v.json", "endless.py")
+    process = processes.Process("-m", "paritas", "run", "--json", "v.json", "endless.py")
     try:
         for line in process.stdout:
             if line == "ready\n":
                 break
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=600)
+        _, stderr = process.communicate()
     finally:
         process.kill()  # it would go on for ever
-        process.communicate()
     assert process.returncode == code, stderr
     assert f"{words}; what it did not get to was not checked" in stderr
     assert verdict_in("v.json").coverage.compared >= 8
@@ -417,11 +417,17 @@ def test_torch_is_imported_by_the_script_and_an_end_without_a_farewell_is_report
         os._exit(0)
         """,
     )
-    code, stdout, stderr = paritas_in_a_process("first.py")
-    assert stdout == "False\nthe end\n"
-    assert code == 3
-    assert "nothing was compiled" in stderr
-    assert stderr.splitlines()[-1].startswith("unverified: ")
+    done = subprocess.run(
+        [sys.executable, "-m", "paritas", "run", "first.py"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.stdout == "False\nthe end\n"
+    assert done.returncode == 3
+    assert "nothing was compiled" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("unverified: ")
 
 
 def test_the_json_of_a_run_has_the_form_of_every_verdict():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
-import sys
+import signal
 
 import pytest
 
-from integration.run_scripts import NET, start, verdict_in, write
+import processes
+from integration.run_scripts import NET, verdict_in, write
 from paritas.numerics.findings import Status
 from paritas.numerics.wording import headline
 
@@ -20,6 +20,7 @@ def _folder(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+TOLD = ("--json", "verdict.json")
 RANKS = f"""{NET}
 import os
 import time
@@ -43,55 +44,23 @@ open("left", "w").close()
 """
 
 
-# As a launcher starts them, but out of one process that has imported torch for both.
-FORKED = """
-import os, signal, sys
-import torch
-import paritas, paritas.cli.run_ending
-from paritas.cli import main
-
-signal.alarm(600)
-# What they would both import, and compile for the first time.
-guarded = torch.compile(torch.nn.Linear(2, 2), backend=paritas.guard("aot_eager"))
-guarded(torch.ones(1, 2)).sum().backward()
-torch.compiler.reset()
-children = []
-for rank in range(2):
-    child = os.fork()
-    if child == 0:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2")
-        main(sys.argv[1:], prog_name="paritas")
-    children.append(child)
-codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-sys.exit(max(codes, key=abs))
-"""
-
-
-def forked():
+def forked(*arguments):
     write("ranks.py", RANKS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    run = ("run", "--json", "verdict.json", "ranks.py")
-    process = start(sys.executable, "-c", FORKED, *run, environment=address)
-    _, stderr = process.communicate(timeout=600)
-    return process.returncode, stderr
+    ranks = processes.run_ranks("-m", "paritas", "run", *TOLD, "ranks.py", *arguments)
+    return [rank.returncode for rank in ranks], "".join(rank.stderr for rank in ranks)
 
 
 def torchrun(*arguments):
     write("ranks.py", RANKS)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run = ("-m", "paritas", "run", "--json", "verdict.json", "ranks.py")
-    process = start(sys.executable, *launcher, *run, *arguments)
-    _, stderr = process.communicate(timeout=600)
-    return process.returncode, stderr
+    done = processes.run(*launcher, "-m", "paritas", "run", *TOLD, "ranks.py", *arguments)
+    return done.returncode, done.stderr
 
 
 @pytest.mark.slow
 def test_two_ranks_give_one_report():
-    code, stderr = forked()
-    assert code == 0, stderr
+    codes, stderr = forked()
+    assert codes == [0, 0], stderr
     verdict = verdict_in("verdict.json")
     assert verdict.passed
     ranks = {finding.path[: len("rank 0")] for finding in verdict.findings}
@@ -118,8 +87,8 @@ def test_a_fault_on_one_rank_is_told_by_the_first():
 
 @pytest.mark.slow
 def test_a_rank_that_was_killed_is_unverified():
-    code, stderr = torchrun("--kill=1")
-    assert code != 0
+    codes, stderr = forked("--kill=1")
+    assert codes == [3, -signal.SIGKILL], stderr
     verdict = verdict_in("verdict.json")
     assert [finding.path for finding in verdict.failures][-1] == "rank 1"
     assert not verdict.passed

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import processes
 from paritas.cli import main
 from paritas.graphs.verifying import verify_graph
 from paritas.numerics.graph_reports import GraphReport, Outcome
@@ -83,6 +83,9 @@ def once(x):
         os.kill(os.getpid(), signal.SIGKILL)
     return x.relu()
 '''
+
+
+BUILT = ("--graph", "net:build", "--outdir", "out")
 
 
 @pytest.fixture
@@ -201,12 +204,25 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         (("--graph", "net:build", "--outdir", "out", "--import", "gone"), "no module 'gone'"),
         (("--graph", "net:build", "--outdir", "out", "--inputs", "gone.pt"), "no such file"),
         (("--graph", "net.py", "--outdir", "out"), "is no graph that paritas reads"),
+        ((*BUILT, "--device", "abacus"), "--device 'abacus' cannot be used: Expected one"),
+        ((*BUILT, "--device", "meta"), "--device 'meta' holds no values"),
+        ((*BUILT, "--confirm", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
+        ((*BUILT, "--confirm", "nccl"), "NCCL sends from GPU to GPU, and the device is 'cpu'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name_with_exit_code_2(net, arguments, told):
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert told in words(result.stderr)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
+def test_a_gpu_that_is_not_there_is_an_error_and_nothing_is_written(net):
+    for asked in ((), ("--confirm", "nccl")):
+        result = run(*BUILT, "--device", "cuda", *asked)
+        assert result.exit_code == 2, result.output
+        assert "Error: --device 'cuda' cannot be used: " in result.stderr
+        assert not (net / "out").exists()
 
 
 def test_inputs_that_would_run_code_are_refused(net):
@@ -228,6 +244,26 @@ def test_results_of_another_graph_are_not_mixed_with_these(net):
     assert "holds results of other settings (seed was 0, and is 1 now)" in words(other.stderr)
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html", "--seed", "1", "--overwrite")
     assert run(*asked).exit_code == 0
+
+
+# --- several graphs ------------------------------------------------------------------------------
+
+
+def test_a_second_graph_is_registered_into_the_same_folder(net):
+    """What both have in common is verified once, and the first graph stays in all reports."""
+    (net / "net2.py").write_text(NET.replace("self.second(torch.relu(", "self.second(torch.tanh("))
+    assert run(*BUILT).exit_code == 0
+    result = run("--graph", "net2:build", "--outdir", "out")
+    sys.modules.pop("net2", None)
+    assert result.exit_code == 0, result.output
+    told = words(result.stdout)
+    # Both linears and relu; `centred` is a function of the user's, in memory.
+    assert "3 operators were verified before for another graph here" in told
+    assert "also in this folder: 1 graph" in told
+    report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
+    assert [len(one.operators) for one in (report, *report.others)] == [5, 4]
+    names = {path.name for path in (net / "out").glob("*.html")}
+    assert names == {"report.html", "report_1.html"}
 
 
 # --- what cuts it short ---------------------------------------------------------------------------
@@ -262,7 +298,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
 def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
     tmp_path, monkeypatch
 ):
-    """Three processes that import torch."""
+    """A process that is killed, and those of its workers."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "deadly.py").write_text(DEADLY.format(marker=tmp_path / "marker"))
     out = tmp_path / "out"
@@ -272,10 +308,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
         f"verify_graph(graph(linear(0), relu(1, 'deadly.once')), {str(out)!r}, "
         "imports=['deadly'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run(
-        [sys.executable, "-c", program], env=environment, timeout=600, check=False
-    )
+    killed = processes.run("-c", program)
     assert killed.returncode == -signal.SIGKILL
     assert not (out / "results.json").exists()
     report = verify_graph(graph(linear(0), relu(1, "deadly.once")), out, imports=["deadly"])
@@ -286,12 +319,6 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
 @pytest.mark.slow
 def test_the_name_of_the_original_script_works_too(net):
     asked = ("--graph", "gone.ckp", "--outdir", "out")
-    done = subprocess.run(
-        [sys.executable, "-m", "paritas.verify_graph_operations", *asked],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("-m", "paritas.verify_graph_operations", *asked)
     assert done.returncode == 2
     assert "'gone.ckp': there is no such file" in done.stderr

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
+import processes
 from paritas.cli import main
 from paritas.numerics.findings import Status, Verdict
 
@@ -195,22 +194,14 @@ def test_interrupted_is_130(monkeypatch):
     assert "interrupted: there is no verdict" in result.stderr
 
 
-# --- torchrun -------------------------------------------------------------------------------------
-
-
-def torchrun(*arguments):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = (sys.executable, *launcher, "-m", "paritas", "verify-parallel", *arguments)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=environment
-    )
+# --- ranks of a launcher --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_under_torchrun_the_first_rank_alone_tells_and_does_so_before_any_ends():
-    done = torchrun("own_parallel:build", "--plan", "own_parallel:bias_on_every_rank")
-    assert done.returncode == 1
-    ends = [line for line in done.stdout.splitlines() if line.startswith("different: ")]
-    assert ends == done.stdout.splitlines()[-1:]
-    assert "exitcode  : 1 " in done.stderr
+def test_of_ranks_that_a_launcher_brings_the_first_alone_tells_and_does_so_before_any_ends():
+    plan = ("--plan", "own_parallel:bias_on_every_rank")
+    ranks = processes.run_ranks("-m", "paritas", "verify-parallel", "own_parallel:build", *plan)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    first, other = (rank.stdout.splitlines() for rank in ranks)
+    assert [line for line in first if line.startswith("different: ")] == first[-1:]
+    assert other == []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
+import processes
 from integration import dump_scripts
 from paritas.dumps.reading import Dump
 
@@ -20,17 +19,12 @@ TIMES = 24
 
 
 def start(command, path, *numbers, **environment):
-    return subprocess.Popen(
-        [sys.executable, dump_scripts.__file__, command, str(path), *map(str, numbers)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    arguments = (dump_scripts.__file__, command, path, *map(str, numbers))
+    return processes.Process(*arguments, environment=environment)
 
 
 def finish(process):
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out) if out else None
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import torch
 
+import processes
 from paritas.dumps.reading import Dump
 
 # Forked in a process of its own: the tests' may have threads. An alarm ends what waits for ever.
@@ -86,15 +83,7 @@ print("guard:", guarded.verdict().status.value)
 
 def test_forks_end_and_leave_one_dump_of_the_parent_alone(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "fork after use: 0",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+import processes
 
 WIDE_REFUSED = """
     lib = torch.library.Library("quiet_lab", "DEF")
@@ -52,14 +51,7 @@ VERIFY = """
 
 def verified(model: str) -> tuple[str, str]:
     parts = ["import warnings, torch, paritas", textwrap.dedent(model), textwrap.dedent(VERIFY)]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(parts)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ,
-        timeout=600,
-    )
+    done = processes.run("-c", "\n".join(parts))
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
+import processes
 from integration.once import made_once
 from paritas.comparison.sharding.gathering import gather
 from paritas.dumps.reading import Dump
@@ -41,23 +38,8 @@ class Keep(nn.Module):
 def run_ranks(folder, body, world_size=2):
     script = folder / "program.py"
     script.write_text(BEGIN + textwrap.dedent(body) + "\ndist.destroy_process_group()\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common["WORLD_SIZE"] = str(world_size)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "dump")],
-            env={**common, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    outputs = [process.communicate(timeout=600)[0] for process in processes]
-    return [process.returncode for process in processes], outputs
+    ranks = processes.run_ranks(script, folder / "dump", world_size=world_size)
+    return [rank.returncode for rank in ranks], [rank.stdout + rank.stderr for rank in ranks]
 
 
 @pytest.fixture(scope="module")

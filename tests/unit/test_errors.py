@@ -13,7 +13,7 @@ from paritas.errors import MismatchError, ParitasError, UnsupportedTorchError, U
     ("error", "also"),
     [
         (UsageError, (ValueError,)),
-        (MismatchError, (AssertionError, RuntimeError)),
+        (MismatchError, (AssertionError, RuntimeError, ValueError)),
         (UnsupportedTorchError, (RuntimeError,)),
     ],
 )

@@ -250,11 +250,16 @@ def _of_integers(function: Callable[[int, int], int]) -> Callable[[Any, Any], in
     return run
 
 
+def _reshape_alias(tensor: Tensor, size: Sequence[int], _: Any) -> Tensor:
+    """Of a name, so that another process can be given it."""
+    return tensor.reshape(size)
+
+
 # How a tensor lies in memory is not known of one that was read: a view of it may need a copy.
 _AS_RESHAPE: dict[str, Callable[..., Any]] = {
     "aten.view.default": torch.ops.aten.reshape.default,
     "aten._unsafe_view.default": torch.ops.aten.reshape.default,
-    "aten._reshape_alias.default": lambda tensor, size, _: tensor.reshape(size),
+    "aten._reshape_alias.default": _reshape_alias,
 }
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
     "getitem": _item,

@@ -13,11 +13,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo import eval_frame
 from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
 from torch._dynamo.eval_frame import get_compiler_fn, innermost_backend
 
-from paritas._torch.arrival import HOOK, compile_hook
+from paritas._torch.arrival import asking_first
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -26,21 +25,25 @@ if TYPE_CHECKING:
     Backend = Callable[..., Any]
     Replace = Callable[[Backend], Backend | None]
 
-_left_alone = contextvars.ContextVar("paritas_left_alone", default=False)
+# Why a call keeps its backend, if it does: it is ours, or the user asked for that.
+OURS, ASKED = "ours", "asked"
+_kept = contextvars.ContextVar("paritas_kept", default="")
 
 
 @contextlib.contextmanager
-def unguarded() -> Iterator[None]:
+def unguarded(why: str = OURS) -> Iterator[None]:
     """Let what is compiled in here keep its backend: it belongs to paritas, not to the user."""
-    token = _left_alone.set(True)
+    token = _kept.set(why)
     try:
         yield
     finally:
-        _left_alone.reset(token)
+        _kept.reset(token)
 
 
 @contextlib.contextmanager
-def replacing_backends(replace: Replace) -> Iterator[None]:
+def replacing_backends(
+    replace: Replace, on_kept: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Let every `torch.compile` of the process, in whatever thread, use another backend.
 
     Args:
@@ -48,24 +51,35 @@ def replacing_backends(replace: Replace) -> Iterator[None]:
             gives the one to use, or None for the same. For equal backends it has to give the same
             object, because Dynamo compares them to find its compiled code again. What it gave
             may come back to it.
+        on_kept: called when a call keeps its backend because of `keeping_backends`.
 
     Raises:
         UnsupportedTorchError: this torch has no such place.
     """
-    original = compile_hook(eval_frame)
     replaced = _Replaced(replace)
 
-    def callback_from_stance(callback: Any) -> Any:
-        if callback is None or callback is False or _left_alone.get():
-            return original(callback)
+    def with_another_backend(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        if why := _kept.get():
+            if why == ASKED:
+                on_kept()
+            return ask(callback)
         # A stance may put its own callback in place of the one it is given, hence also after it.
-        return replaced.of(original(replaced.of(callback)))
+        return replaced.of(ask(replaced.of(callback)))
 
-    setattr(eval_frame, HOOK, callback_from_stance)
-    try:
+    with asking_first(with_another_backend):
         yield
-    finally:
-        setattr(eval_frame, HOOK, original)
+
+
+@contextlib.contextmanager
+def keeping_backends() -> Iterator[None]:
+    """Let every `torch.compile` of the process keep its backend, whatever replaces it outside."""
+
+    def as_it_is(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        with unguarded(ASKED):
+            return ask(callback)
+
+    with asking_first(as_it_is):
+        yield
 
 
 class _Replaced:

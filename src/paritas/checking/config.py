@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
-
-AUTOMATIC = AutomaticValueChecker()
+from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker, validate_checker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +35,11 @@ class Inputs:
         object.__setattr__(self, "args", tuple(self.args))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class VerifyConfig:
     """What `verify` compares, and how it ends.
+
+    Fields may be assigned until it is used; `verify` checks them again, and works on a copy.
 
     Attributes:
         enabled: off, both sides run, nothing is compared, and the verdict says so.
@@ -81,7 +81,9 @@ class VerifyConfig:
     verify_dtype: bool = True
     verify_shape: bool = True
     verify_values: bool = True
-    value_checker: ValueChecker | tuple[ValueChecker, ...] | list[ValueChecker] = AUTOMATIC
+    value_checker: ValueChecker | tuple[ValueChecker, ...] | list[ValueChecker] = dataclasses.field(
+        default_factory=AutomaticValueChecker
+    )
     verify_gradients: bool | None = None
     verify_input_gradients: bool = True
     verify_double_backward: bool | None = None
@@ -116,6 +118,11 @@ class VerifyConfig:
                     f"of them, not {checker!r}"
                 )
                 raise UsageError(message)
+            validate_checker(checker)
+
+    def as_used(self) -> VerifyConfig:
+        """A copy, checked again: fields may have been assigned since this one was made."""
+        return dataclasses.replace(self)
 
     @property
     def compares_requires_grad(self) -> bool:

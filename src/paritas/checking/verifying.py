@@ -70,6 +70,7 @@ def verify(
     if not isinstance(config, VerifyConfig):
         message = f"verify_cfg must be a VerifyConfig, not {config!r:.120}"
         raise UsageError(message)
+    config = config.as_used()
     sets = input_sets(inputs)
     reference = subject(framework_model, "reference", "framework_model")
     candidate = subject(compiled_model, "candidate", "compiled_model", reference.state)

@@ -77,9 +77,12 @@ class LazyGroup(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command; it checks what it is asked to, whatever PARITAS_GUARD says."""
+        from paritas.checking.guarding.watching import environment_set_aside
+
         try:
-            return super().invoke(ctx)
+            with environment_set_aside():
+                return super().invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except ParitasError as error:

@@ -10,6 +10,7 @@ import torch
 
 from paritas.candidates.making import make
 from paritas.candidates.names import is_named
+from paritas.checking.devices import usable_device
 from paritas.cli.hugging_face import build_model, is_hugging_face
 from paritas.cli.loading import call, model_and_inputs, resolve
 from paritas.errors import UsageError
@@ -97,19 +98,6 @@ def _from_function(model: Any, spec: str) -> Callable[..., Any]:
             "return what is to be called in place of the model"
         )
     return candidate
-
-
-def usable_device(name: str) -> torch.device:
-    """A device on which a tensor with values can be made."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:160]
-        raise UsageError(f"--device {name!r} cannot be used: {reason}") from error
-    if device.type == "meta":
-        raise UsageError(f"--device {name!r} holds no values, so there is nothing to compare")
-    return device
 
 
 def _moved(leaf: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:

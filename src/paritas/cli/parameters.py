@@ -7,10 +7,21 @@ from typing import Any
 
 import click
 
-__all__ = ["KINDS", "Assignment", "Span"]
+__all__ = ["KINDS", "Assignment", "Span", "confirm_option", "device_option"]
 
 # Those of `paritas.dumps.opening`, which would import torch.
 KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
+
+device_option = click.option(
+    "--device", metavar="DEVICE", help="Run on this device, for example cuda."
+)
+# Those of `paritas.partition.confirming`, which would import torch.
+confirm_option = click.option(
+    "--confirm",
+    type=click.Choice(["gloo", "nccl"]),
+    help="Check once more, on ranks that are processes; nccl needs --device cuda and a GPU for "
+    "each rank.",
+)
 
 
 class Span(click.ParamType[tuple[int, int]]):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from paritas.cli.formatting import Format, format_options, subject_file
+from paritas.cli.parameters import confirm_option, device_option
 
 if TYPE_CHECKING:
     from paritas.cli.partition_checks import Checked
@@ -31,7 +32,8 @@ class Options:
     without_gradient: tuple[int, ...]
     seed: int
     strict: bool
-    confirm: Literal["gloo"] | None
+    device: str | None
+    confirm: Literal["gloo", "nccl"] | None
 
 
 @click.command(short_help="Check how an operator can be split over ranks, or find out.")
@@ -78,9 +80,8 @@ class Options:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the tensors.")
 @click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
-@click.option(
-    "--confirm", type=click.Choice(["gloo"]), help="Check once more, on ranks that are processes."
-)
+@device_option
+@confirm_option
 @click.option(
     "--shrink",
     "outdir",
@@ -156,10 +157,13 @@ def _run(operator: str, options: Options) -> Checked:
         from paritas.cli.partition_arguments import operator_call
         from paritas.cli.partition_checks import check
         from paritas.partition.configuration.resolving import resolve_operator
+        from paritas.partition.confirming import check_confirm
+        from paritas.partition.running.placing import device_of
 
         look_here()
         function = resolve_operator(operator, parameter="OPERATOR")
         call = operator_call(operator, function, options)
+        check_confirm(options.confirm, device_of(call), options.ranks)
         return check(call, options, tell)
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.checking.devices import usable_device
 from paritas.errors import UsageError
 from paritas.partition.configuration.config import TensorInfo, VerifyConfig
 from paritas.partition.configuration.inputs import make_call
+from paritas.partition.running.placing import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +51,14 @@ def operator_call(spec: str, function: Callable[..., Any], options: Options) -> 
     )
     call = make_call(config, function, seed=options.seed)
     dtype = getattr(torch, options.dtype)
-    return dataclasses.replace(
+    typed = dataclasses.replace(
         call,
         args=tuple(map(_in_dtype, call.args, args, [dtype] * len(args))),
         kwargs={name: _in_dtype(value, kwargs[name], dtype) for name, value in call.kwargs.items()},
     )
+    if options.device is None:
+        return typed
+    return on_device(typed, usable_device(options.device))
 
 
 def _in_dtype(value: Any, info: Any, dtype: torch.dtype) -> Any:

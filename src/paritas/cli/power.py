@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.parameters import device_option
+
 if TYPE_CHECKING:
     from paritas.numerics.power_reports import PowerReport
 
@@ -39,7 +41,7 @@ class Options:
     type=click.Choice(DTYPES[2:]),
     help="Run the forward pass under torch.autocast to this.",
 )
-@click.option("--device", metavar="DEVICE", help="Run on this device, for example cuda.")
+@device_option
 @click.option("--train", is_flag=True, help="Training mode; otherwise model.eval() is called.")
 @click.option("--no-gradients", is_flag=True, help="Leave the backward pass out.")
 @click.option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from pathlib import Path
@@ -13,10 +12,6 @@ import click
 from paritas.cli.formatting import Format, format_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from paritas.checking.guarding.journal import Journal
-    from paritas.checking.guarding.settings import GuardSettings
     from paritas.cli.running import Ending
 
 ACTIONS = ("raise", "warn", "record", "fallback")
@@ -106,6 +101,7 @@ def run(  # noqa: PLR0913  (one for each option)
     that fails by itself is one way of that), 130 interrupted.
     """
     from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
+    from paritas.checking.guarding.watching import Watch
     from paritas.cli.ranks import Meeting, Ranks
     from paritas.cli.running import (
         Program,
@@ -130,7 +126,7 @@ def run(  # noqa: PLR0913  (one for each option)
         check_writable(json_path)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
-    watch, signals = _Watch(settings), StopSignals()
+    watch, signals = Watch(settings), StopSignals()
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
@@ -140,31 +136,6 @@ def run(  # noqa: PLR0913  (one for each option)
         return finish(course, meeting, Files(json_path, form), signals)
 
     with exits_told(finish), signals:
-        with watch.watching():
+        with watch:
             ending = run_last_program(program, signals)
         ctx.exit(finish(ending))
-
-
-class _Watch:
-    """Guards everything that is compiled, from when the script first compiles something."""
-
-    def __init__(self, settings: GuardSettings) -> None:
-        self.settings = settings
-        self.journal: Journal | None = None
-        self.failure: Exception | None = None
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        from paritas._torch.arrival import on_first_compile
-
-        with contextlib.ExitStack() as stack, on_first_compile(lambda: self._start(stack)):
-            yield
-
-    def _start(self, stack: contextlib.ExitStack) -> None:
-        try:
-            from paritas.checking.guarding.everywhere import guard_everywhere
-
-            self.journal = stack.enter_context(guard_everywhere(self.settings))
-        except Exception as error:
-            self.failure = error  # for the report, should the script pass over it
-            raise

@@ -12,6 +12,7 @@ import msgspec
 import torch.distributed as dist
 from rich.console import Console
 
+from paritas.checking.guarding.watching import NOTHING
 from paritas.cli.formatting import TEXT, Format, subject_file
 from paritas.cli.rank_reports import Report, merge_ranks, unverified
 from paritas.cli.ranks import HURRIED_SECONDS, WAIT_SECONDS
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 UNREACHED = "what it did not get to was not checked"
 NOTHING_BEFORE = "nothing was compiled before that"
-NOTHING = "nothing was compiled: no call of anything that torch.compile made was seen"
 NO_GRAPH = "nothing was compiled: in what torch.compile was given, there was no graph to capture"
 NOTHING_ADVICE = (
     "only the script's own process is watched, not those that it starts; and torch.compile does "

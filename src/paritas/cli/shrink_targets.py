@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paritas._torch.backends import find_backend
-from paritas.checking.guarding.everywhere import guard_everywhere
+from paritas.checking.guarding.everywhere import GuardEverywhere
 from paritas.checking.guarding.settings import GuardSettings
 from paritas.checking.remembering import FailedGraph, recall
 from paritas.cli.building import build_reference
@@ -55,9 +55,9 @@ def shrink_script(
     statements = _set_up(options.setup)
     tell(f"running {program.target}")
     settings = GuardSettings(on_mismatch="record", locate=False)
-    with guard_everywhere(settings) as journal:
+    with GuardEverywhere(settings) as guards:
         ending = run_program(program)
-    verdict = journal.verdict()
+    verdict = guards.verdict()
     failed = [one for one in recall(verdict) if isinstance(one, FailedGraph)]
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""

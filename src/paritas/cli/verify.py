@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paritas.cli.formatting import Format, format_options, subject_file
+from paritas.cli.parameters import device_option
 
 if TYPE_CHECKING:
     from paritas.numerics.findings import Verdict
@@ -51,7 +52,7 @@ class Options:
     "function that is given a copy of the model and returns what to compare it with.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
-@click.option("--device", metavar="DEVICE", help="Run on this device, for example cuda.")
+@device_option
 @click.option("--train", is_flag=True, help="Training mode; otherwise model.eval() is called.")
 @click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
 @click.option("--no-gradients", is_flag=True, help="Leave gradients out.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paritas.cli.formatting import Format, format_options, subject_file
+from paritas.cli.parameters import confirm_option, device_option
 
 if TYPE_CHECKING:
     from paritas.numerics.graph_reports import GraphReport
@@ -50,7 +51,8 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     required=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where the results go; a run that was cut short there goes on.",
+    help="Where the results go; a run that was cut short there goes on, and another graph is "
+    "registered beside those that DIR holds.",
 )
 @click.option(
     "--options",
@@ -76,6 +78,8 @@ class Numbers(click.ParamType[tuple[int, ...]]):
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of values that are drawn.")
 @click.option("--strict", is_flag=True, help="Count unstable splits as failures.")
+@device_option
+@confirm_option
 @click.option(
     "--executor",
     default="processes",
@@ -96,6 +100,7 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
     graph: str,
     outdir: Path,
     inputs: str | None,
+    device: str | None,
     overwrite: bool,
     no_html: bool,
     quiet: bool,
@@ -108,7 +113,8 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
     torch's operators, and what --import names.
 
     Written to DIR are results.json, results.csv, report.html and, for each failure, a script that
-    shows it (repro/).
+    shows it (repro/). Graphs that DIR holds results of stay in them, and operators that were
+    verified for one of them are not verified again.
 
     Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
     checked, 130 interrupted.
@@ -120,6 +126,7 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
             outdir,
             inputs,
             last,
+            device=device,
             quiet=quiet,
             html=not no_html,
             resume=not overwrite,
@@ -140,6 +147,7 @@ def _run(
     inputs: str | None,
     last: list[Progress],
     *,
+    device: str | None,
     quiet: bool,
     **asked: Any,
 ) -> GraphReport:
@@ -155,6 +163,10 @@ def _run(
             last[:] = [told]
             show(told)
 
+        if device is not None:
+            from paritas.checking.devices import usable_device
+
+            asked["device"] = usable_device(device)
         source = find_graph(graph)
         given = None if inputs is None else find_inputs(inputs)
         from paritas.graphs import verifying

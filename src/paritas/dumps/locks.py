@@ -21,12 +21,16 @@ LOCK = ".lock"
 
 
 class Lock:
-    """Held by the process that writes, until it lets go or ends in whatever way."""
+    """Held by the process that writes, until it lets go or ends in whatever way.
+
+    Attributes:
+        is_held: whether it was to be had; otherwise another process has it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Take it; a file system without locks lets it pass."""
         self._file: BinaryIO | None = path.open("wb")
-        _try_lock(self._file)
+        self.is_held = _try_lock(self._file)
 
     def release(self) -> None:
         """Let go, also on behalf of processes that were forked meanwhile."""

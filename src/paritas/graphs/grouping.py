@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paritas.graphs.operators.signatures import key_of
+from paritas.graphs.operators.signatures import ADDRESS, key_of
 from paritas.numerics.graph_reports import Site
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from paritas.graphs.settings import Settings
 
 __all__ = ["Group", "calls_digest", "group_calls", "values_digest"]
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +71,7 @@ def calls_digest(calls: Iterable[GraphCall]) -> str:
     digest = hashlib.sha256()
     for call in calls:
         text = repr(dataclasses.replace(call, function=None))
-        # An object without a text of its own shows where it lies, which is elsewhere each time.
-        digest.update(_ADDRESS.sub("", text).encode(errors="surrogatepass"))
+        digest.update(ADDRESS.sub("", text).encode(errors="surrogatepass"))
         digest.update(_code_of(call.function))
     return digest.hexdigest()
 
@@ -85,7 +81,7 @@ def _code_of(function: Callable[..., Any] | None) -> bytes:
     code = getattr(function, "__code__", None)
     if code is None:
         return b""
-    constants = _ADDRESS.sub("", repr(code.co_consts))
+    constants = ADDRESS.sub("", repr(code.co_consts))
     return bytes(code.co_code) + constants.encode(errors="surrogatepass")
 
 
@@ -112,4 +108,4 @@ def _add_values(digest: Any, tree: Any) -> None:
         for item in tree:
             _add_values(digest, item)
     else:
-        digest.update(_ADDRESS.sub("", repr(tree)).encode(errors="surrogatepass"))
+        digest.update(ADDRESS.sub("", repr(tree)).encode(errors="surrogatepass"))

@@ -1,35 +1,40 @@
-"""What is finished of a graph, written down at once: a run that was cut short goes on from there.
+"""What is finished of graphs, written down at once: a run that was cut short goes on from there.
 
-One line of JSON each: what the run is about, an operator that is begun in this process, an operator
-that is finished, an interruption. A kill costs the operators in progress. One that was begun and
-neither finished nor interrupted may have been what ended the process.
+One line of JSON each: what a run is about, an operator that is begun in this process, an operator
+that is finished, an interruption, how the run ended. A kill costs the operators in progress. One
+that was begun and neither finished nor interrupted may have been what ended the process.
+
+A folder may hold several graphs, one after the other. What was verified for one of them is not
+verified again for the next.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from paritas.dumps.locks import Lock, is_locked
+from paritas.dumps.locks import Lock
 from paritas.errors import UsageError
 from paritas.numerics.findings import spell_nonfinite
-from paritas.numerics.graph_reports import OperatorResult
+from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome
+from paritas.reporting.graph_words import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["LOCK", "NAME", "About", "Journal"]
+__all__ = ["LOCK", "NAME", "About", "Journal", "Registered"]
 
 NAME = "journal.jsonl"
 LOCK = ".journal.lock"
-_FORMAT = 1
+_FORMAT = 2
 _LONGEST_VALUE = 60
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run is about: another one has nothing to take over from it.
+    """What a run is about: a graph, and what is asked of it.
 
     Attributes:
         graph: what it was read from, for people.
@@ -48,9 +53,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     modules: dict[str, str] = {}
 
     def difference(self, earlier: About) -> str:
-        """In what an earlier run was about something else, in words; empty if in nothing."""
-        if earlier.calls != self.calls:
-            return f"another graph ({earlier.graph})"
+        """In what an earlier run of this graph asked something else; empty if in nothing."""
         for words, old, new in (
             ("settings", earlier.settings, self.settings),
             ("versions", earlier.versions, self.versions),
@@ -66,56 +69,112 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return f"another text of the module {', '.join(changed)}"
         return ""
 
+    def answers(self, other: About) -> bool:
+        """Whether what was verified for this graph is verified for an operator of another, too.
+
+        Values of a run of the graph are its own: only drawn ones are the same for both.
+        """
+        same = self.versions == other.versions and self.modules == other.modules
+        return same and not self.inputs and not other.inputs
+
 
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line: one of these."""
+    """One line: what a run is about, or one thing that happened in it.
+
+    What follows a line about a graph belongs to that graph. The report is without operators: they
+    have lines of their own.
+    """
 
     format: int | None = None
     about: About | None = None
+    report: GraphReport | None = None
     begun: str | None = None
     finished: OperatorResult | None = None
     interrupted: bool | None = None
+
+
+@dataclasses.dataclass
+class Registered:
+    """A graph that the folder holds results of.
+
+    Attributes:
+        number: in the order in which they came, from 1 on.
+        finished: result by key.
+    """
+
+    number: int
+    about: About
+    report: GraphReport
+    finished: dict[str, OperatorResult] = dataclasses.field(default_factory=dict)
+
+    def whole_report(self) -> GraphReport:
+        """All that is known of it."""
+        found = sorted(self.finished.values(), key=lambda one: one.sites[0].position)
+        return msgspec.structs.replace(self.report, operators=tuple(found), number=self.number)
 
 
 class Journal:
     """The file, open for writing, and what it holds from earlier runs.
 
     Attributes:
-        finished: result by key, of earlier runs.
+        own: the graph of this run.
+        graphs: all of them, by the digests of their calls.
         suspects: keys during which an earlier run ended without a word.
         notes: what became of a line that was cut short.
     """
 
-    def __init__(self, folder: Path, about: About, *, resume: bool = True) -> None:
-        """Open it, and take over what is finished.
+    def __init__(
+        self, folder: Path, about: About, report: GraphReport, *, resume: bool = True
+    ) -> None:
+        """Open it, take over what is finished, and register the graph.
+
+        Args:
+            report: what there is to say of the graph before any operator is checked.
 
         Raises:
-            UsageError: it is about something else, is damaged, or another process writes to it.
+            UsageError: it asked something else of this graph, is damaged, or another process
+                writes to it.
         """
-        self.finished: dict[str, OperatorResult] = {}
+        self.graphs: dict[str, Registered] = {}
         self.suspects: set[str] = set()
         self.notes: list[str] = []
         self._begun = ""
+        self._told: Registered | None = None
         path = folder / NAME
-        if is_locked(folder / LOCK):
-            raise UsageError(
-                f"{str(folder)!r}: another process writes its results there; wait for it, or name "
-                "another folder"
-            )
-        self._lock = Lock(folder / LOCK)
+        self._lock = _alone_in(folder)
         try:
-            length = self._read(path, about) if resume and path.exists() else 0
+            length = self._read(path) if resume and path.exists() else 0
+            self._refuse_other_questions(folder, about)
             self._file = path.open("r+b" if length else "wb")
             self._file.truncate(length)
             self._file.seek(length)
-            if not length:
-                self._write(_Line(format=_FORMAT, about=about))
+            self._write(_Line(format=_FORMAT, about=about, report=report))
+            self.own = self._register(about, report)
         except OSError as error:
             self._lock.release()
             raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def finished(self) -> dict[str, OperatorResult]:
+        """Result by key, of earlier runs of this graph."""
+        return self.own.finished
+
+    def verified_elsewhere(self, key: str) -> tuple[OperatorResult, str] | None:
+        """An operator that was verified for another graph of the folder, and that graph's name."""
+        for other in self.others():
+            known = other.finished.get(key)
+            if known is None or known.outcome is not Outcome.VERIFIED:
+                continue
+            if other.about.answers(self.own.about):
+                return known, other.report.graph
+        return None
+
+    def others(self) -> tuple[Registered, ...]:
+        """The other graphs of the folder."""
+        return tuple(one for one in self.graphs.values() if one is not self.own)
 
     def begin(self, key: str) -> None:
         """An operator is checked in this process from now on."""
@@ -124,6 +183,13 @@ class Journal:
     def finish(self, result: OperatorResult) -> None:
         """An operator is done."""
         self._write(_Line(finished=result))
+        self.own.finished[result.key] = result
+
+    def end(self, report: GraphReport) -> None:
+        """The run has come to its end, or is interrupted: what there is to say of the graph."""
+        bare = msgspec.structs.replace(report, operators=(), others=())
+        self._write(_Line(report=bare))
+        self.own.report = bare
 
     def interrupt(self) -> None:
         """Somebody asked to stop: what was begun is no suspect."""
@@ -150,7 +216,7 @@ class Journal:
 
     # --- what is there already -------------------------------------------------------------------
 
-    def _read(self, path: Path, about: About) -> int:
+    def _read(self, path: Path) -> int:
         """Take over what is there; gives where to go on writing."""
         content = path.read_bytes()
         length = content.rfind(b"\n") + 1
@@ -160,34 +226,61 @@ class Journal:
                 f"the last line of an earlier run's journal was cut short ({lost} bytes): what it "
                 "was about is checked again"
             )
-        lines = content[:length].splitlines()
-        if not lines:  # not even the first line was finished
-            return 0
-        self._compare(path, about, lines[0])
-        for number, text in enumerate(lines[1:], start=2):
-            self._take(_decoded(path, number, text))
+        for number, text in enumerate(content[:length].splitlines(), start=1):
+            line = _decoded(path, number, text)
+            if line.about is not None or number == 1:
+                if line.format != _FORMAT or line.about is None or line.report is None:
+                    raise _damage(path, number, f"format {line.format!r} instead of {_FORMAT}")
+                self._told = self._register(line.about, line.report)
+            else:
+                self._take(line)
         return length
 
-    def _compare(self, path: Path, about: About, text: bytes) -> None:
-        first = _decoded(path, 1, text)
-        if first.format != _FORMAT or first.about is None:
-            raise _damage(path, 1, f"format {first.format!r} instead of {_FORMAT}")
-        difference = about.difference(first.about)
-        if difference:
-            raise UsageError(
-                f"{str(path.parent)!r} holds results of {difference}: name another folder, or "
-                "start anew with --overwrite (resume=False)"
-            )
+    def _register(self, about: About, report: GraphReport) -> Registered:
+        """The graph that a run is about, known or new."""
+        new = Registered(len(self.graphs) + 1, about, report)
+        known = self.graphs.setdefault(about.calls, new)
+        known.about, known.report = about, report
+        return known
+
+    def _refuse_other_questions(self, folder: Path, about: About) -> None:
+        earlier = self.graphs.get(about.calls)
+        difference = about.difference(earlier.about) if earlier is not None else ""
+        if not difference:
+            return
+        rest = len(self.graphs) - 1
+        lost = f", which drops those of {counted(rest, 'other graph')}, too" if rest else ""
+        raise UsageError(
+            f"{str(folder)!r} holds results of {difference}: name another folder, or start anew "
+            f"with --overwrite (resume=False){lost}"
+        )
 
     def _take(self, line: _Line) -> None:
         if line.begun is not None:
             self._begun = line.begun
             self.suspects.add(line.begun)
-        elif line.finished is not None:
-            self.finished[line.finished.key] = line.finished
+        elif line.finished is not None and self._told is not None:
+            self._told.finished[line.finished.key] = line.finished
             self.suspects.discard(line.finished.key)
+        elif line.report is not None and self._told is not None:
+            self._told.report = line.report
         elif line.interrupted:
             self.suspects.discard(self._begun)
+
+
+def _alone_in(folder: Path) -> Lock:
+    try:
+        lock = Lock(folder / LOCK)
+    except OSError as error:
+        path = str(folder / LOCK)
+        raise UsageError(f"cannot write {path!r}: {error.strerror or error}") from error
+    if not lock.is_held:
+        lock.release()
+        raise UsageError(
+            f"{str(folder)!r}: another process writes its results there; wait for it, or name "
+            "another folder"
+        )
+    return lock
 
 
 def _decoded(path: Path, number: int, text: bytes) -> _Line:

@@ -20,7 +20,9 @@ __all__ = ["CSV", "HTML", "JSON", "clear", "prepare", "write_results"]
 JSON, CSV, HTML = "results.json", "results.csv", "report.html"
 _FILES = (HTML, CSV, JSON)
 # A script, or the values beside it, as `scripts.writing` names them.
-_SCRIPT = re.compile(r"\d{2,}_\w+\.(py|safetensors)")
+_SCRIPT = re.compile(r"(graph\d+_)?\d{2,}_\w+\.(py|safetensors)")
+# The page of a graph beside that of the latest run.
+_PAGE = re.compile(r"report_\d+\.html")
 
 
 def prepare(folder: Path, *, resume: bool) -> None:
@@ -57,6 +59,9 @@ def clear(folder: Path) -> None:
     """Take away what an earlier run wrote, and nothing else."""
     for name in _FILES:
         (folder / name).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if _PAGE.fullmatch(path.name):
+            path.unlink()
     scripts = folder / FOLDER
     if not scripts.is_dir():
         return
@@ -79,6 +84,8 @@ def _refuse_strangers(folder: Path) -> None:
 def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tuple[Path, ...]:
     """Write a report in all its forms, each file whole or not at all.
 
+    Other graphs of the folder have a page each, named by their numbers.
+
     Returns:
         The files, that for people first.
     """
@@ -87,10 +94,16 @@ def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tu
     written = [folder / JSON, folder / CSV]
     write_whole(folder / JSON, report.to_json())
     write_whole(folder / CSV, csv_text(report).encode(errors="backslashreplace").rstrip(b"\n"))
+    from paritas.reporting.html.graph_page import page_name
+
+    for number in range(1, len(report.others) + 2):  # those of an earlier run would not fit
+        (folder / page_name(number)).unlink(missing_ok=True)
     if html:
+        for other in report.others:
+            _write_page(folder / page_name(other.number), other)
         _write_page(folder / HTML, report)
         written.append(folder / HTML)
-    else:  # one of an earlier run would not fit
+    else:
         (folder / HTML).unlink(missing_ok=True)
     return tuple(reversed(written))
 

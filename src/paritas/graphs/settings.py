@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from paritas.numerics.graph_reports import Confirm
 
 __all__ = ["OPTION_SOURCES", "Settings"]
 
@@ -27,6 +30,9 @@ class Settings:
         strict: count `unstable` as a failure.
         imports: modules to import first: they bring operators, annotations and functions of yours.
             A graph's own names are never imported beyond torch's operators.
+        device: where operators run, for example `cuda`; None is the host.
+        confirm: by what ranks that are processes talk, on which each split is checked once more;
+            None leaves it at simulated ranks.
         memory: bytes that the values of one call may take at most.
     """
 
@@ -36,6 +42,8 @@ class Settings:
     seed: int = 0
     strict: bool = False
     imports: tuple[str, ...] = ()
+    device: str | None = None
+    confirm: Confirm | None = None
     memory: int = 4 << 30
 
     def __post_init__(self) -> None:

@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas.checking.devices import usable_device
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
 from paritas.graphs.grouping import Group, calls_digest, group_calls, values_digest
 from paritas.graphs.journal import About, Journal
+from paritas.graphs.operators.resolving import import_modules, is_known_by_name
 from paritas.graphs.results_folder import clear, prepare, write_results
 from paritas.graphs.scripts.failures import with_script
 from paritas.graphs.settings import Settings, Source
 from paritas.graphs.working import Work, check_executor, run_works
-from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome
+from paritas.numerics.graph_reports import Confirm, GraphReport, OperatorResult, Outcome
+from paritas.partition.confirming import check_confirm
 from paritas.reporting.progress import Progress, shows_progress
 from paritas.settings.versions import own_version
 
@@ -46,6 +49,8 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
     seed: int = 0,
     strict: bool = False,
     imports: Sequence[str] = (),
+    device: str | torch.device | None = None,
+    confirm: Confirm | None = None,
     executor: str | Executor = "processes",
     jobs: int | None = None,
     resume: bool = True,
@@ -56,7 +61,9 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
 
     Identical calls are checked once and counted. With a folder, each operator is written down as
     soon as it is done: the same run, started again, goes on from there. An interruption
-    (`KeyboardInterrupt`) writes what there is, and is raised again.
+    (`KeyboardInterrupt`) writes what there is, and is raised again. A folder that holds results of
+    other graphs keeps them: this graph is registered beside them, and what was verified for one of
+    them is not verified again.
 
     Args:
         graph: a file (`.pt2`, or nnScaler's `.ckp`), a `torch.export.ExportedProgram`, a
@@ -73,16 +80,20 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
         seed: of drawn values and of the checks.
         strict: count `unstable` as a failure.
         imports: modules that bring operators, annotations and functions of yours.
+        device: where operators run, for example `"cuda"`; otherwise on the host.
+        confirm: "gloo" or "nccl" checks each split a second time, on ranks that are real
+            processes; NCCL needs `device="cuda"` and a GPU for each rank.
         executor: `processes`, `dask://host:port`, or an executor of `concurrent.futures` whose
             workers are no threads.
         jobs: how many workers; unless given, all happens in this process.
-        resume: take over what an earlier run has finished; False starts anew.
+        resume: take over what an earlier run has finished, and keep what the folder holds of other
+            graphs; False starts anew.
         html: write report.html, too.
         on_progress: called with a few words before each step, and how far it has come.
 
     Raises:
-        UsageError: the graph cannot be read, the folder cannot be written to or holds results of
-            something else, or what is asked makes no sense.
+        UsageError: the graph cannot be read, the folder cannot be written to or holds what another
+            question of this graph or another program gave, or what is asked makes no sense.
     """
     began = time.monotonic()
     settings = Settings(
@@ -92,17 +103,22 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
         seed=seed,
         strict=strict,
         imports=(imports,) if isinstance(imports, str) else tuple(imports),
+        device=None if device is None else str(usable_device(device, "device=")),
+        confirm=confirm,
     )
+    check_confirm(confirm, torch.device(settings.device or "cpu"), max(settings.ranks))
     check_executor(executor, jobs)
     tell = on_progress or _tell_nobody
     tell(Progress("reading the graph"))
     opened = graph if isinstance(graph, Graph) else _opened(graph, inputs, settings)
-    run = _Run(opened, settings, inputs, tell, began)
+    modules = {name: _module_digest(name) for name in settings.imports}
+    import_modules(settings.imports)  # which may register rules: they are part of a question
+    run = _Run(opened, settings, inputs, modules, tell, began)
     if outdir is None:
         return run.checked(None, executor, jobs)
     folder, about = Path(outdir), run.about()
     prepare(folder, resume=resume)
-    with Journal(folder, about, resume=resume) as journal:
+    with Journal(folder, about, run.report(ended=False), resume=resume) as journal:
         if not resume:
             clear(folder)
         run.take_over(folder, journal)
@@ -110,10 +126,9 @@ def verify_graph(  # noqa: PLR0913  (what can be asked)
             report = run.checked(journal, executor, jobs)
         except KeyboardInterrupt:
             journal.interrupt()
-            write_results(folder, run.report(ended=False), html=html)
+            run.write(folder, journal, run.report(ended=False), html=html)
             raise
-        write_results(folder, report, html=html)
-    return report
+        return run.write(folder, journal, report, html=html)
 
 
 class _Run:
@@ -124,27 +139,50 @@ class _Run:
         graph: Graph,
         settings: Settings,
         inputs: Any,
+        modules: dict[str, str],
         tell: Callable[[Progress], None],
         began: float,
     ) -> None:
         self.graph, self.settings, self.inputs = graph, settings, inputs
+        self.modules = modules
         self.groups = group_calls(graph, settings)
         self.results: dict[int, OperatorResult] = {}
-        self.resumed = 0
+        self.resumed = self.shared = 0
+        self.number = 1
         self.notes: list[str] = []
         self.suspects: frozenset[str] = frozenset()
         self.folder: Path | None = None
         self._tell, self._began = tell, began
 
     def take_over(self, folder: Path, journal: Journal) -> None:
-        """Take over what an earlier run has finished."""
+        """Take over what an earlier run has finished, of this graph or of another."""
         self.folder, self.suspects = folder, frozenset(journal.suspects)
+        self.number = journal.own.number
         self.notes += journal.notes
         for group in self.groups:
             known = journal.finished.get(group.key)
             if known is not None:
                 self.results[group.number] = _placed(known, group)
                 self.resumed += 1
+                continue
+            found = journal.verified_elsewhere(group.key) if is_known_by_name(group.first) else None
+            if found is not None:
+                result, graph = found
+                notes = (*result.notes, f"not verified again: it was for {graph}")
+                placed = _placed(msgspec.structs.replace(result, notes=notes), group)
+                self.results[group.number] = placed
+                self.shared += 1
+                journal.finish(placed)
+
+    def write(
+        self, folder: Path, journal: Journal, report: GraphReport, *, html: bool
+    ) -> GraphReport:
+        """Write a report with those of the folder's other graphs."""
+        journal.end(report)
+        others = tuple(one.whole_report() for one in journal.others())
+        whole = msgspec.structs.replace(report, others=others)
+        write_results(folder, whole, html=html)
+        return whole
 
     def checked(
         self, journal: Journal | None, executor: str | Executor, jobs: int | None
@@ -163,7 +201,7 @@ class _Run:
             group = self.groups[work.number]
             placed = _placed(result, group)
             if self.folder is not None and placed.outcome is Outcome.FAILED:
-                placed = with_script(self.folder, work, placed, versions_here())
+                placed = with_script(self.folder, work, placed, versions_here(), graph=self.number)
             if journal is not None:
                 journal.finish(placed)
             self.results[work.number] = placed
@@ -182,6 +220,8 @@ class _Run:
             notes=(*self.graph.notes, *self.notes),
             seconds=time.monotonic() - self._began,
             resumed=self.resumed,
+            shared=self.shared,
+            number=self.number,
             ended=ended,
             strict=self.settings.strict,
         )
@@ -194,7 +234,7 @@ class _Run:
             settings=_settings_in_words(self.settings, self.inputs),
             versions=versions_here(),
             inputs=self._inputs_digest(),
-            modules={name: _module_digest(name) for name in self.settings.imports},
+            modules=self.modules,
         )
 
     def _inputs_digest(self) -> str:
@@ -232,7 +272,8 @@ class _Run:
     def _told(self) -> None:
         failing = sum(one.outcome is Outcome.FAILED for one in self.results.values())
         # Without what was taken over, which took no time: the time left is told from the rest.
-        done, total = len(self.results) - self.resumed, len(self.groups) - self.resumed
+        known = self.resumed + self.shared
+        done, total = len(self.results) - known, len(self.groups) - known
         self._tell(Progress("checking operators", done, total, failing=failing))
 
 

@@ -60,6 +60,7 @@ def shrink_graph_results(
     """
     search = _Search(outdir, seconds, on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
+    report = next((one for one in (report, *report.others) if one.exit_code == 1), report)
     failed = next((one for one in report.operators if one.outcome is Outcome.FAILED), None)
     if failed is None or not failed.failures:
         raise NothingFailsError(f"no split of an operator of {report.graph!r} is wrong")
@@ -182,6 +183,7 @@ def _settings(words: Mapping[str, str]) -> Settings:
         "all": "all",
     }
     cap, imports = words.get("cap", _NONE), words.get("imports", _NONE)
+    device = words.get("device", _NONE)
     return Settings(
         options=known.get(options),
         ranks=tuple(int(number) for number in words.get("ranks", "2").split(",")),
@@ -189,6 +191,7 @@ def _settings(words: Mapping[str, str]) -> Settings:
         seed=int(words.get("seed", "0")),
         strict=words.get("strict") == "True",
         imports=() if imports == _NONE else tuple(name.strip() for name in imports.split(",")),
+        device=None if device == _NONE else device,
     )
 
 

@@ -1,7 +1,8 @@
 """Value checkers: each claims a pair of values and judges it, or declines it.
 
 The names and arguments are those that people know from other tools. What a checker's arguments
-leave open is decided by the automatic criterion.
+leave open is decided by the automatic criterion. Arguments may be assigned until a checker is used:
+each `check` looks at them again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ValueChecker(Protocol):
         """Judge a pair of values of equal shape, or return None to leave it to the next checker."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class AutomaticValueChecker:
     """Choose the check by the kind of value; the default, with no tolerance to guess.
 
@@ -65,6 +66,7 @@ class AutomaticValueChecker:
         self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
     ) -> Judgement | None:
         """Judge a pair of tensors, numbers or plain objects."""
+        validate_checker(self)
         if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
             return _check_objects(reference, candidate)
         if not _is_inexact(reference) and not _is_inexact(candidate):
@@ -80,11 +82,12 @@ class AutomaticValueChecker:
         return judge_floats(_inexact(reference), _inexact(candidate), evidence)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class AllCloseValueChecker:
     """`torch.allclose`, computed in float64: |c - r| <= atol + rtol |r| everywhere.
 
-    As there, a NaN is close to nothing, and an infinity only to itself. Shapes never broadcast.
+    As there, a NaN is close to nothing, and an infinity only to itself. Shapes never broadcast. The
+    tolerance is that of integer tensors, too; what is no tensor and no float has to be equal.
     """
 
     rtol: float = 1e-5
@@ -101,6 +104,7 @@ class AllCloseValueChecker:
         evidence: Evidence = NO_EVIDENCE,
     ) -> Judgement | None:
         """Judge a pair of tensors, numbers or plain objects."""
+        validate_checker(self)
         if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
             return _check_objects(reference, candidate)
         metrics = pair_metrics(reference, candidate)
@@ -117,7 +121,7 @@ class AllCloseValueChecker:
         return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)
 class FullValueChecker:
     """`AutomaticValueChecker` and `AllCloseValueChecker`: both have to pass."""
 
@@ -210,9 +214,31 @@ def _shown(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, Opaque) else leaf
 
 
+def validate_checker(checker: ValueChecker) -> None:
+    """Raise `UsageError` if one of ours was assigned a value that it would refuse when made."""
+    if isinstance(checker, AutomaticValueChecker | AllCloseValueChecker | FullValueChecker):
+        checker.__post_init__()
+
+
 def _close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:
+    if not _is_inexact(reference) and not _is_inexact(candidate):
+        return _distance(reference, candidate) <= atol + rtol * reference.double().abs()
     wide = torch.complex128 if reference.is_complex() else torch.float64
     return torch.isclose(candidate.to(reference.device, wide), reference.to(wide), rtol, atol)
+
+
+def _distance(reference: Tensor, candidate: Tensor) -> Tensor:
+    """|c - r| of integers: float64 by itself would not tell 2^60 from 2^60 + 1."""
+    (high, low), (my_high, my_low) = _halves(reference), _halves(candidate.to(reference.device))
+    return ((my_high - high) * 2.0**32 + (my_low - low)).abs()
+
+
+def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The upper and the lower 32 bits of each integer, each exact in float64."""
+    unsigned = tensor.dtype is torch.uint64  # which torch does not shift
+    bits = tensor.view(torch.int64) if unsigned else tensor.to(torch.int64)
+    high = bits >> 32
+    return (high & 0xFFFFFFFF if unsigned else high).double(), (bits & 0xFFFFFFFF).double()
 
 
 def _named(value: Any) -> str:

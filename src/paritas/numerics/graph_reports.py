@@ -14,12 +14,23 @@ from paritas import notebooks
 from paritas.errors import MismatchError, UsageError
 from paritas.numerics.findings import Coverage, Finding, Status, Verdict, spell_nonfinite
 
-__all__ = ["FORMAT", "GraphReport", "OperatorResult", "OptionResult", "Outcome", "Site"]
+__all__ = [
+    "FORMAT",
+    "Confirm",
+    "Confirmation",
+    "GraphReport",
+    "OperatorResult",
+    "OptionResult",
+    "Outcome",
+    "Site",
+]
 
 FORMAT = 1
 
 # Where the rule of a split comes from.
 RuleOrigin = Literal["declared", "registered", "library", "discovered"]
+# By what ranks talk that are processes of their own.
+Confirm = Literal["gloo", "nccl"]
 
 
 class Outcome(enum.StrEnum):
@@ -49,6 +60,20 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     module: str = ""
 
 
+class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ranks that are processes of their own said of a split.
+
+    Attributes:
+        backend: by what they talk.
+        status: the gravest of what was compared on them.
+        simulated: the same of the simulated ranks before.
+    """
+
+    backend: Confirm
+    status: Status
+    simulated: Status
+
+
 class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to split an operator, checked.
 
@@ -59,12 +84,13 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rule: the annotation.
         origin: where the rule comes from.
         ranks: over how many ranks.
-        status: the gravest of what was compared.
+        status: the gravest of what was compared, on real ranks too where that was asked for.
         reason: why it does not pass, in a sentence.
         loss_whole: the sum of all results on one device, None where there is none.
         loss_split: the same of the results put together from the ranks.
         gradients: what was found of gradients, in a few words.
         verdict: everything that was compared.
+        confirmation: what real ranks said of it; None if they were not asked.
         seconds: that it took.
     """
 
@@ -80,6 +106,7 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss_split: float | None = None
     gradients: str = ""
     verdict: Verdict = Verdict()
+    confirmation: Confirmation | None = None
     seconds: float = 0.0
 
 
@@ -129,8 +156,11 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         calls: how many calls the graph has.
         notes: what a reader should know.
         seconds: that all took, this time.
-        resumed: how many operators were taken over from an earlier run.
+        resumed: how many operators were taken over from an earlier run of this graph.
+        shared: how many were verified before, for another graph of the same folder.
         ended: whether it came to its end; otherwise it was interrupted.
+        number: of the graph in its folder, in the order in which they were registered.
+        others: the other graphs of the folder; exit code and verdict are not about them.
     """
 
     graph: str
@@ -142,8 +172,11 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     resumed: int = 0
+    shared: int = 0
     ended: bool = True
     strict: bool = False
+    number: int = 1
+    others: tuple[GraphReport, ...] = ()
     format: int = FORMAT
 
     def counts(self) -> dict[Outcome, int]:

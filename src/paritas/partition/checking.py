@@ -19,7 +19,7 @@ from paritas.partition.ranks.pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.recipes import Group, Recipe, Whole
 from paritas.partition.running.combining import RankError, words_of
-from paritas.partition.running.draws import Draws
+from paritas.partition.running.draws import Draws, Streams
 from paritas.partition.running.placing import argument_words, name_of
 from paritas.partition.running.runner import OUTPUT, Runner
 
@@ -87,7 +87,7 @@ def examine_recipe(
     """
     levels = mesh_levels(call, recipe, ranks)
     shared = wholes if wholes is not None else Wholes()
-    state = torch.get_rng_state()
+    state = Streams.of(call)
     try:
         with _team_for(levels) as team:
             runner = shared.runner_for(call, levels, seed, team)
@@ -98,7 +98,7 @@ def examine_recipe(
                 split = runner.split(wide=False, cotangents=0)
                 check.native = check.native[0], split
     finally:
-        torch.set_rng_state(state)
+        state.restore()
     return Examined(verdict, check.native, check.lifted)
 
 
@@ -281,9 +281,9 @@ class RecipeCheck:
     def _native_run(self) -> Seen:
         runner = self.runner
         narrow = runner.narrow
-        before = torch.get_rng_state()
+        before = Streams.of(runner.call)
         whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
-        if whole.error is None and not torch.equal(before, torch.get_rng_state()):
+        if whole.error is None and before.moved_by(runner.call):
             runner.draws = Draws()
             self.notes.append("it draws random numbers: each rank is given its part of the whole's")
             whole = runner.whole(wide=False, cotangents=1 if narrow else 2)

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING
 
 import msgspec
+import torch
+from torch import distributed
 
 from paritas.errors import UsageError
 from paritas.numerics.findings import Coverage, Verdict
 from paritas.partition import checking
+from paritas.partition.ranks.serving import Backend as Confirm
+from paritas.partition.running.placing import device_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paritas.partition.recipes import OperatorCall, Recipe
 
-__all__ = ["Confirm", "check_confirmed", "labelled"]
+__all__ = ["Confirm", "check_confirm", "check_confirmed", "confirmation", "labelled"]
 
-Confirm = Literal["gloo"]
+
+def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> None:
+    """Refuse a confirmation that there can be none of here, before the work.
+
+    Args:
+        device: on which the operator is checked.
+        ranks: how many there are at most.
+
+    Raises:
+        UsageError: there are no such ranks; the message says what is missing.
+    """
+    if confirm is None or confirm == "gloo":
+        return
+    if confirm != "nccl":
+        raise UsageError(f"confirm={confirm!r}: give 'gloo', 'nccl', or nothing")
+    if device.type != "cuda":
+        raise UsageError(
+            f"NCCL sends from GPU to GPU, and the device is {str(device)!r}: give --device cuda "
+            "(device='cuda'), or confirm with gloo"
+        )
+    if not distributed.is_nccl_available():
+        raise UsageError("this torch is built without NCCL: confirm with gloo")
+    have = torch.cuda.device_count()
+    if have < ranks:
+        raise UsageError(
+            f"NCCL needs a GPU for each of {ranks} ranks, and {have} can be seen: confirm with "
+            "gloo, whose ranks share GPUs, or check fewer ranks"
+        )
 
 
 def check_confirmed(
@@ -35,12 +69,34 @@ def check_confirmed(
     verdict = checking.check_recipe(call, recipe, ranks, seed=seed, strict=strict)
     if confirm is None:
         return verdict
-    if confirm != "gloo":
-        raise UsageError(f"confirm={confirm!r}: give 'gloo', or nothing")
-    from paritas.partition.ranks.gloo import confirm_on_gloo
+    real = confirmation(confirm, call, recipe, ranks, seed=seed, strict=strict)
+    return Verdict.merge([verdict, real])
 
-    real = confirm_on_gloo(call, recipe, ranks, seed=seed, strict=strict)
-    return Verdict.merge([verdict, labelled(real, f"on {confirm} ranks, ")])
+
+def confirmation(
+    confirm: Confirm,
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...],
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    imports: Sequence[str] = (),
+) -> Verdict:
+    """What real ranks say of a recipe, each item under the name of these ranks.
+
+    Args:
+        imports: modules that a rank imports first: they bring the operator.
+
+    Raises:
+        UsageError: the recipe makes no sense, or there are no such ranks.
+    """
+    from paritas.partition.ranks.gloo import confirm_on_ranks
+
+    count = math.prod(ranks) if isinstance(ranks, tuple) else ranks
+    check_confirm(confirm, device_of(call), count)
+    real = confirm_on_ranks(confirm, call, recipe, ranks, seed=seed, strict=strict, imports=imports)
+    return labelled(real, f"on {confirm} ranks, ")
 
 
 def labelled(verdict: Verdict, label: str) -> Verdict:

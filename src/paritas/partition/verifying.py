@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.checking.devices import usable_device
 from paritas.checking.remembering import FailedSplit, remember
 from paritas.errors import ParityWarning, UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -23,9 +24,12 @@ from paritas.partition.annotations.annotation import Annotation, Option
 from paritas.partition.checking import drifting
 from paritas.partition.configuration.inputs import make_call
 from paritas.partition.configuration.resolving import resolve_operator
+from paritas.partition.confirming import check_confirm, check_confirmed, labelled
 from paritas.partition.failed_splits import failed_split
 from paritas.partition.recipes import Concat, OperatorCall, Recipe, Same, Split
 from paritas.partition.refused_splits import plain_recipe, told
+from paritas.partition.running.draws import Streams
+from paritas.partition.running.placing import device_of, on_device
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.config import VerifyConfig
@@ -63,6 +67,7 @@ def check_partition(
     seed: int = 0,
     strict: bool = False,
     annotation: str | Annotation | None = None,
+    device: str | torch.device | None = None,
     confirm: Confirm | None = None,
 ) -> Verdict:
     """Split the operator as each option says, and compare with the operator that is not split.
@@ -74,7 +79,10 @@ def check_partition(
         strict: count `unstable` as a failure.
         annotation: the rule for this call; otherwise what is registered, or in the library, or
             found by running.
-        confirm: "gloo" checks each option a second time, on ranks that are real processes.
+        device: where it runs, for example `"cuda"`; otherwise on the host, or where tensors that
+            are given as values are.
+        confirm: "gloo" or "nccl" checks each option a second time, on ranks that are real
+            processes; NCCL needs `device="cuda"` and a GPU for each rank.
 
     Returns:
         A finding for each thing compared, whose path begins with its option. Of a split that is
@@ -84,7 +92,13 @@ def check_partition(
         UsageError: the configuration names no operator that can be found, or is malformed.
     """
     return _checked(
-        config, ranks=ranks, seed=seed, strict=strict, annotation=annotation, confirm=confirm
+        config,
+        ranks=ranks,
+        seed=seed,
+        strict=strict,
+        annotation=annotation,
+        device=device,
+        confirm=confirm,
     )[0]
 
 
@@ -95,13 +109,19 @@ def _checked(
     seed: int = 0,
     strict: bool = False,
     annotation: str | Annotation | None = None,
+    device: str | torch.device | None = None,
     confirm: Confirm | None = None,
 ) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the arguments of right options that each rank has its own of afterwards."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:  # noqa: PLR2004
         raise UsageError(f"ranks must be a whole number from 2 on, not {ranks!r}")
+    config = config.as_used()
     function = resolve_operator(config.fsig, config.import_customized_func)
     call = make_call(config, function, seed=seed)
+    if device is not None:
+        call = on_device(call, usable_device(device, "device="))
+    most = max([ranks, *(option.get("num", ranks) for option in config.parti_options)])
+    check_confirm(confirm, device_of(call), most)
     whole = _run_whole(call, config.noutputs)
     if whole.fault is not None:
         return Verdict(findings=(whole.fault,), strict=strict, notes=_notes(seed)), ()
@@ -145,14 +165,17 @@ def _run_whole(call: OperatorCall, noutputs: int) -> _Whole:
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in call.kwargs.items()
     }
+    before = Streams.of(call)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(call.seed)
+        with torch.no_grad():
+            torch.default_generator.manual_seed(call.seed)
             result = call.function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
         told = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {told[0] if told else 'no message'}"
         return _Whole(fault=_fault(call, f"the operator itself fails, unsplit: {text}"))
+    finally:
+        before.restore()
     items = [item for _, item in leaves(result, "output")]
     shapes = tuple(tuple(item.shape) for item in items if isinstance(item, torch.Tensor))
     if len(shapes) != noutputs:
@@ -193,8 +216,6 @@ def check_unsplit(
         outputs: how many tensors it gives.
         why: there is nothing to split.
     """
-    from paritas.partition.confirming import check_confirmed, labelled
-
     recipe = Recipe((), (Same(),) * outputs, words=f"{call.name}: not split")
     verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
     compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
@@ -310,8 +331,6 @@ def _check_option(
     confirm: Confirm | None,
 ) -> _Part:
     """How one option ended."""
-    from paritas.partition.confirming import check_confirmed
-
     count = option.get("num", ranks)
     asked = {**option, "num": count}
 

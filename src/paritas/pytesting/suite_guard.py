@@ -10,8 +10,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paritas._torch.arrival import on_first_compile
 from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
+from paritas.checking.guarding.watching import Watch
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,17 +55,21 @@ class SuiteGuard:
         self.settings = GuardSettings(
             on_mismatch="record", every=options.every, strict=options.strict
         )
-        self.failure: Exception | None = None
+        self._watch = Watch(self.settings, self._make_journal)
         self._journal: SuiteJournal | None = None
-        self._stack = contextlib.ExitStack()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing could be guarded; the test in which that came up may have passed over it."""
+        return self._watch.failure
 
     def start(self) -> None:
         """Wait for the first compiled call."""
-        self._stack.enter_context(on_first_compile(self._arm))
+        self._watch.start()
 
     def stop(self) -> tuple[str, ...]:
         """Leave torch as it was; gives what is to be said of the run as a whole."""
-        self._stack.close()
+        self._watch.stop()
         if self.failure is not None:
             return (f"after {self.failure}, nothing was guarded",)
         if self._journal is None:
@@ -94,14 +98,8 @@ class SuiteGuard:
         with unguarded():
             yield
 
-    def _arm(self) -> None:
-        try:
-            from paritas.checking.guarding.everywhere import guard_everywhere
-            from paritas.pytesting.suite_journal import SuiteJournal
+    def _make_journal(self) -> SuiteJournal:
+        from paritas.pytesting.suite_journal import SuiteJournal
 
-            journal = SuiteJournal(strict=self.settings.strict)
-            self._stack.enter_context(guard_everywhere(self.settings, journal))
-            self._journal = journal
-        except Exception as error:
-            self.failure = error  # the test may pass over it, and all after it run unguarded
-            raise
+        self._journal = SuiteJournal(strict=self.settings.strict)
+        return self._journal

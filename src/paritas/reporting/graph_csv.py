@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paritas.reporting.csv_lines import as_text, csv_table
-from paritas.reporting.graph_words import loss_gap, option_words
+from paritas.reporting.graph_words import (
+    confirmation_words,
+    graph_label,
+    loss_gap,
+    option_words,
+)
 from paritas.reporting.json_file import write_whole
 
 if TYPE_CHECKING:
@@ -20,13 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "csv_text", "write_csv"]
 
-_BEFORE = ("node", "operator", "signature", "calls", "source", "code", "module", "outcome")
+_BEFORE = ("graph", "node", "operator", "signature", "calls", "source", "code", "module", "outcome")
 _SPLIT = (
     "option",
     "rule",
     "origin",
     "ranks",
     "status",
+    "confirmation",
     "loss_one_device",
     "loss_several_devices",
     "loss_relative_difference",
@@ -42,8 +48,14 @@ def write_csv(report: GraphReport, path: Path) -> None:
 
 
 def csv_text(report: GraphReport) -> str:
-    """The whole table, by `COLUMNS`, without a newline at the end."""
-    lines = (line for one in report.operators for line in _lines(one))
+    """The whole table, by `COLUMNS`, without a newline at the end; this run's graph comes first."""
+    graphs = (report, *report.others)
+    lines = (
+        [graph_label(graph, graphs), *line]
+        for graph in graphs
+        for one in graph.operators
+        for line in _lines(one)
+    )
     return csv_table(COLUMNS, ([_cell(value) for value in line] for line in lines))
 
 
@@ -66,6 +78,7 @@ def _split(option: OptionResult) -> list[Cell]:
         option.origin,
         option.ranks,
         option.status.value,
+        confirmation_words(option),
         option.loss_whole,
         option.loss_split,
         loss_gap(option),

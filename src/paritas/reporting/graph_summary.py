@@ -17,10 +17,12 @@ from rich.text import Text
 from paritas.numerics.graph_reports import Outcome
 from paritas.numerics.wording import MOST_SHOWN
 from paritas.reporting.graph_words import (
+    confirmation_words,
     counted,
     enumerated,
     failing,
     failing_options,
+    graph_label,
     headline,
     option_words,
     reasons,
@@ -66,6 +68,7 @@ def render(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -
         _grouped(report, Outcome.UNSUPPORTED, "could not be checked"),
         _grouped(report, Outcome.VERIFIED, "verified except for what each rank writes"),
         _grouped(report, Outcome.NOTHING, "nothing to check"),
+        _beside(report),
         _remarks(report, files),
     ):
         lines = list(told)
@@ -172,6 +175,8 @@ def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[R
 def _figures(option: OptionResult) -> Iterator[str]:
     if option.reason:
         yield option.reason
+    if option.confirmation is not None:
+        yield f"ranks: {confirmation_words(option)}"
     if option.rule:
         yield f"rule, {option.origin}: {option.rule}"
     if option.loss_whole is not None and option.loss_split is not None:
@@ -196,6 +201,17 @@ def _grouped(report: GraphReport, outcome: Outcome, title: str) -> Iterator[Rend
         yield indented(f"{reason.calls:,}: {reason.words}{which}")
     if len(found) > MOST_SHOWN:
         yield indented(f"and {len(found) - MOST_SHOWN} more reasons")
+
+
+def _beside(report: GraphReport) -> Iterator[RenderableType]:
+    """The other graphs of the folder, a line for each."""
+    if not report.others:
+        return
+    graphs = (report, *report.others)
+    yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
+    for one in report.others:
+        words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
+        yield indented(words)
 
 
 def _remarks(report: GraphReport, files: Sequence[str]) -> Iterator[RenderableType]:

@@ -19,11 +19,13 @@ __all__ = [
     "MEANINGS",
     "ORDER",
     "Reason",
+    "confirmation_words",
     "counted",
     "duration",
     "enumerated",
     "failing",
     "failing_options",
+    "graph_label",
     "headline",
     "loss_gap",
     "option_words",
@@ -69,6 +71,12 @@ def short_name(report: GraphReport) -> str:
     return PurePath(report.graph).name or report.graph
 
 
+def graph_label(report: GraphReport, beside: Iterable[GraphReport]) -> str:
+    """What a graph is called beside the others of its folder: its number, if names are alike."""
+    same = sum(one.graph == report.graph for one in beside)
+    return f"{report.graph} ({report.number})" if same > 1 else report.graph
+
+
 def verdict_word(report: GraphReport) -> str:
     """The verdict in a word."""
     return {0: "verified", 1: "failed"}.get(report.exit_code, "unverified")
@@ -104,10 +112,28 @@ def size_words(report: GraphReport) -> str:
     ranks = sorted({option.ranks for one in report.operators for option in one.options})
     if ranks:
         words[-1] += f" over {' and '.join(map(str, ranks))} ranks"
+    words += _confirmed_words(report)
     words.append(duration(report.seconds))
     if report.resumed:
         words.append(f"{counted(report.resumed, 'operator')} taken over from an earlier run")
+    if report.shared:
+        verb = "was" if report.shared == 1 else "were"
+        words.append(
+            f"{counted(report.shared, 'operator')} {verb} verified before for another graph here"
+        )
     return ", ".join(words)
+
+
+def _confirmed_words(report: GraphReport) -> list[str]:
+    """On how many splits real ranks were asked, and of how many they said no."""
+    asked = [option.confirmation for one in report.operators for option in one.options]
+    told = [one for one in asked if one is not None]
+    found = []
+    for backend in dict.fromkeys(one.backend for one in told):
+        mine = [one for one in told if one.backend == backend]
+        right = sum(one.status.passes(strict=report.strict) for one in mine)
+        found.append(f"{right:,} of {len(asked):,} confirmed on {backend} ranks")
+    return found
 
 
 def _splits(report: GraphReport) -> int:
@@ -160,6 +186,12 @@ def option_words(option: OptionResult) -> str:
     """Which split: `idx 0, dim 1: split by k`."""
     place = f"idx {option.idx}, dim {option.dim}"
     return f"{place}: {option.split}" if option.split else place
+
+
+def confirmation_words(option: OptionResult) -> str:
+    """What simulated and real ranks said: `simulated identical, gloo equivalent`; else nothing."""
+    told = option.confirmation
+    return f"simulated {told.simulated}, {told.backend} {told.status}" if told else ""
 
 
 def loss_gap(option: OptionResult) -> float | None:

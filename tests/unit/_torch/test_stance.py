@@ -5,6 +5,7 @@ These are the canaries of `paritas._torch.stance` and `paritas._torch.arrival`.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from torch import nn
 
 from paritas._torch import arrival, stance
 from paritas._torch.arrival import HOOK, MODULE, on_first_compile
-from paritas._torch.stance import replacing_backends, unguarded
+from paritas._torch.stance import keeping_backends, replacing_backends, unguarded
 from paritas.errors import UnsupportedTorchError
 
 X = torch.arange(4.0)
@@ -185,6 +186,28 @@ def test_what_is_compiled_unguarded_keeps_its_backend(replacements):
     assert replacements.graphs == 1
 
 
+def test_what_is_asked_to_keep_its_backend_keeps_it_and_is_told():
+    told = []
+    with (
+        replacing_backends(Replacements(), on_kept=lambda: told.append(True)),
+        keeping_backends(),
+    ):
+        torch.compile(shifted, backend="eager")(X)
+    assert told == [True]
+
+
+def test_contexts_may_end_in_any_order():
+    first, second = Replacements(), Replacements()
+    contexts = [replacing_backends(first), replacing_backends(second)]
+    for context in contexts:
+        context.__enter__()
+    contexts[0].__exit__(None, None, None)
+    torch.compile(shifted, backend="eager")(X)
+    contexts[1].__exit__(None, None, None)
+    torch.compile(shifted, backend="eager")(X)
+    assert (first.graphs, second.graphs) == (0, 1)
+
+
 def test_an_export_is_left_alone(replacements):
     program = torch.export.export(Shift(), (X,), strict=True)
     assert torch.equal(program.module()(X), shifted(X))
@@ -280,6 +303,20 @@ def test_the_first_call_of_compiled_code_is_told_once_and_before_it_is_compiled(
         compiled(X)
         compiled(torch.ones(2, 2))
     assert events == ["told", "compiled", "compiled"]
+
+
+def test_what_the_first_call_brings_along_stands_where_it_was_waited_for():
+    """And so below what was added later, which is asked first."""
+    inner, outer = Replacements(), Replacements()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            on_first_compile(lambda: stack.enter_context(replacing_backends(outer)))
+        )
+        with replacing_backends(inner):
+            torch.compile(shifted, backend="eager")(X)
+            assert (inner.graphs, outer.graphs) == (1, 0)
+        torch.compile(shifted, backend="eager")(X)
+    assert (inner.graphs, outer.graphs) == (1, 1)
 
 
 @pytest.mark.slow

@@ -180,3 +180,46 @@ def test_an_option_like_no_other_is_told_all_of_them():
 def test_the_value_of_an_option_is_checked_too():
     with pytest.raises(UsageError, match="strict must be True or False, not 'no'"):
         VerifyConfig.from_options(strict="no")
+
+
+# --- fields assigned before use -------------------------------------------------------------------
+
+
+def test_fields_are_assigned_before_use_and_checked_there():
+    config = VerifyConfig()
+    config.verify_dtype = False
+    config.value_checker.pcc = 0.95
+    assert config.as_used() == VerifyConfig(
+        verify_dtype=False, value_checker=AutomaticValueChecker(pcc=0.95)
+    )
+    assert VerifyConfig().value_checker.pcc is None  # no configuration shares its checker
+    config.verify_dtype = "no"
+    with pytest.raises(UsageError, match=r"^verify_dtype must be True or False, not 'no'$"):
+        config.as_used()
+
+
+def test_a_configuration_in_use_is_not_changed_by_assignments():
+    config = VerifyConfig()
+    used = config.as_used()
+    config.strict = True
+    assert not used.strict
+
+
+def test_dataclasses_replace_makes_another_configuration():
+    config = dataclasses.replace(VerifyConfig(verify_dtype=False), verify_shape=False)
+    assert (config.verify_dtype, config.verify_shape) == (False, False)
+    with pytest.raises(UsageError, match="verify_size must be True or False, not 1"):
+        dataclasses.replace(config, verify_size=1)
+
+
+def test_a_checker_s_assigned_arguments_are_checked_before_anything_runs():
+    config = VerifyConfig(value_checker=[AllCloseValueChecker()])
+    config.checkers[0].rtol = -1
+    with pytest.raises(UsageError, match=r"^rtol must be a number from 0 to inf, not -1$"):
+        config.as_used()
+
+
+@pytest.mark.parametrize("one", [VerifyConfig(), AllCloseValueChecker(), AutomaticValueChecker()])
+def test_a_misspelt_field_is_not_assigned(one):
+    with pytest.raises(AttributeError, match="verify_dtyp"):
+        one.verify_dtyp = False

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paritas.checking.guarding.journal import Journal
-from paritas.checking.guarding.settings import SIZES_CHECKED, GuardSettings, Schedule, is_enabled
+from paritas.checking.guarding.settings import (
+    SIZES_CHECKED,
+    GuardSettings,
+    Schedule,
+    is_enabled,
+    switched_on,
+)
 from paritas.errors import UsageError
 from paritas.numerics.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 
@@ -49,8 +55,28 @@ def test_either_the_caller_or_the_environment_may_turn_it_off(
 
 def test_a_switch_that_makes_no_sense_is_shown(monkeypatch):
     monkeypatch.setenv("PARITAS_GUARD", "perhaps")
-    with pytest.raises(UsageError, match="PARITAS_GUARD must be 0 or 1, not 'perhaps'"):
+    with pytest.raises(UsageError) as caught:
         is_enabled(None)
+    assert str(caught.value) == (
+        "PARITAS_GUARD must be 0, 1, or what to do on a mismatch (raise, warn, record, fallback), "
+        "not 'perhaps'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "action"),
+    [
+        *[(None, None), ("", None), ("0", None), ("off", None)],
+        *[("1", "raise"), ("on", "raise"), (" Yes ", "raise")],
+        *[("raise", "raise"), ("warn", "warn"), ("record", "record"), ("FALLBACK", "fallback")],
+    ],
+)
+def test_the_environment_says_what_guards_do_on_a_mismatch(value, action, monkeypatch):
+    monkeypatch.delenv("PARITAS_GUARD", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PARITAS_GUARD", value)
+    assert switched_on() == action
+    assert is_enabled(None) is (value not in {"0", "off"})
 
 
 def test_a_setting_that_makes_no_sense_is_shown():

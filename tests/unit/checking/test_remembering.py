@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import processes
 
 CODE = """
 import torch
+import processes
 import paritas
 
 asked = paritas.VerifyConfig(raise_on_mismatch=False)
@@ -19,7 +18,5 @@ assert not verdict
 
 
 def test_a_failing_verdict_that_lives_until_the_exit_says_nothing_there():
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=False, env=os.environ
-    )
+    done = processes.run("-c", CODE)
     assert (done.returncode, done.stderr) == (0, "")

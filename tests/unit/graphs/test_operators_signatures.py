@@ -9,6 +9,7 @@ import torch
 from paritas.graphs.calls import GraphCall, TensorValue
 from paritas.graphs.operators.signatures import key_of, signature_of
 from paritas.graphs.settings import Settings
+from unit.graphs.small_graphs import relu
 
 X = TensorValue("x", (16, 8), torch.float32)
 W = TensorValue("w", (32, 8), torch.bfloat16)
@@ -67,3 +68,26 @@ def test_calls_that_ask_something_else_have_other_keys():
     keys = {key_of(call, settings) for call in calls}
     keys |= {key_of(calls[0], Settings(seed=1)), key_of(calls[0], Settings(ranks=(2, 4)))}
     assert len(keys) == len(calls) + 2
+
+
+def test_functions_of_one_text_that_hold_other_values_are_others():
+    def times(factor):
+        return lambda x: x * factor
+
+    def plus(x, more=1):
+        return x + more
+
+    def call(function):
+        return relu(0, "mine.op", function)
+
+    assert key_of(call(times(2)), Settings()) == key_of(call(times(2)), Settings())
+    assert key_of(call(times(2)), Settings()) != key_of(call(times(3)), Settings())
+    before = key_of(call(plus), Settings())
+    plus.__defaults__ = (2,)
+    assert key_of(call(plus), Settings()) != before
+
+
+def test_another_device_or_real_ranks_are_another_question():
+    keys = {key_of(relu(0), Settings(**asked)) for asked in ({}, {"device": "cuda"})}
+    keys.add(key_of(relu(0), Settings(confirm="gloo")))
+    assert len(keys) == 3

@@ -109,6 +109,7 @@ def test_a_script_prints_both_losses_and_the_worst_element(capsys):
     assert lines[-1] == "the fault is there"
 
 
+@pytest.mark.unforked
 @pytest.mark.slow
 def test_the_handed_script_fails_by_itself_and_mends_when_the_rule_is_right(tmp_path, capsys):
     handed = write_script(tmp_path, "00_linear", facts_of("bias on each rank"), recorded=True)

@@ -15,6 +15,7 @@ from paritas.graphs import verifying, working
 from paritas.graphs.reading.checkpoints import read_checkpoint
 from paritas.graphs.verifying import verify_graph
 from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.partition.library import register, unregister
 from unit.graphs.ckp_files import NORMS
 from unit.graphs.small_graphs import RIGHT, WRONG, graph, idle, linear, relu
 
@@ -164,13 +165,90 @@ def test_an_interrupted_run_writes_what_there_is_and_the_next_goes_on(tmp_path, 
     assert report.passed
 
 
-def test_another_graph_in_the_same_folder_is_refused_until_told_to_overwrite(tmp_path, untried):
+def test_another_graph_in_the_same_folder_is_registered_beside_the_first(
+    tmp_path, checked, untried
+):
+    """`relu` is in both: it was verified, and is not verified again."""
     verify_graph(FAULTY, tmp_path)
-    with pytest.raises(UsageError, match=r"holds results of another graph \(toy\)"):
-        verify_graph(FINE, tmp_path)
+    del checked[:]
+    more = graph(relu(0), linear(1), name="more")
+    report = verify_graph(more, tmp_path)
+    assert checked == ["linear_1"]
+    assert (report.shared, report.resumed, report.number) == (1, 0, 2)
+    assert report.passed
+    [again] = [one for one in report.operators if one.operator == "torch.relu"]
+    assert "not verified again: it was for toy" in again.notes
+    assert [site.node for site in again.sites] == ["relu_0"]
+    [first] = report.others
+    assert (first.graph, first.exit_code, len(first.operators)) == ("toy", 1, 3)
+
+
+def test_the_results_of_all_graphs_of_a_folder_stay_readable(tmp_path, untried):
+    verify_graph(FAULTY, tmp_path)
+    verify_graph(graph(linear(0, WRONG), name="more"), tmp_path)
+    read = GraphReport.from_json((tmp_path / "results.json").read_bytes())
+    assert [one.graph for one in (read, *read.others)] == ["more", "toy"]
+    scripts = [one.script for report in (read, *read.others) for one in report.operators]
+    assert [name for name in scripts if name] == ["repro/graph2_00_linear.py", "repro/00_linear.py"]
+    assert all((tmp_path / name).is_file() for name in scripts if name)
+    with (tmp_path / "results.csv").open() as file:
+        assert {line["graph"] for line in csv.DictReader(file)} == {"more", "toy"}
+    assert (tmp_path / "report_1.html").is_file()
+    assert 'href="report_1.html"' in (tmp_path / "report.html").read_text()
+    # The first graph once more: nothing is left of the pages that were named for the other order.
+    verify_graph(FAULTY, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report.html", "report_2.html"]
+
+
+def test_a_graph_that_is_checked_again_after_another_takes_its_own_over(tmp_path, checked):
+    verify_graph(FINE, tmp_path, html=False)
+    verify_graph(graph(linear(0, width=6), name="more"), tmp_path, html=False)
+    del checked[:]
+    report = verify_graph(FINE, tmp_path, html=False)
+    assert (checked, report.resumed, report.shared, report.number) == ([], 3, 0, 1)
+
+
+def test_starting_anew_drops_all_graphs_of_a_folder(tmp_path, untried):
+    verify_graph(FAULTY, tmp_path)
+    verify_graph(graph(linear(0), name="more"), tmp_path)
     report = verify_graph(FINE, tmp_path, resume=False)
-    assert report.resumed == 0
-    assert not (tmp_path / "repro").exists()
+    assert (report.resumed, report.shared, report.others) == (0, 0, ())
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert names == {"journal.jsonl", "report.html", "results.csv", "results.json"}
+
+
+def test_a_function_of_the_same_name_in_memory_is_verified_for_each_graph(tmp_path, checked):
+    def right(x):
+        return x.relu()
+
+    verify_graph(graph(relu(0, "mine.op", right)), tmp_path, html=False)
+    report = verify_graph(graph(relu(0, "mine.op", right), linear(1)), tmp_path, html=False)
+    assert (checked, report.shared) == (["relu_0", "relu_0", "linear_1"], 0)
+
+
+def test_an_operator_whose_rule_was_changed_meanwhile_is_checked_again(tmp_path, checked):
+    call = dataclasses.replace(relu(0), annotation=None)
+    verify_graph(graph(call), tmp_path, html=False)
+    register("torch.relu", "a b^ -> a b^", overwrite=True)
+    try:
+        report = verify_graph(graph(call), tmp_path, html=False)
+    finally:
+        unregister("torch.relu")
+    assert (checked, report.resumed) == (["relu_0", "relu_0"], 0)
+    assert [one.split for one in report.operators[0].options] == ["split by a"]
+
+
+def test_a_device_and_ranks_that_are_not_there_are_refused_before_the_work(tmp_path, checked):
+    for asked, told in (
+        ({"device": "abacus"}, "device='abacus' cannot be used: Expected one of cpu, cuda,"),
+        ({"device": "meta"}, "device='meta' holds no values"),
+        ({"confirm": "nccl"}, "NCCL sends from GPU to GPU, and the device is 'cpu'"),
+        ({"confirm": "mpi"}, "confirm='mpi': give 'gloo', 'nccl', or nothing"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            verify_graph(FINE, tmp_path / "out", **asked)
+    assert not checked
+    assert not (tmp_path / "out").exists()
 
 
 def test_starting_anew_takes_away_what_is_ours_and_nothing_else(tmp_path, untried):

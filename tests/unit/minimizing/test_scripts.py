@@ -93,6 +93,7 @@ def test_numbers_that_a_line_makes_are_not_stored():
     assert "manual_seed(0)" in lines.expressions[0]
 
 
+@pytest.mark.unforked
 def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
     pattern = Pattern(kind="scale", confidence=0.9, sentence="it is cos instead of sin")
     program = program_of(sin, torch.randn(100), seed=3)

@@ -304,3 +304,45 @@ def test_an_equality_that_is_no_yes_or_no_is_unverified():
 def test_objects_of_different_types_show_both():
     reason = AutomaticValueChecker().check("0.5", 0).reason
     assert reason == "the reference is str '0.5', the candidate int 0"
+
+
+# --- integers under a tolerance -------------------------------------------------------------------
+
+INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_tensors_obey_the_tolerance_that_was_given(dtype):
+    reference = torch.tensor([100, 20, 7], dtype=dtype)
+    candidate = torch.tensor([102, 20, 6], dtype=dtype)
+    assert AllCloseValueChecker(atol=2).check(reference, candidate).status is Status.EQUIVALENT
+    assert AllCloseValueChecker(rtol=0.15).check(reference, candidate).status is Status.EQUIVALENT
+    refused = AllCloseValueChecker(atol=1).check(reference, candidate)
+    assert refused.status is Status.DIFFERENT
+    assert refused.reason.startswith("1 of 3 values are not within rtol=1e-05, atol=1")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
+@pytest.mark.parametrize(("off", "allowed", "close"), [(1, 0, False), (1, 1, True), (3, 2, False)])
+def test_large_integers_are_told_apart_to_the_last_digit(dtype, off, allowed, close):
+    reference, candidate = (torch.tensor([2**60, n], dtype=dtype) for n in (2**62, 2**62 + off))
+    judgement = AllCloseValueChecker(rtol=0, atol=allowed).check(reference, candidate)
+    assert (judgement.status is Status.EQUIVALENT) is close
+
+
+def test_the_ends_of_the_integers_are_far_apart():
+    ends = torch.tensor([-(2**63)]), torch.tensor([2**63 - 1])
+    far = AllCloseValueChecker(rtol=0, atol=2.0**63).check(*ends)
+    assert far.status is Status.DIFFERENT
+    tops = torch.tensor([2**63], dtype=torch.uint64), torch.tensor([2**64 - 1], dtype=torch.uint64)
+    assert AllCloseValueChecker(rtol=0, atol=2.0**62).check(*tops).status is Status.DIFFERENT
+
+
+def test_an_argument_assigned_later_is_obeyed_and_checked():
+    checker = AllCloseValueChecker()
+    checker.atol = 2
+    pair = torch.tensor([10]), torch.tensor([12])
+    assert checker.check(*pair).status is Status.EQUIVALENT
+    checker.atol = "two"
+    with pytest.raises(UsageError, match=r"^atol must be a number from 0 to inf, not 'two'$"):
+        checker.check(*pair)

@@ -169,6 +169,19 @@ def test_a_rank_draws_its_part_of_what_the_whole_draws():
     assert verdict.notes == ("it draws random numbers: each rank is given its part of the whole's",)
 
 
+def test_the_mask_of_a_fused_dropout_is_what_a_rank_is_given_its_part_of():
+    """What `dropout` is on a GPU."""
+    call = OperatorCall(torch.native_dropout, (drawn(9, 6), 0.4, True))
+    parts = Recipe(((0, Split(0)),), (Concat(0), Concat(0)))
+    verdict = check_recipe(call, parts, 4)
+    assert verdict.passed, str(verdict)
+    assert any(finding.path == "gradient of args[0]" for finding in verdict.findings)
+    whole = Recipe((), (Same(), Same()))
+    assert check_recipe(call, whole, 2).passed
+    mirrored = OperatorCall(lambda x: torch.native_dropout(x, 0.4, True)[0].flip(0), (drawn(9, 6),))
+    assert not check_recipe(mirrored, rows(), 3).passed
+
+
 def test_draws_that_do_not_correspond_are_unverified():
     def noisy(x):
         return x + torch.randn(3 * len(x)).sum()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
@@ -13,6 +11,7 @@ import warnings
 import pytest
 import torch
 
+import processes
 from paritas.dumps.reading import Dump
 from paritas.dumps.records import Site
 from paritas.errors import ParitasError, UsageError
@@ -206,13 +205,7 @@ def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_p
             print("told:", error)
         recording.close(raising=False)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = processes.run("-c", textwrap.dedent(script))
     assert "told: cannot write to" in done.stdout, done.stderr
     dump = Dump.open(tmp_path / "dump")
     records = list(dump.records())

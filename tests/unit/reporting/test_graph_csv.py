@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from paritas.errors import UsageError
+from paritas.numerics.findings import Status
+from paritas.numerics.graph_reports import Confirmation
 from paritas.reporting.graph_csv import COLUMNS, csv_text, write_csv
 from paritas.reporting.graph_words import loss_gap
 from unit.reporting.graph_samples import HOSTILE, empty, hostile, option, transformer
@@ -28,10 +30,30 @@ def test_every_split_has_a_line_and_so_has_every_operator_without_one():
     assert sum(calls.values()) == report.calls
 
 
+def test_every_graph_of_the_folder_has_its_lines_that_of_the_run_first():
+    other = msgspec.structs.replace(empty(), graph="b.ckp", operators=transformer().operators[:1])
+    again = msgspec.structs.replace(other, number=3)
+    report = msgspec.structs.replace(transformer(), others=(other, again))
+    named = list(dict.fromkeys(line["graph"] for line in lines_of(report)))
+    assert named == ["runs/graphs/transformer_block.ckp", "b.ckp (1)", "b.ckp (3)"]
+
+
+def test_what_real_ranks_said_of_a_split_is_in_its_line():
+    told = Confirmation(backend="gloo", status=Status.DIFFERENT, simulated=Status.IDENTICAL)
+    first = transformer().operators[0]
+    options = (msgspec.structs.replace(first.options[0], confirmation=told),)
+    report = msgspec.structs.replace(
+        transformer(), operators=(msgspec.structs.replace(first, options=options),)
+    )
+    [line] = lines_of(report)
+    assert line["confirmation"] == "simulated identical, gloo different"
+
+
 def test_a_wrong_split_is_told_with_its_place_its_losses_and_its_script():
     [wrong] = [line for line in lines_of(transformer()) if line["status"] == "different"]
     assert list(wrong) == list(COLUMNS)
     assert wrong == {
+        "graph": "runs/graphs/transformer_block.ckp",
         "node": "linear_down_0",
         "operator": "torch.nn.functional.linear",
         "signature": "linear(f32[2, 8, 32], f32[16, 32])",
@@ -45,6 +67,7 @@ def test_a_wrong_split_is_told_with_its_place_its_losses_and_its_script():
         "origin": "declared",
         "ranks": "2",
         "status": "different",
+        "confirmation": "",
         "loss_one_device": "12.25",
         "loss_several_devices": "25.75",
         "loss_relative_difference": "1.1020408163265305",

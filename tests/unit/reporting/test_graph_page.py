@@ -127,6 +127,14 @@ def test_what_was_not_looked_at_is_never_said_to_be_all_there():
     assert "The graph has no calls." in graph_page(empty())
 
 
+def test_the_other_graphs_of_the_folder_are_linked_with_how_each_ended():
+    other = msgspec.structs.replace(unsupported(), graph="<b>.ckp", number=2)
+    page = graph_page(msgspec.structs.replace(passing(), others=(other,)))
+    assert '<a href="report_2.html">&lt;b&gt;.ckp</a>' in page
+    assert "Other graphs of this folder" in text_of(page)
+    assert 'id="beside"' not in graph_page(passing())
+
+
 def test_counts_are_of_calls_and_add_up():
     page = graph_page(transformer())
     counts = re.findall(r'<span class="count">([\d,]+)</span>\n\s+<span class="word">', page)

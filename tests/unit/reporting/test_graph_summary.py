@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import Outcome
+from paritas.numerics.graph_reports import Confirmation, Outcome
 from paritas.reporting.graph_summary import render, verdict_line
 from unit.reporting.graph_samples import (
     empty,
@@ -82,6 +82,39 @@ def test_the_whole_of_a_graph_with_a_wrong_rule():
 def test_the_last_line_is_the_verdict(make, words):
     assert shown(make())[-1] == words
     assert shown(make(), width=40)[-1] == words, "a script finds it whole"
+
+
+def test_the_other_graphs_of_the_folder_are_listed_with_how_each_ended():
+    others = tuple(
+        msgspec.structs.replace(one, graph=name, number=number)
+        for number, (name, one) in enumerate(
+            [("a.ckp", unsupported()), ("b.ckp", passing()), ("b.ckp", interrupted())], start=2
+        )
+    )
+    lines = shown(msgspec.structs.replace(passing(), others=others, shared=2), width=120)
+    begin = lines.index("also in this folder: 3 graphs")
+    assert [line.split(",")[0] for line in lines[begin + 1 : begin + 4]] == [
+        "  a.ckp: unverified",
+        "  b.ckp (3): verified",
+        "  b.ckp (4): unverified",
+    ]
+    assert "2 operators were verified before for another graph here" in " ".join(lines)
+    assert lines[-1].startswith("verified: ")  # of this graph alone
+
+
+def test_a_split_that_real_ranks_refuse_is_told_with_what_simulated_ones_said():
+    told = Confirmation(backend="gloo", status=Status.DIFFERENT, simulated=Status.IDENTICAL)
+    whole = transformer()
+    operators = tuple(
+        msgspec.structs.replace(
+            one,
+            options=tuple(msgspec.structs.replace(o, confirmation=told) for o in one.options),
+        )
+        for one in whole.operators
+    )
+    lines = shown(msgspec.structs.replace(whole, operators=operators))
+    assert "    ranks: simulated identical, gloo different" in lines
+    assert "0 of 12 confirmed on gloo ranks" in " ".join(lines)
 
 
 def test_calls_that_are_not_accounted_for_are_no_pass():

@@ -12,7 +12,7 @@ from paritas._torch.naming import captured_input_names
 from paritas.checking.guarding.captured import GuardedCapture
 from paritas.checking.guarding.journal import Journal
 from paritas.checking.guarding.lowered import GuardedGraph, Suspect
-from paritas.checking.guarding.settings import GuardSettings, is_enabled
+from paritas.checking.guarding.settings import OFF, GuardSettings, is_enabled
 from paritas.checking.remembering import MadeBy
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Guard:
         self.enabled = enabled
         self.journal = Journal(strict=settings.strict) if journal is None else journal
         self.__name__ = f"guarded_{backend.name}"
+        if not enabled:
+            self.journal.add((), [OFF])
 
     def verdict(self) -> Verdict:
         """Everything this guard has seen so far, in one verdict."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paritas.checking.remembering import remember
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.numerics.wording import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -123,6 +124,19 @@ class Journal:
             remember(verdict, self._failed)
             return verdict
 
+    def summary(self) -> str:
+        """Everything seen so far, in one line."""
+        verdict = self.verdict()
+        with self._lock:
+            graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
+            checked = sum(entry.checked for entry in self.graphs)
+        counts = f"{_counted(graphs, 'graph')}, {checked} of {_counted(calls, 'call')} checked"
+        line = f"{headline(verdict)} ({counts})"
+        if not verdict.failures:
+            return "; ".join((line, *verdict.notes))
+        first = verdict.failures[0]
+        return f"{line}; first: {first.path}" + (f" at {first.source}" if first.source else "")
+
     def _nothing(self) -> list[str]:
         return [] if self.graphs else [NO_GRAPH]
 
@@ -134,6 +148,10 @@ class Journal:
             and finding.origin is None
             and not finding.status.passes(strict=self.strict)
         ]
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _unverified(entry: GraphEntry) -> list[Finding]:

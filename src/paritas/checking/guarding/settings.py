@@ -11,8 +11,9 @@ from paritas.errors import UsageError
 
 ACTIONS = ("raise", "warn", "record", "fallback")
 SWITCH = "PARITAS_GUARD"
+OFF = f"guards are switched off (enabled=False, or {SWITCH}=0 in the environment)"
 _OFF = {"0", "off", "false", "no"}
-_ON = {"1", "on", "true", "yes", ""}
+_ON = {"1", "on", "true", "yes"}
 # Of a graph with dynamic sizes, the first call of so many different ones is checked, whatever
 # `every` says: code that is right for one size may be wrong for the next.
 SIZES_CHECKED = 8
@@ -57,17 +58,30 @@ class GuardSettings:
 
 
 def is_enabled(asked: Any) -> bool:
-    """Whether to guard at all: as asked, or by the environment; the environment may only say no."""
+    """Whether to guard at all: as asked, unless the environment says no."""
     if not isinstance(asked, bool | None):
         message = f"enabled must be True, False or None, not {asked!r}"
         raise UsageError(message)
-    value = os.environ.get(SWITCH, "").strip().lower()
-    if value in _OFF:
-        return False
-    if value not in _ON:
-        message = f"{SWITCH} must be 0 or 1, not {value!r}"
+    return asked is not False and _switch() not in _OFF
+
+
+def switched_on() -> str | None:
+    """What guards do by the environment's wish on a mismatch; None if it does not wish for any."""
+    value = _switch()
+    if value == "" or value in _OFF:
+        return None
+    return value if value in ACTIONS else "raise"
+
+
+def _switch() -> str:
+    """What the environment says, or ""."""
+    given = os.environ.get(SWITCH, "")
+    value = given.strip().lower()
+    if value not in {"", *_ON, *_OFF, *ACTIONS}:
+        known = ", ".join(ACTIONS)
+        message = f"{SWITCH} must be 0, 1, or what to do on a mismatch ({known}), not {given!r}"
         raise UsageError(message)
-    return asked is not False
+    return value
 
 
 class Schedule:

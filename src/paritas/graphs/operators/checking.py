@@ -24,9 +24,17 @@ from paritas.graphs.operators.rules import Offer, SplitOption, annotation_of, of
 from paritas.graphs.operators.signatures import key_of, signature_of
 from paritas.graphs.operators.values import CallValues, draw_values, hollow, ungraded
 from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.numerics.graph_reports import OperatorResult, OptionResult, Outcome, Site
+from paritas.numerics.graph_reports import (
+    Confirmation,
+    OperatorResult,
+    OptionResult,
+    Outcome,
+    Site,
+)
 from paritas.partition.checking import Wholes, drifting, examine_recipe
+from paritas.partition.confirming import confirmation
 from paritas.partition.recipes import OperatorCall
+from paritas.partition.running.placing import moved
 from paritas.partition.running.runner import OUTPUT
 
 if TYPE_CHECKING:
@@ -175,10 +183,11 @@ def _operator_call(
     else:
         values = subject.spread(values)
         note = "values recorded from a run of the graph"
+    device = torch.device(settings.device or "cpu")
     made = OperatorCall(
         subject.function,
-        _on_the_host(values.args),
-        _on_the_host(dict(values.kwargs)),
+        _on_device(values.args, device),
+        _on_device(dict(values.kwargs), device),
         name=subject.name,
         without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
@@ -186,15 +195,15 @@ def _operator_call(
     return made, [note]
 
 
-def _on_the_host(tree: Any) -> Any:
-    """Devices that a graph names are those of another machine: everything is checked here."""
+def _on_device(tree: Any, device: torch.device) -> Any:
+    """Devices that a graph names are those of another machine: everything is checked on this."""
     if isinstance(tree, dict):
-        return {key: _on_the_host(item) for key, item in tree.items()}
+        return {key: _on_device(item, device) for key, item in tree.items()}
     if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(map(_on_the_host, tree))
+        return tuple(_on_device(item, device) for item in tree)
     if isinstance(tree, list):
-        return [_on_the_host(item) for item in tree]
-    return torch.device("cpu") if isinstance(tree, torch.device) else tree
+        return [_on_device(item, device) for item in tree]
+    return moved(tree, device)
 
 
 # --- the splits -----------------------------------------------------------------------------------
@@ -230,7 +239,7 @@ class _Splits:
                 self._check(option, ranks)
 
     def _check(self, option: SplitOption, ranks: int) -> None:
-        started = time.perf_counter()
+        started, strict = time.perf_counter(), self.settings.strict
         result = OptionResult(
             idx=option.idx,
             dim=option.dim,
@@ -241,7 +250,8 @@ class _Splits:
             **self._figures(option, ranks),
             seconds=time.perf_counter() - started,
         )
-        if option.origin == "declared" and not option.even and not result.verdict.passed:
+        found = result.confirmation.simulated if result.confirmation else result.status
+        if option.origin == "declared" and not option.even and not found.passes(strict=strict):
             # A graph's annotation is a claim about equal parts.
             self.left_out.append(
                 f"{option.split} over {ranks} ranks: the parts would not be equal, and so it is "
@@ -263,18 +273,45 @@ class _Splits:
                     strict=settings.strict,
                     wholes=self.wholes,
                 )
+                verdict, confirmation = self._confirmed(examined.verdict, option, ranks)
         except Exception as error:  # noqa: BLE001  (becomes the result of this split)
             reason = str(error) if isinstance(error, UsageError) else _words(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
         whole, split = examined.native or (None, None)
         return {
-            "status": examined.verdict.status,
-            "reason": reason_of(examined.verdict),
+            "status": verdict.status,
+            "reason": reason_of(verdict),
             "loss_whole": loss_of(whole),
             "loss_split": loss_of(split),
             "gradients": gradient_words(examined),
-            "verdict": examined.verdict,
+            "verdict": verdict,
+            "confirmation": confirmation,
         }
+
+    def _confirmed(
+        self, simulated: Verdict, option: SplitOption, ranks: int
+    ) -> tuple[Verdict, Confirmation | None]:
+        """With what real ranks say of it, if they are to be asked."""
+        settings = self.settings
+        if settings.confirm is None:
+            return simulated, None
+        try:
+            real = confirmation(
+                settings.confirm,
+                self.operator_call,
+                option.recipe,
+                ranks,
+                seed=settings.seed,
+                strict=settings.strict,
+                imports=settings.imports,
+            )
+        except UsageError as error:  # the ranks cannot be given it: simulated ones still say what
+            real = _unverified(f"on {settings.confirm} ranks", str(error))
+        merged = Verdict.merge([simulated, real])
+        told = Confirmation(
+            backend=settings.confirm, status=real.status, simulated=simulated.status
+        )
+        return merged, told
 
     def other_shapes(self) -> list[str]:
         """A note where the operator, run here, gives other shapes than the graph has."""
@@ -312,6 +349,11 @@ class _Splits:
             reason=offer.fault,
             verdict=Verdict(findings=(finding,), coverage=Coverage(compared=1)),
         )
+
+
+def _unverified(path: str, reason: str) -> Verdict:
+    finding = Finding(path=path, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
+    return Verdict(findings=(finding,))
 
 
 def _ended(splits: _Splits, notes: list[str]) -> _Found:

@@ -29,7 +29,7 @@ from paritas.partition.library.registry import name_of, shipped
 if TYPE_CHECKING:
     from paritas.graphs.calls import GraphCall
 
-__all__ = ["Subject", "function_of", "subject_of"]
+__all__ = ["Subject", "function_of", "import_modules", "is_known_by_name", "subject_of"]
 
 # Where torch keeps tensor operators that people call; what else lies there is refused by name.
 _HOMES: dict[str, Any] = {
@@ -184,7 +184,7 @@ def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., A
     Raises:
         UsageError: paritas does not run what this name says; the message says why.
     """
-    modules = [_import(name) for name in imports]
+    modules = import_modules(imports)
     if call.function is not None:
         return call.function
     name = call.operator.strip().replace("::", ".").removeprefix("torch.ops.")
@@ -195,6 +195,25 @@ def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., A
             "that it knows; if it is yours, import it with --import MODULE"
         )
     return found
+
+
+def is_known_by_name(call: GraphCall) -> bool:
+    """Whether the operator's name says what is run, in every graph that has it.
+
+    A function that a graph holds in memory may be another one of the same name the next time.
+    """
+    if call.function is None or getattr(call.function, "namespace", "") in {"aten", "prims"}:
+        return True
+    return _by_name(call.operator) is call.function
+
+
+def import_modules(names: Sequence[str]) -> list[ModuleType]:
+    """Import what the user asked for.
+
+    Raises:
+        UsageError: one cannot be imported.
+    """
+    return [_import(name) for name in names]
 
 
 def _import(name: str) -> ModuleType:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.graphs.calls import TensorValue
+from paritas.partition.library.registry import registration
 
 if TYPE_CHECKING:
     from paritas.graphs.calls import GraphCall
     from paritas.graphs.settings import Settings
 
-__all__ = ["key_of", "signature_of"]
+__all__ = ["ADDRESS", "key_of", "signature_of"]
 
 _LONGEST = 120
+# An object without a text of its own shows where it lies, which is elsewhere each time.
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SHORT = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -95,6 +99,7 @@ def key_of(call: GraphCall, settings: Settings) -> str:
     question = (
         call.operator,
         _body(call.function),
+        _claimed(call),
         told(call.args),
         sorted((str(key), told(value)) for key, value in call.kwargs.items()),
         [(value.shape, str(value.dtype)) for value in call.outputs],
@@ -113,4 +118,35 @@ def _digest(question: tuple[Any, ...]) -> str:
 def _body(function: Any) -> tuple[Any, ...]:
     """Tells functions of one name from each other: lambdas, and what a script defines twice."""
     code = getattr(function, "__code__", None)
-    return () if code is None else (code.co_filename, code.co_firstlineno, code.co_code.hex())
+    if code is None:
+        return ()
+    held = list(map(_held, function.__closure__ or ()))
+    said = (code.co_consts, function.__defaults__, function.__kwdefaults__, held)
+    return (
+        code.co_filename,
+        code.co_firstlineno,
+        code.co_code.hex(),
+        ADDRESS.sub("", _text(said)),
+    )
+
+
+def _text(said: Any) -> str:
+    try:
+        return repr(said)
+    except Exception as error:  # noqa: BLE001  (an object's own: its key says that it has no text)
+        return type(error).__name__
+
+
+def _held(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+def _claimed(call: GraphCall) -> tuple[Any, ...]:
+    """The rule that a user registered for the operator: another one is another question."""
+    rules = [registration(call.operator)]
+    if call.function is not None:
+        rules.append(registration(call.function))
+    return tuple(rule if isinstance(rule, str) else _body(rule) for rule in rules if rule)

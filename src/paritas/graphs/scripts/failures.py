@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,9 +31,18 @@ _DRAWS = "it draws random numbers"
 
 
 def with_script(
-    folder: Path, work: Work, result: OperatorResult, versions: Mapping[str, str]
+    folder: Path,
+    work: Work,
+    result: OperatorResult,
+    versions: Mapping[str, str],
+    *,
+    graph: int = 1,
 ) -> OperatorResult:
-    """The result with its script, or with a note that says why it has none."""
+    """The result with its script, or with a note that says why it has none.
+
+    Args:
+        graph: the number of the graph in the folder: scripts of the first have plain names.
+    """
     handed = Handed(note="no script shows it by itself: none of its splits is wrong for certain")
     for option in result.failures:
         try:
@@ -41,6 +51,7 @@ def with_script(
             handed = Handed(note=f"no script shows it by itself: {error}")
             continue
         stem = stem_of(work.number, result.operator)
+        stem = stem if graph == 1 else f"graph{graph}_{stem}"
         recorded, degraded = work.values is not None, option.status is Status.DEGRADED
         handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
         if handed.path:
@@ -59,8 +70,16 @@ def _facts(
     """
     if any(note.startswith(_DRAWS) for note in (*result.notes, *option.verdict.notes)):
         raise UsageError(f"{_DRAWS}, and each rank was given its part of the whole's")
+    seen = option.confirmation
+    if seen is not None and seen.simulated.passes(strict=work.settings.strict):
+        raise UsageError(
+            f"it shows on {seen.backend} ranks alone, and a script has simulated ones; run the "
+            "command again to see it"
+        )
+    # A script runs where torch alone is: on the host.
+    settings = dataclasses.replace(work.settings, device=None)
     subject, call, _ = prepare(
-        subject_of(work.call, work.settings.imports), work.call, work.settings, work.values
+        subject_of(work.call, settings.imports), work.call, settings, work.values
     )
     return Facts(
         operator=work.call.operator,

@@ -52,7 +52,7 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class TensorInfo:
     """One argument: a tensor of a shape, filled with numbers that fit, or a value as it is.
 
@@ -109,9 +109,12 @@ class TensorInfo:
         return 0 if self.shape is None else math.prod(self.shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class VerifyConfig:
     """An operator, its arguments, and the splits to check.
+
+    Fields may be assigned until it is used, those of its arguments too; there they are checked
+    again.
 
     Attributes:
         fsig: the operator by its full name, such as `torch.nn.functional.linear`; of a method,
@@ -152,6 +155,16 @@ class VerifyConfig:
                 )
         for option in self.parti_options:
             _check_option(option)
+
+    def as_used(self) -> VerifyConfig:
+        """A copy, checked again: fields may have been assigned since this one was made."""
+        args = [_again(info) for info in self.args]
+        kwargs = {name: _again(value) for name, value in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+
+def _again(value: Any) -> Any:
+    return dataclasses.replace(value) if isinstance(value, TensorInfo) else value
 
 
 def _check_option(option: Any) -> None:

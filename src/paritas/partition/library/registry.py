@@ -24,6 +24,7 @@ __all__ = [
     "known",
     "name_of",
     "register",
+    "registration",
     "rule",
     "shipped",
     "unregister",
@@ -130,6 +131,11 @@ def known() -> list[str]:
 def is_registered(operator: str | Callable[..., Any]) -> bool:
     """Whether a user gave an operator an annotation of their own."""
     return name_of(operator) in _REGISTERED
+
+
+def registration(operator: str | Callable[..., Any]) -> Registered | None:
+    """What a user registered for an operator; None if nothing is."""
+    return _REGISTERED.get(name_of(operator))
 
 
 def annotation_for(

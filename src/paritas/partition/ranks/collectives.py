@@ -32,11 +32,9 @@ def gather(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
         return None
     sizes = [shape[dim] for _, shape in held]
     # All ranks send as much as the largest has: an all-gather takes parts of one size.
-    padded = torch.zeros(
-        (*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]), dtype=tensor.dtype
-    )
+    padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
     padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-    sent = _plain(padded)
+    sent = _where_it_travels(_plain(padded))
     parts = [torch.empty_like(sent) for _ in range(ranks)]
     distributed.all_gather(parts, sent)
     whole = [
@@ -53,7 +51,7 @@ def reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
         return None
     small = not tensor.is_floating_point() and not tensor.is_complex()
     sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
-    sent = sent.contiguous()
+    sent = _where_it_travels(sent.contiguous())
     distributed.all_reduce(sent, op=_OPERATIONS[reduction])
     if small:
         return sent.to(tensor.dtype)
@@ -66,6 +64,11 @@ def _held(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
     told: list[Any] = [None] * ranks
     distributed.all_gather_object(told, (str(tensor.dtype), tuple(tensor.shape)))
     return told
+
+
+def _where_it_travels(tensor: Tensor) -> Tensor:
+    """NCCL sends from GPU to GPU, every other backend here from the host."""
+    return tensor if "nccl" in distributed.get_backend() else tensor.cpu()
 
 
 def _plain(tensor: Tensor) -> Tensor:

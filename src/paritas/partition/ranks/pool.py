@@ -1,4 +1,4 @@
-"""Processes that are ranks of one gloo group, kept warm between tasks.
+"""Processes that are ranks of one group, kept warm between tasks.
 
 A task is a function that can be imported and one payload for each rank. A rank that dies, hangs or
 raises is told of; it never makes the caller wait for longer than it said.
@@ -23,6 +23,8 @@ from paritas.partition.ranks.starting import RankProcess, start_method, start_ra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from paritas.partition.ranks.serving import Backend
 
 __all__ = ["LET_GO", "LostRankError", "RankPool", "Told", "close_pools", "warm_pool"]
 
@@ -66,10 +68,11 @@ class Told:
 
 
 class RankPool:
-    """So many processes, of one gloo group, that wait for tasks.
+    """So many processes, of one group, that wait for tasks.
 
     Args:
         ranks: how many.
+        backend: by what they send tensors: `gloo`, or `nccl`, where each rank has a GPU of its own.
         method: `fork` starts in a fraction of a second, `anew` imports torch once more in each
             process; None takes fork where that is safe.
 
@@ -78,11 +81,12 @@ class RankPool:
         LostRankError: they did not start.
     """
 
-    def __init__(self, ranks: int, method: str | None = None) -> None:
+    def __init__(self, ranks: int, method: str | None = None, backend: Backend = "gloo") -> None:
         if not 1 <= ranks <= MOST_RANKS:
             raise UsageError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
         self.ranks = ranks
         self.method = method or start_method()
+        self.backend = backend
         self.owner = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="paritas-ranks-")
         self._ends: list[connection.Connection] = []
@@ -98,7 +102,9 @@ class RankPool:
         pipes = [connection.Pipe() for _ in range(self.ranks)]
         self._ends = [ours for ours, _ in pipes]
         for rank in range(self.ranks):
-            started = start_rank(self.method, rank, self.ranks, self._folder.name, pipes)
+            started = start_rank(
+                self.method, (rank, self.ranks, self.backend, self._folder.name), pipes
+            )
             self._processes.append(started)
         for _, theirs in pipes:
             theirs.close()
@@ -195,14 +201,14 @@ class RankPool:
         self.close()
 
 
-_WARM: dict[int, RankPool] = {}
+_WARM: dict[tuple[int, Backend], RankPool] = {}
 
 
-def warm_pool(ranks: int) -> RankPool:
+def warm_pool(ranks: int, backend: Backend = "gloo") -> RankPool:
     """The pool of so many ranks of this process: started once, used by all."""
-    pool = _WARM.get(ranks)
+    pool = _WARM.get((ranks, backend))
     if pool is None or pool.closed or pool.owner != os.getpid():
-        pool = _WARM[ranks] = RankPool(ranks)
+        pool = _WARM[ranks, backend] = RankPool(ranks, backend=backend)
     return pool
 
 

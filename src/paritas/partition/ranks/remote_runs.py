@@ -20,7 +20,7 @@ from paritas.partition.ranks.pool import LostRankError
 from paritas.partition.ranks.working import Back, Done, Sent, Work, go_back, go_forward
 from paritas.partition.recipes import Recipe, Split, Whole
 from paritas.partition.running.draws import reaches
-from paritas.partition.running.placing import split_values, tensors_in
+from paritas.partition.running.placing import device_of, moved, split_values, tensors_in
 from paritas.partition.running.runner import COTANGENTS, RankError, Runner
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from paritas.partition.running.runner import Seen
 
 __all__ = ["RemoteRunner", "Team"]
+
+_HOST = torch.device("cpu")
 
 
 class Team(Protocol):
@@ -76,6 +78,7 @@ class RemoteRunner(Runner):
         super().__init__(call, levels, seed)
         self.team = team
         self.operator = team.sent(program or call.function, "" if program else call.name)
+        self.device = device_of(call)
         self.is_program = program is not None
         self.exchanges = any(recipe.exchanges for recipe, _ in levels)
         self.ranks = math.prod(ranks for _, ranks in levels)
@@ -178,8 +181,9 @@ class RemoteRunner(Runner):
                 written=self.written,
                 outputs=self.levels[0][0].outputs if single else (),
                 default=torch.get_default_dtype(),
+                device=self.device.type,
                 seed=self.seed,
-                draws=None if self.draws is None else self.draws.kept,
+                draws=None if self.draws is None else moved(self.draws.kept, _HOST),
                 reach=leaf.reach,
                 exchanges=self.exchanges,
             )
@@ -198,10 +202,21 @@ class RemoteRunner(Runner):
     def ask(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
         """Have the ranks do something; that one was lost is remembered, whoever catches it."""
         try:
-            return self.team(task, payloads)
+            told = self.team(task, payloads)
         except LostRankError as error:
             self.lost = error
             raise
+        return [self._back_here(done) for done in told]
+
+    def _back_here(self, done: Done) -> Done:
+        """What came from a rank on the host, where the call has its tensors."""
+        if self.device == _HOST:
+            return done
+        own, together = (
+            {key: moved(item, self.device) for key, item in items.items()}
+            for items in (done.own, done.together)
+        )
+        return dataclasses.replace(done, own=own, together=together)
 
     def keep_together(self, together: dict[str, Tensor]) -> None:
         """What the collectives of the forward pass gave."""
@@ -235,9 +250,9 @@ class _Run:
         backs = [
             Back(
                 {
-                    path: torch.zeros_like(done.own[path])
+                    path: torch.zeros_like(done.own[path], device=_HOST)
                     if (given := sent[rank, path]) is None
-                    else given.contiguous()
+                    else given.contiguous().cpu()
                     for path in done.live
                 },
                 self.runner.placements(self.leaves[rank]),
@@ -317,7 +332,7 @@ def _carried(path: str, here: Tensor, there: Tensor) -> Tensor:
 
 def _copied(tensor: Tensor) -> Tensor:
     # A view would be pickled with all of the memory that it looks at.
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
 
 
 def _leaves(tree: _Axis | _Leaf) -> list[_Leaf]:

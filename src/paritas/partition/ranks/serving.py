@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from paritas.numerics.graph_reports import Confirm as Backend
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["described", "serve", "serve_anew"]
+__all__ = ["Backend", "Seat", "described", "serve", "serve_anew"]
+
+# A rank, how many there are, by what they talk, and the folder in which they meet.
+Seat = tuple[int, int, Backend, str]
 
 # The parent's time-out ends a task; this one is for a parent that is gone.
 _COLLECTIVE_SECONDS = 1800
 
 
-def serve(
-    rank: int, ranks: int, folder: str, pipe: Connection, foreign: Iterable[Connection]
-) -> None:
+def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
     """Be a rank until the pipe ends."""
+    rank, ranks, backend, folder = seat
     for end in foreign:
         end.close()
     _keep_quiet(Path(folder) / f"rank{rank}.log")
@@ -36,7 +40,7 @@ def serve(
     # A fork may happen within a pass that is not recorded.
     torch.set_grad_enabled(True)
     try:
-        _join_group(rank, ranks, folder)
+        _join_group(rank, ranks, backend, folder)
     except Exception as error:  # noqa: BLE001  (the parent reports it)
         _say(pipe, None, described(error))
         return
@@ -50,8 +54,9 @@ def serve(
 
 def serve_anew() -> None:
     """Be a rank in an interpreter of its own, as its command line says."""
-    rank, ranks, folder, descriptor = sys.argv[1:]
-    serve(int(rank), int(ranks), folder, Connection(int(descriptor)), [])
+    rank, ranks, backend, folder, descriptor = sys.argv[1:]
+    by: Backend = "nccl" if backend == "nccl" else "gloo"
+    serve((int(rank), int(ranks), by, folder), Connection(int(descriptor)), [])
 
 
 def _do_one(rank: int, ranks: int, pipe: Connection) -> None:
@@ -77,15 +82,19 @@ def _say(pipe: Connection, value: Any, error: str | None) -> None:
         pipe.send_bytes(pickle.dumps((value, error)))
 
 
-def _join_group(rank: int, ranks: int, folder: str) -> None:
+def _join_group(rank: int, ranks: int, backend: Backend, folder: str) -> None:
     # All ranks are here: the loopback needs no name that resolves and no open network.
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     store: Any = distributed.FileStore(  # type: ignore[attr-defined]
         str(Path(folder) / "rendezvous"), ranks
     )
     distributed.init_process_group(
-        "gloo",
+        # What ranks tell each other before a collective lies on the host.
+        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
         store=store,
         rank=rank,
         world_size=ranks,

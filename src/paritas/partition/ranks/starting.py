@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.ranks.serving import serve
+from paritas.partition.ranks.serving import Seat, serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +36,10 @@ class RankProcess(Protocol):
 
 
 class _Forked:
-    def __init__(self, arguments: tuple[int, int, str, Connection, Sequence[Connection]]) -> None:
-        rank = arguments[0]
+    def __init__(self, seat: Seat, pipe: Connection, foreign: Sequence[Connection]) -> None:
         context = multiprocessing.get_context("fork")
         self._process = context.Process(
-            target=serve, args=arguments, daemon=True, name=f"paritas-rank-{rank}"
+            target=serve, args=(seat, pipe, foreign), daemon=True, name=f"paritas-rank-{seat[0]}"
         )
         with warnings.catch_warnings():
             # Newer Pythons warn of any thread; `start_method` has looked for those that matter.
@@ -62,10 +61,10 @@ class _Anew:
     Not one of `multiprocessing`: that would run the user's script again, once in each rank.
     """
 
-    def __init__(self, rank: int, ranks: int, folder: str, pipe: Connection) -> None:
+    def __init__(self, seat: Seat, pipe: Connection) -> None:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, str(rank), str(ranks), folder, str(pipe.fileno())],
+            [sys.executable, "-c", _SCRIPT, *map(str, seat), str(pipe.fileno())],
             pass_fds=[pipe.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths},
@@ -90,23 +89,19 @@ def start_method() -> str:
 
 
 def start_rank(
-    method: str,
-    rank: int,
-    ranks: int,
-    folder: str,
-    pipes: Sequence[tuple[Connection, Connection]],
+    method: str, seat: Seat, pipes: Sequence[tuple[Connection, Connection]]
 ) -> RankProcess:
     """Start one rank; `pipes` are our ends and theirs, one pair for each rank.
 
     Raises:
         UsageError: there is no such way on this system.
     """
-    theirs = pipes[rank][1]
+    theirs = pipes[seat[0]][1]
     if method == "fork":
         # A forked process has every end that is open here; unless it closes those of the others,
         # nobody would see a pipe end when this process does.
         foreign = [end for pair in pipes for end in pair if end is not theirs]
-        return _Forked((rank, ranks, folder, theirs, foreign))
+        return _Forked(seat, theirs, foreign)
     if method != "anew" or sys.platform == "win32":
         raise UsageError(f"no ranks can be started by {method!r} on {sys.platform}")
-    return _Anew(rank, ranks, folder, theirs)
+    return _Anew(seat, theirs)

@@ -20,11 +20,11 @@ from paritas.errors import UsageError
 from paritas.partition.ranks.collectives import gather, reduce
 from paritas.partition.recipes import Concat, Group, OperatorCall, Reduce, Split, Whole
 from paritas.partition.running.draws import Draws
-from paritas.partition.running.placing import tensors_in
+from paritas.partition.running.placing import moved, tensors_in
 from paritas.partition.running.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -44,21 +44,25 @@ class Sent:
 
     pickled: bytes | None = None
     name: str = ""
+    imports: tuple[str, ...] = ()
     itself: Callable[..., Any] | None = None
 
     @classmethod
-    def pack(cls, function: Callable[..., Any], name: str) -> Sent:
+    def pack(cls, function: Callable[..., Any], name: str, imports: Sequence[str] = ()) -> Sent:
         """Find out how it can be sent.
+
+        Args:
+            imports: modules that bring it, where it is known by what it is registered as.
 
         Raises:
             UsageError: in neither way.
         """
         own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-        for known in (name, own):
+        for known in (name, own, f"torch.ops.{function}"):  # the last of aten's, and of custom ones
             if _resolved(known) is function:
-                return cls(name=known)
+                return cls(name=known, imports=tuple(imports))
         try:
-            return cls(pickled=pickle.dumps(function))
+            return cls(pickled=pickle.dumps(function), imports=tuple(imports))
         except Exception:  # noqa: BLE001  (what an object raises when pickled is its own)
             shown = name or getattr(function, "__qualname__", repr(function))
         raise UsageError(
@@ -77,6 +81,8 @@ class Sent:
         found: Any = None
         reason = "nothing of that name"
         try:
+            for module in self.imports:
+                importlib.import_module(module)
             found = pickle.loads(self.pickled) if self.pickled else _resolved(self.name)  # noqa: S301
         except Exception as error:  # noqa: BLE001  (an import may raise anything)
             reason = f"{type(error).__name__}: {error}"
@@ -92,6 +98,8 @@ class Sent:
 class Work:
     """What a rank needs to run its part forward.
 
+    Tensors travel on the host, and are moved to the device of that kind that the rank has.
+
     Attributes:
         exchanges: whether the operator is given a group. If it raises, its peers may wait for it
             there and not for what it says; the error itself lets them go.
@@ -103,6 +111,7 @@ class Work:
     written: tuple[Place, ...]
     outputs: tuple[Combine, ...]
     default: torch.dtype
+    device: str = "cpu"
     seed: int = 0
     draws: list[Tensor] | None = None
     reach: tuple[Reach, ...] = ()
@@ -162,12 +171,15 @@ def go_forward(rank: int, ranks: int, work: Work) -> Done:
     """Run the operator on this rank's part, and put the results together by collectives."""
     _KEPT.pop(rank, None)
     done, live = Done(), {}
-    tensors = [tensor for value in work.values.values() for tensor in tensors_in(value)]
+    tensors: list[Tensor] = []
     try:
+        device = _own_device(work, rank)
+        values = {place: _here(value, device) for place, value in work.values.items()}
+        tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
         for tensor, asked in zip(tensors, work.asked, strict=True):
             tensor.requires_grad_(asked)
         call = OperatorCall(work.operator.unpack())
-        live = _RankRunner(call, (), work.seed).run_part(work, work.values)
+        live = _RankRunner(call, (), work.seed).run_part(work, values)
     except Exception as error:
         done = Done(error=_words(error), refused=isinstance(error, UsageError))
         if work.exchanges and not done.refused:
@@ -183,7 +195,8 @@ def go_forward(rank: int, ranks: int, work: Work) -> Done:
         value = _combined(own[path], rule, ranks)
         if value is not None:
             together[path] = value
-    return Done(own, frozenset(_KEPT[rank][0]), together if rank == 0 else {})
+    kept = together if rank == 0 else {}
+    return Done(_on_the_host(own), frozenset(_KEPT[rank][0]), _on_the_host(kept))
 
 
 def go_back(rank: int, ranks: int, back: Back) -> Done:
@@ -197,7 +210,7 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
             found = torch.autograd.grad(
                 list(ends.values()),
                 [tensors[place] for place in asked],
-                [back.cotangents[path] for path in ends],
+                [back.cotangents[path].to(end.device) for path, end in ends.items()],
                 retain_graph=True,
                 allow_unused=True,
             )
@@ -215,7 +228,32 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
         value = _combined_gradient(own.get(place), tensors[place], placement, ranks)
         if value is not None:
             together[place] = value
-    return Done(own, together=together if rank == 0 else {})
+    return Done(_on_the_host(own), together=_on_the_host(together if rank == 0 else {}))
+
+
+def _own_device(work: Work, rank: int) -> torch.device:
+    """The device that a rank has: of GPUs its own, or one that it shares if there are fewer.
+
+    Threads share one: what they exchange is put together where it lies.
+    """
+    if work.device != "cuda" or work.operator.itself is not None:
+        return torch.device(work.device)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _here(value: Any, device: torch.device) -> Any:
+    """An argument where the rank has its device; another kind of device is the operator's own."""
+    if isinstance(value, torch.device) and value.type != device.type:
+        return value
+    return moved(value, device)
+
+
+def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: item.cpu() if isinstance(item, torch.Tensor) else item for key, item in items.items()
+    }
 
 
 def _combined(tensor: Tensor, rule: Combine, ranks: int) -> Tensor | None:

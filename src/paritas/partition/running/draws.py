@@ -6,6 +6,7 @@ of the whole are kept, and a rank's draw is the slice of them that its part of t
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +14,15 @@ import torch
 from paritas._torch.lifting import LiftMode
 from paritas.errors import UsageError
 from paritas.partition.recipes import Split
-from paritas.partition.running.placing import bounds, name_of
+from paritas.partition.running.placing import bounds, device_of, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.partition.recipes import Recipe
+    from paritas.partition.recipes import OperatorCall, Recipe
     from paritas.partition.running.placing import Values
 
-__all__ = ["Draws", "PinnedDraws", "Reach", "reaches"]
+__all__ = ["Draws", "PinnedDraws", "Reach", "Streams", "reaches"]
 
 # A size, and the part of it that a rank has.
 Reach = tuple[int, int, int]
@@ -45,6 +46,35 @@ _PURE = frozenset(
         "uniform",
     }
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """Where the generators stand that a call may draw from: the host's, and its device's."""
+
+    host: Tensor
+    device: torch.device
+    own: Tensor | None
+
+    @classmethod
+    def of(cls, call: OperatorCall) -> Streams:
+        """As they stand now."""
+        device = device_of(call)
+        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), device, own)
+
+    def restore(self) -> None:
+        """Make them stand there again."""
+        torch.set_rng_state(self.host)
+        if self.own is not None:
+            torch.cuda.set_rng_state(self.own, self.device)
+
+    def moved_by(self, call: OperatorCall) -> bool:
+        """Whether they stand elsewhere now."""
+        now = Streams.of(call)
+        if not torch.equal(self.host, now.host):
+            return True
+        return self.own is not None and now.own is not None and not torch.equal(self.own, now.own)
 
 
 class Draws:
@@ -79,6 +109,8 @@ class PinnedDraws(LiftMode):
         result = func(*args, **kwargs)
         if not kind.random:
             return result
+        if kind.name == "native_dropout":  # what dropout is on a GPU
+            return self._dropped(result, *args, **kwargs)
         if not isinstance(result, torch.Tensor) or kind.name not in _PURE:
             message = f"it draws random numbers inside {kind.name}"
             raise UsageError(f"{message}, where they cannot be matched; check it without them")
@@ -86,7 +118,23 @@ class PinnedDraws(LiftMode):
             self.kept.append(result.detach().clone())
             return result
         kept = self._kept_for(result, kind.name)
-        return result.copy_(kept) if kind.mutates else kept.to(result.dtype)
+        return result.copy_(kept) if kind.mutates else kept.to(result.device, result.dtype)
+
+    def _dropped(
+        self,
+        drawn: tuple[Tensor, Tensor],
+        tensor: Tensor,
+        p: float,
+        train: bool | None = True,  # noqa: FBT001, FBT002  (aten's own)
+    ) -> tuple[Tensor, Tensor]:
+        """Of such an operator the mask is what was drawn."""
+        if train is False:
+            return drawn
+        if self.reach is None:
+            self.kept.append(drawn[1].detach().clone())
+            return drawn
+        mask = self._kept_for(drawn[1], "native_dropout").to(tensor.device)
+        return tensor * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
     def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
         if self._next >= len(self.kept):

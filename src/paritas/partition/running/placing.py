@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.lifting import map_tensors
 from paritas.errors import UsageError
 from paritas.partition.recipes import Divided, Group, Once, Partial, Range, Split, Whole
 
@@ -25,7 +26,10 @@ __all__ = [
     "Terms",
     "argument_words",
     "bounds",
+    "device_of",
+    "moved",
     "name_of",
+    "on_device",
     "parts_of",
     "split_values",
     "tensors_in",
@@ -58,6 +62,30 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def device_of(call: OperatorCall) -> torch.device:
+    """Where the tensors of a call are; the host, if it has none."""
+    values = (*call.args, *call.kwargs.values())
+    return next((t.device for value in values for t in tensors_in(value)), torch.device("cpu"))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """An argument on a device: its tensors, and devices that are named in it."""
+    if isinstance(value, torch.device):
+        return device
+    if isinstance(value, torch.Tensor | list | tuple):
+        return map_tensors(value, lambda tensor: tensor.to(device))
+    return value
+
+
+def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
+    """The same call on a device."""
+    return dataclasses.replace(
+        call,
+        args=tuple(moved(value, device) for value in call.args),
+        kwargs={name: moved(value, device) for name, value in call.kwargs.items()},
+    )
 
 
 class Terms:

@@ -22,7 +22,7 @@ from paritas.partition.running.combining import (
     combine_written,
     words_of,
 )
-from paritas.partition.running.draws import Draws, reaches
+from paritas.partition.running.draws import Draws, Streams, reaches
 from paritas.partition.running.hazards import refuse_hazards
 from paritas.partition.running.placing import Cut, Terms, name_of, split_values, tensors_in
 
@@ -41,7 +41,7 @@ OUTPUT, GRADIENT, COTANGENTS = "output", "gradient of ", 2
 # What runners of one call for several recipes have in common.
 _OF_THE_CALL = (
     "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
-    "_rng",
+    "_streams",
 )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ class Runner:
         self.is_first = True
         self._kept: dict[bool, Values] = {}
         self._cotangents: dict[tuple[str, int], Tensor] = {}
-        self._rng = torch.get_rng_state()
+        self._streams = Streams.of(call)
 
     def take_over(self, known: Runner) -> None:
         """Go on from a runner of the same call: arguments, draws and cotangents are one."""
@@ -323,7 +323,8 @@ class Runner:
     @contextlib.contextmanager
     def drawing(self, reach: list[Reach]) -> Iterator[None]:
         """Let a rank draw its part of what the whole drew."""
-        torch.set_rng_state(self._rng) if self.draws is not None else None
+        if self.draws is not None:
+            self._streams.restore()
         if self.draws is None:
             yield
         elif self.draws.kept is None:

@@ -43,7 +43,8 @@ function drawnRule(rule) {
 function splitsTable(options, several) {
   const names = [["split"], ["ranks"], ["status"], ["loss, one device", "num"], ["loss, several", "num"], ["rel. difference", "num"], ["gradients"], ["seconds", "num"]];
   const body = options.flatMap((option) => {
-    const cells = [option.words, option.ranks, badge(option.status), loss(option.whole), loss(option.split), exponential(option.gap), option.gradients, figure(option.seconds)];
+    const ranks = option.confirmation ? `${option.ranks}: ${option.confirmation}` : option.ranks;
+    const cells = [option.words, ranks, badge(option.status), loss(option.whole), loss(option.split), exponential(option.gap), option.gradients, figure(option.seconds)];
     const row = make("tr", {}, ...cells.map((cell, place) => make("td", { class: names[place][1] }, cell)));
     return [row, make("tr", { class: "why" }, make("td", { colspan: names.length }, findingsOf(option, several)))];
   });

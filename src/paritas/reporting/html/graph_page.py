@@ -10,11 +10,13 @@ from paritas.numerics.graph_reports import Outcome
 from paritas.reporting.graph_words import (
     MEANINGS,
     ORDER,
+    confirmation_words,
     counted,
     duration,
     enumerated,
     failing,
     failing_options,
+    graph_label,
     loss_gap,
     option_words,
     reasons,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from paritas.numerics.graph_reports import GraphReport, OperatorResult, OptionResult
 
-__all__ = ["OUTCOME_SIGNS", "VERDICTS", "graph_page", "write_page"]
+__all__ = ["OUTCOME_SIGNS", "VERDICTS", "graph_page", "page_name", "write_page"]
 
 # The others are in the table; of these the first are unfolded.
 MOST_STORIES = 50
@@ -86,7 +88,13 @@ def graph_page(report: GraphReport) -> str:
     word = verdict_word(report)
     return render_page(
         _LAYOUT,
-        {"gap": _gap, "link": _link, "loss": _loss, "option": option_words},
+        {
+            "gap": _gap,
+            "link": _link,
+            "loss": _loss,
+            "option": option_words,
+            "ranks": confirmation_words,
+        },
         report=report,
         name=short_name(report),
         word=word,
@@ -113,8 +121,23 @@ def graph_page(report: GraphReport) -> str:
         ],
         overview=overview(report.operators),
         counted=counted,
+        beside=[
+            (
+                graph_label(one, (report, *report.others)),
+                page_name(one.number),
+                VERDICTS[verdict_word(one)],
+                verdict_word(one),
+                verdict_words(one),
+            )
+            for one in report.others
+        ],
         data=packed(payload(report)),
     )
+
+
+def page_name(number: int) -> str:
+    """The page of a graph that is not that of the folder's latest run."""
+    return f"report_{number}.html"
 
 
 def _modules(one: OperatorResult) -> str:

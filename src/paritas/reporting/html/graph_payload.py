@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.numerics.findings import spell_nonfinite
 from paritas.numerics.graph_reports import Outcome
 from paritas.numerics.wording import finding_lines
-from paritas.reporting.graph_words import loss_gap, option_words
+from paritas.reporting.graph_words import confirmation_words, loss_gap, option_words
 from paritas.reporting.html.graph_rules import drawn_rules
 from paritas.reporting.terminal import cells
 
@@ -66,6 +66,7 @@ def _option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
         "origin": option.origin,
         "ranks": option.ranks,
         "status": option.status.value,
+        "confirmation": confirmation_words(option),
         "passes": option.status.passes(strict=strict),
         "reason": option.reason,
         "whole": option.loss_whole,

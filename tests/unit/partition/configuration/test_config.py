@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import pytest
 import torch
 
 from paritas import UsageError
-from paritas.partition import IRObject, TensorInfo, VerifyConfig
+from paritas.partition import IRObject, TensorInfo, VerifyConfig, check_partition
 from paritas.partition.configuration.config import unwrap
 
 Pair = collections.namedtuple("Pair", "first second")  # noqa: PYI024  (the kind without types)
@@ -96,3 +97,36 @@ def test_every_public_name_has_a_home_that_type_checkers_see_too():
     assert partition.__all__ == sorted(partition._HOMES) == dir(partition)
     assert all(hasattr(partition, name) for name in partition.__all__)
     assert not hasattr(partition, "verify_partition_option")
+
+
+# --- fields assigned before use -------------------------------------------------------------------
+
+
+def test_fields_are_assigned_before_use_and_checked_there():
+    asked = config()
+    asked.fsig, asked.args[0].value = "torch.sub", (8, 2)
+    used = asked.as_used()
+    assert (used.fsig, used.args[0].shape) == ("torch.sub", (8, 2))
+    asked.args[0].value = 3
+    assert used.args[0].shape == (8, 2)
+    with pytest.raises(UsageError, match=r"TensorInfo\('shape', 3\): a shape is a tuple of sizes"):
+        asked.as_used()
+
+
+def test_an_assigned_value_that_makes_no_sense_is_shown_where_it_is_used():
+    asked = config()
+    asked.noutputs = 0
+    with pytest.raises(UsageError, match="noutputs must be a whole number from 1 on, not 0"):
+        check_partition(asked)
+
+
+def test_dataclasses_replace_makes_another_configuration():
+    other = dataclasses.replace(config(), parti_options=[{"idx": 1, "dim": 1}])
+    assert other.parti_options == [{"idx": 1, "dim": 1}]
+    with pytest.raises(UsageError, match="must be 'shape'"):
+        dataclasses.replace(other.args[0], value_type="size")
+
+
+def test_a_misspelt_field_is_not_assigned():
+    with pytest.raises(AttributeError, match="noutput"):
+        config().noutput = 2

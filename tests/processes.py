@@ -1,0 +1,231 @@
+"""Python processes that begin with torch imported: forked from a server, not started anew.
+
+To import torch, Dynamo and Inductor takes a process 6 seconds, and many tests need a process of
+their own: for what is said to a terminal, for signals, for ranks, for the end of the interpreter.
+Where the import itself is what a test is about, it starts `sys.executable`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection, forkserver, reduction
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LIMIT_S = 600
+PRELOADED = "processes_preloaded"
+_SERVER = multiprocessing.get_context("forkserver")
+
+
+class Process:
+    """As `subprocess.Popen` with pipes and text, as far as the tests use it.
+
+    Args:
+        arguments: those of `python`: a script, `-m module` or `-c code`, and what follows.
+        environment: added to the environment of the tests.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        _start_server()
+        ends = [os.pipe(), os.pipe()]
+        self._process = _SERVER.Process(
+            target=_begin,
+            args=(
+                [str(argument) for argument in arguments],
+                {**os.environ, **(environment or {})},
+                str(cwd or Path.cwd()),
+                [reduction.DupFd(write) for _, write in ends],
+            ),
+        )
+        self._process.start()
+        for _, write in ends:
+            os.close(write)
+        self.stdout: TextIO
+        self.stderr: TextIO
+        self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in ends)
+
+        self._ending = threading.Lock()  # its exit code can be read once
+
+    @property
+    def returncode(self) -> int | None:
+        with self._ending:
+            return self._process.exitcode
+
+    def wait(self) -> int:
+        with self._ending:
+            self._process.join()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end; what is left of its output, and its errors."""
+        errors: list[str] = []
+        reading = threading.Thread(target=lambda: errors.append(self.stderr.read()))
+        ending = threading.Timer(LIMIT_S, self.kill)
+        reading.start()
+        ending.start()
+        output = self.stdout.read()
+        reading.join()
+        self.wait()
+        ending.cancel()
+        self.stdout.close()
+        self.stderr.close()
+        return output, errors[0]
+
+
+def run(
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run python to its end, as `subprocess.run` does."""
+    process = Process(*arguments, environment=environment, cwd=cwd)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+def run_ranks(
+    *arguments: str | Path, world_size: int = 2, cwd: Path | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a process for each rank, as a launcher does: the first that fails ends the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
+    ranks = [
+        Process(*arguments, environment={**common, "RANK": str(rank)}, cwd=cwd)
+        for rank in range(world_size)
+    ]
+    with ThreadPoolExecutor(world_size) as pool:
+        told = [pool.submit(rank.communicate) for rank in ranks]
+        left = {rank._process.sentinel: rank for rank in ranks}
+        while left:
+            for sentinel in connection.wait(left):
+                ended = left.pop(sentinel)
+                if ended.wait():
+                    for rank in left.values():
+                        rank.send_signal(signal.SIGTERM)
+    return [
+        subprocess.CompletedProcess(arguments, rank.returncode, *words.result())
+        for rank, words in zip(ranks, told, strict=True)
+    ]
+
+
+@functools.cache
+def _start_server() -> None:
+    _SERVER.set_forkserver_preload([PRELOADED])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # the tests' own; it has no other way
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def stop_server() -> None:
+    """Wait for its end, so that its time is counted with that of the tests."""
+    forkserver._forkserver._stop()
+
+
+# --- in the forked process ------------------------------------------------------------------------
+
+
+def _begin(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: str, ends: Sequence
+) -> NoReturn:
+    """Be the process that `python` with these arguments would be, and end as it would."""
+    assert PRELOADED in sys.modules, "a server says nothing of what it could not import"
+    for target, end in enumerate(ends, 1):
+        opened = end.detach()
+        os.dup2(opened, target)
+        os.close(opened)
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [place for place in places if place and place not in sys.path]
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # It is no child of `multiprocessing` to those that ask: it may start processes of its own.
+    multiprocessing.process._parent_process = None
+    multiprocessing.current_process()._config["daemon"] = False
+    code = _ended(lambda: _run(arguments))
+    # As the interpreter does it, in its order.
+    code = _ended(threading._shutdown) or code
+    code = _ended(atexit._run_exitfuncs) or code
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    first, *others = arguments
+    if first == "-m":
+        name, *others = others
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = [name, *others]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if first == "-c":
+        code, *others = others
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *others]
+        code = compile(code, "<string>", "exec")
+    else:
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        sys.argv = [first, *others]
+        main.__file__ = first
+        code = compile(Path(first).read_bytes(), first, "exec")
+    exec(code, vars(main))
+
+
+def _ended(call: object) -> int:
+    """The exit code that python would give it."""
+    try:
+        call()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:  # noqa: BLE001  (a process that was forked must end here)
+        traceback.print_exc()
+        return 1
+    return 0
