@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paritas._torch.buffers import ListeningCode, Seen
     from paritas._torch.inductor import LoweredGraph
     from paritas.dumps.records import Site
+    from paritas.recording.selection import Within
     from paritas.recording.session import Session
 
 __all__ = ["FusedGraph"]
@@ -127,9 +128,9 @@ class FusedGraph:
         self._put_results(results)
         return results
 
-    def put(self, site: Site, value: Any) -> None:
+    def put(self, site: Site, value: Any, within: tuple[Within, ...] = ()) -> None:
         """Record a value if it is wanted."""
-        if self.session.wants(site):
+        if self.session.wants(site, within):
             key = f"{self.label} {site.level} {site.name} {site.side}.{site.position}"
             call = self.session.next_call(key)
             self.session.put(msgspec.structs.replace(site, call=call), value)
@@ -208,7 +209,7 @@ class FusedGraph:
         if self._sites is None:
             return
         try:
-            self.put(self._sites.of(seen), seen.tensor)
+            self.put(self._sites.of(seen), seen.tensor, self._sites.within(seen))
         except BaseException as error:
             self._failure = error
             raise

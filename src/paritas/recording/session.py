@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from paritas.dumps.records import Observed, Site, Source
-    from paritas.recording.selection import Selection
+    from paritas.recording.selection import Selection, Within
 
 __all__ = ["Session"]
 
@@ -157,9 +157,9 @@ class Session:
 
     # --- values -------------------------------------------------------------------------------
 
-    def wants(self, site: Site) -> bool:
-        """Whether a value seen there is to be recorded."""
-        return self.active and self.sieve.wants(site)
+    def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
+        """Whether a value seen there is to be recorded; see `Sieve.wants`."""
+        return self.active and self.sieve.wants(site, within)
 
     def put(self, site: Site, value: Any) -> None:
         """Record a value that is wanted: a tensor as it is now, or whatever else it is."""
