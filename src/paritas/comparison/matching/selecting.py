@@ -66,12 +66,15 @@ def leave_out_unselected(book: Book, my: Asked, golden: Asked) -> None:
 def not_selected_notes(book: Book) -> list[str]:
     """In words, how many of either side were not selected, and by what."""
     counts = Counter((item.mine, why) for item, why in book.unselected)
-    return [
-        f"{count} {'my' if mine else 'golden'} values were not selected when "
-        f"{'the golden' if mine else 'my'} dump was recorded ({why}); they are listed and do not "
-        f"fail"
-        for (mine, why), count in counts.items()
-    ]
+    notes = []
+    for (mine, why), count in counts.items():
+        side, other = ("my", "the golden") if mine else ("golden", "my")
+        values, they = ("value was", "it is") if count == 1 else ("values were", "they are")
+        notes.append(
+            f"{count} {side} {values} not selected when {other} dump was recorded ({why}); {they} "
+            f"listed and cannot fail"
+        )
+    return notes
 
 
 class _Outside:

@@ -9,6 +9,8 @@ from paritas.comparison.matching.selecting import Asked
 from paritas.comparison.operands import Operand
 from paritas.dumps.records import Record, Site, TensorFacts
 
+EVERYTHING = Asked()
+
 
 def facts(shape):
     return TensorFacts(dtype="float32", shape=tuple(shape), stride=(1,) * len(shape))
@@ -43,7 +45,7 @@ class Side:
         return self
 
 
-def found(my, golden, rules=None, asked=(Asked(), Asked())):
+def found(my, golden, rules=None, asked=(EVERYTHING, EVERYTHING)):
     """Match two sides whose steps have the same numbers."""
     rules = rules or Rules()
     steps, _ = align_steps(
