@@ -17,7 +17,8 @@ from paritas.dumps.records import Header
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from typing import IO
 
 __all__ = [
     "HEADER",
@@ -32,6 +33,7 @@ __all__ = [
     "step_name",
     "step_of",
     "volumes_of",
+    "whole_file",
     "write_header",
 ]
 
@@ -134,6 +136,22 @@ def write_header(folder: Path, header: Header, *, durable: bool = False) -> None
         raise ParitasError(
             f"cannot write {folder / HEADER} ({len(text)} bytes): {error.strerror or error}"
         ) from error
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file of a tree that others read: it appears under its name when it is whole.
+
+    Until then its name ends in `.swp`, which the scripts of these trees' users leave alone.
+    """
+    part = path.with_name(f".{os.getpid()}.swp")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def rank_folders(root: Path) -> dict[int, Path]:

@@ -21,10 +21,10 @@ import shutil
 from typing import TYPE_CHECKING
 
 import torch
-import xxhash
 
 from paritas.dumps.dtypes import known_dtype, stored_dtype, stored_shape
 from paritas.dumps.folders import TORCHAIR
+from paritas.dumps.foreign.ge_names import fitting_name
 from paritas.dumps.npy_files import array_of, array_of_value, read_array, tensor_of, write_array
 from paritas.dumps.records import Payload
 from paritas.errors import ParitasError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NpyTree", "call_name", "is_of_tree", "model_name", "read_npy", "time_stamp"]
 
-MAPPING = "mapping.csv"
 _LONGEST_NAME = 255
 _SIDES = {"input": "INPUT", "output": "OUTPUT"}
 
@@ -144,12 +143,7 @@ class NpyTree:
             self._times.pop(_call(site))
             name = self._file_name(site)
         self._taken.add((folder, name))
-        if len(name) > _LONGEST_NAME:
-            short = f"{xxhash.xxh3_64_intdigest(name.encode())}.npy"
-            with (self._root / folder / MAPPING).open("a", encoding="utf-8") as mapping:
-                mapping.write(f"{short},{name}\n")
-            name = short
-        return f"{folder}/{name}"
+        return f"{folder}/{fitting_name(self._root / folder, name, '.npy')}"
 
     def _file_name(self, site: Site) -> str:
         call = call_name(_name(site), site.op or site.level)
