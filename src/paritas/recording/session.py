@@ -27,8 +27,9 @@ from paritas.recording.summaries import PendingSummary
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
+    from paritas.dumps.ge_layout import Operator, Place
     from paritas.dumps.records import Observed, Site, Source
     from paritas.recording.selection import Selection, Within
 
@@ -249,6 +250,11 @@ class Session:
         """Say which program is looked at."""
         sources = tuple(dict.fromkeys((*self._header.sources, source)))
         self._describe(sources=sources, taps=taps or self._header.taps, fusion=fusion)
+
+    def name_operators(self, operators: Mapping[Place, Operator]) -> None:
+        """Say how Ascend's graph engine would call what is recorded."""
+        if self._writer is not None:
+            self._writer.name_operators(operators)
 
     def _describe(self, **changes: Any) -> None:
         with self._lock:
