@@ -140,6 +140,8 @@ class RecordingBackend:
         self._taps = taps
         self._graphs = 0
         session.source(source, taps=taps, fusion="on" if switch is None else switch.describe())
+        for note in switch.notes if switch is not None else ():
+            session.note(note)
         atexit.register(self.close)
 
     def pause(self) -> None:
