@@ -13,12 +13,14 @@ the dump lies beside the tree and not in it.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from paritas.dumps.dtypes import digest, known_dtype, stored_dtype, stored_shape
+from paritas.dumps.folders import RANK, index_home
 from paritas.dumps.foreign.ge_headers import MOST_DIMS
 from paritas.dumps.foreign.ge_tensors import code_of_dtype
 from paritas.dumps.foreign.ge_writing import GeCall, GeTree
@@ -27,16 +29,16 @@ from paritas.dumps.records import Payload
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from paritas.dumps.foreign.ge_headers import GeTensor
-    from paritas.dumps.records import Layout, Site, TensorFacts
+    from paritas.dumps.records import Layout, Record, Site, TensorFacts
     from paritas.dumps.writing import Entry
 
-__all__ = ["CallFiles", "Operator", "Place", "fused_name"]
+__all__ = ["CallFiles", "Operator", "Place"]
 
 FUSED_TYPE, PARTIAL_TYPE = "AutomaticBufferFusionOp", "Reformat"
 GIVEN_TYPE, RESULT_TYPE = "Data", "NetOutput"
@@ -45,15 +47,30 @@ Place = tuple[str, str, str]
 
 
 class Operator(NamedTuple):
-    """What the engine would call what is recorded under one name.
+    """What the engine would make of what is recorded under one name.
 
     Attributes:
+        nodes: the nodes that it computes, in order.
         takes: the nodes whose values it is given, in the order of the graph.
     """
 
     type: str
     name: str
+    nodes: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_buffer(cls, site: Site, nodes: tuple[str, ...], takes: tuple[str, ...] = ()) -> Operator:
+        """The operator that writes a buffer of fused code.
+
+        A buffer that holds no node's value must not be taken for one: its name is none of the
+        graph's, its type that of what the engine puts in by itself.
+        """
+        if not site.exact or not nodes:
+            return cls(PARTIAL_TYPE, f"{site.name}.part", nodes)
+        if len(nodes) > 1:
+            return cls(FUSED_TYPE, "".join(nodes), nodes, takes)
+        return cls(site.op or site.level, nodes[0], nodes, takes)
 
 
 class _Earlier(NamedTuple):
@@ -63,12 +80,22 @@ class _Earlier(NamedTuple):
     facts: TensorFacts
 
 
+@dataclasses.dataclass
+class _File:
+    """What goes into one file; `first` says of which step and graph it is."""
+
+    operator: Operator
+    first: Entry
+    inputs: list[Entry] = dataclasses.field(default_factory=list)
+    outputs: list[Entry] = dataclasses.field(default_factory=list)
+
+
 class CallFiles:
     """Collects the values of a call, and writes them into one file."""
 
     def __init__(self, root: Path, layout: Layout, rank: int, world_size: int) -> None:
         """`root` is the folder of the dump."""
-        self._root = root
+        self._root, self._home = root, index_home(root, layout)
         self._tree = GeTree(root, rank=rank, world_size=world_size, has_ranks=layout == "ge")
         self._operators: dict[Place, Operator] = {}
         self._pending: list[Entry] = []
@@ -107,11 +134,44 @@ class CallFiles:
             OSError: a file cannot be written.
         """
         waiting, self._pending = self._pending, []
-        files: dict[tuple[object, ...], list[Entry]] = {}
         for entry in waiting:
-            files.setdefault(_file(entry), []).append(entry)
-        placed = [one for entries in files.values() for one in self._write_file(entries)]
-        return sorted(placed, key=lambda found: found[0].sequence)
+            if entry.stored is None and entry.tensor is not None and entry.digest:
+                entry.stored = self._recovered(entry, entry.tensor, waiting)
+        places: dict[int, Payload] = {}
+        for file in self._files(waiting):
+            # What several operators are given is read where it was found first.
+            for sequence, payload in self._write_file(file).items():
+                places.setdefault(sequence, payload)
+        return [(entry, places.get(entry.sequence)) for entry in waiting]
+
+    def _files(self, waiting: list[Entry]) -> list[_File]:
+        """What belongs into one file each."""
+        files: dict[tuple[object, ...], _File] = {}
+        readings = [one for one in waiting if _is_reading(one.site)]
+        for entry in waiting:
+            if _fits(entry) and not _is_reading(entry.site):
+                file = files.setdefault(_file(entry), _File(self._operator(entry.site), entry))
+                (file.inputs if _is_given(entry.site) else file.outputs).append(entry)
+        values = {_held(one.site): one for one in reversed(waiting) if _fits(one)}
+        taken: set[int] = set()
+        for file in files.values():
+            # A kernel is one operator for each value that it writes: each is given what it takes,
+            # be it from memory or from another of them.
+            given = [values[name] for name in file.operator.takes if name in values and readings]
+            file.inputs += given
+            taken.update(one.sequence for one in given)
+        for entry in readings:
+            if _fits(entry) and entry.sequence not in taken:
+                file = files.setdefault(_file(entry), _File(self._operator(entry.site), entry))
+                file.inputs.append(entry)
+        return list(files.values())
+
+    def remember(self, records: Sequence[Record]) -> None:
+        """Know where bytes are by now: they may come again without their values."""
+        for record in records:
+            if record.payload is not None and record.tensor is not None and record.digest:
+                place = _Earlier(record.payload, record.tensor)
+                self._earlier.setdefault(record.digest, place)
 
     def drop_step(self, step: int) -> None:
         """Remove the files of a step."""
@@ -127,61 +187,50 @@ class CallFiles:
                 for key in gone:
                     del self._earlier[key]
 
-    def _write_file(self, entries: list[Entry]) -> list[tuple[Entry, Payload | None]]:
-        operator = self._operator(entries)
-        fitting = [entry for entry in entries if _fits(entry)]
-        rest: list[tuple[Entry, Payload | None]] = [
-            (entry, None) for entry in entries if not _fits(entry)
-        ]
-        if not fitting:
-            return rest
-        inputs = _in_order([one for one in fitting if _is_given(one.site)], operator.takes)
-        outputs = [one for one in fitting if not _is_given(one.site)]
-        site = entries[0].site
+    def _write_file(self, file: _File) -> dict[int, Payload]:
+        """Write it; where in it the values of entries are, by their number."""
+        site = file.first.site
         call = GeCall(
-            step=entries[0].step,
+            step=file.first.step,
             model=model_name(site.graph, site.phase),
-            op_type=operator.type,
-            op_name=operator.name,
-            inputs=[self._values(entry) for entry in inputs],
-            outputs=[self._values(entry) for entry in outputs],
+            op_type=file.operator.type,
+            op_name=file.operator.name,
+            inputs=[_written_out(entry) for entry in file.inputs],
+            outputs=[_written_out(entry) for entry in file.outputs],
         )
-        file, written = self._tree.write(call)
-        self._folders.add(file.rpartition("/")[0])
+        path, written = self._tree.write(call)
+        self._folders.add(path.rpartition("/")[0])
         found = {one.key: one for one in written.tensors}
-        named = [(f"input.{at}", entry) for at, entry in enumerate(inputs)]
-        named += [(f"output.{at}", entry) for at, entry in enumerate(outputs)]
-        return [*rest, *(self._placed(entry, file, found[key]) for key, entry in named)]
+        places: dict[int, Payload] = {}
+        for side, entries in (("input", file.inputs), ("output", file.outputs)):
+            for at, entry in enumerate(entries):
+                # The value of another operator has its place in that one's file.
+                if side == "output" or _is_given(entry.site):
+                    places[entry.sequence] = _placed(entry, path, found[f"{side}.{at}"])
+        return places
 
-    def _placed(self, entry: Entry, file: str, tensor: GeTensor) -> tuple[Entry, Payload]:
-        facts = entry.tensor
-        assert facts is not None  # noqa: S101  (`_fits` has seen to it)
-        begin, nbytes = tensor.begin, tensor.nbytes
-        payload = Payload(file=file, key=tensor.key, begin=begin, nbytes=nbytes, shape=facts.shape)
-        if not entry.digest and entry.stored is not None:
-            entry.digest = digest(entry.stored)
-        self._earlier.setdefault(entry.digest, _Earlier(payload, facts))
-        return entry, payload
-
-    def _operator(self, entries: list[Entry]) -> Operator:
-        site = entries[0].site
+    def _operator(self, site: Site) -> Operator:
         if _is_result(site):
             return Operator(RESULT_TYPE, RESULT_TYPE)
         if site.op == "placeholder":
             return Operator(GIVEN_TYPE, site.name)
+        if site.level != "buffer":
+            return Operator(site.op or site.level, site.name)
         known = self._operators.get((site.phase, site.graph, site.name))
-        if known is not None and site.level == "buffer":
+        if known is not None:
             return known
-        results = [one.site for one in entries if one.site.side == "output"]
-        if site.level == "buffer" and results:
-            return Operator(*fused_name(results[0]))
-        return Operator(site.op or site.level, site.name)
+        # Of what is read, the nodes are those that made it.
+        return Operator.of_buffer(site, (site.name,) if site.side == "input" else site.nodes)
 
-    def _values(self, entry: Entry) -> Tensor:
-        facts = entry.tensor
-        assert facts is not None  # noqa: S101
-        if entry.stored is not None:
-            return entry.stored.expand(facts.shape)
+    def _recovered(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
+        """The bytes of an entry that came without, from one that waits too or was written."""
+        dtype, shape = (
+            stored_dtype(known_dtype(facts.dtype)),
+            stored_shape(facts.shape, facts.stride),
+        )
+        for one in waiting:
+            if one.digest == entry.digest and one.stored is not None:
+                return one.stored.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
         found = self._earlier.get(entry.digest)
         if found is None:
             raise ParitasError(
@@ -189,27 +238,27 @@ class CallFiles:
                 f"this dump holds their digest {entry.digest!r}"
             )
         payload, before = found
-        with (self._root / payload.file).open("rb") as file:
+        root = self._home if RANK.fullmatch(payload.file.partition("/")[0]) else self._root
+        with (root / payload.file).open("rb") as file:
             file.seek(payload.begin)
             raw = torch.frombuffer(bytearray(file.read(payload.nbytes)), dtype=torch.uint8)
         whole = raw.view(stored_dtype(known_dtype(before.dtype))).reshape(payload.shape)
-        once = whole[tuple(map(slice, stored_shape(before.shape, before.stride)))].contiguous()
-        dtype = stored_dtype(known_dtype(facts.dtype))
-        shape = stored_shape(facts.shape, facts.stride)
-        return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape).expand(facts.shape)
+        kept = tuple(map(slice, stored_shape(before.shape, before.stride)))
+        return whole[kept].contiguous().reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
 
 
-def fused_name(site: Site) -> tuple[str, str]:
-    """Type and name of the operator that writes a buffer of fused code.
+def _written_out(entry: Entry) -> Tensor:
+    assert entry.stored is not None  # noqa: S101  (`_fits` has seen to it)
+    assert entry.tensor is not None  # noqa: S101
+    if not entry.digest:
+        entry.digest = digest(entry.stored)
+    return entry.stored.expand(entry.tensor.shape)
 
-    A buffer that holds no node's value must not be taken for one: its name is none of the graph's,
-    its type that of what the engine puts in by itself.
-    """
-    if not site.exact or not site.nodes:
-        return PARTIAL_TYPE, f"{site.name}.part"
-    if len(site.nodes) > 1:
-        return FUSED_TYPE, "".join(site.nodes)
-    return site.op or site.level, site.nodes[0]
+
+def _placed(entry: Entry, file: str, tensor: GeTensor) -> Payload:
+    shape = () if entry.tensor is None else entry.tensor.shape
+    begin, nbytes = tensor.begin, tensor.nbytes
+    return Payload(file=file, key=tensor.key, begin=begin, nbytes=nbytes, shape=shape)
 
 
 def _call(entry: Entry) -> tuple[object, ...]:
@@ -235,7 +284,7 @@ def _is_given(site: Site) -> bool:
 
 def _fits(entry: Entry) -> bool:
     """Whether the format can hold it."""
-    if entry.tensor is None or (entry.stored is None and not entry.digest):
+    if entry.tensor is None or entry.stored is None:
         return False
     if len(entry.tensor.shape) > MOST_DIMS:
         return False
@@ -246,11 +295,13 @@ def _fits(entry: Entry) -> bool:
     return True
 
 
-def _in_order(inputs: list[Entry], takes: tuple[str, ...]) -> list[Entry]:
-    """What a kernel reads, as the graph has it; what is not known there comes last."""
-    places = {name: at for at, name in enumerate(takes)}
-    return sorted(inputs, key=lambda one: places.get(_made_by(one.site), len(places)))
+def _is_reading(site: Site) -> bool:
+    """Whether it is what a kernel reads: which of its operators take it, the graph says."""
+    return site.level == "buffer" and site.side == "input"
 
 
-def _made_by(site: Site) -> str:
-    return site.nodes[-1] if site.nodes and site.exact else ""
+def _held(site: Site) -> str:
+    """The node whose value it is; empty where that is not known."""
+    if site.level == "buffer" and site.exact and site.nodes:
+        return site.nodes[-1]
+    return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 from typing import TYPE_CHECKING
@@ -230,6 +229,7 @@ class DumpWriter:
         except OSError as error:
             raise self._failed(error, self.path) from error
         self._enter(records, 0)
+        calls.remember(records)
         return records
 
     def _enter(self, records: list[Record], start: int, *, sound: bool = True) -> int:
@@ -288,8 +288,10 @@ class DumpWriter:
             return
         failed_before = self._failure
         if self._calls is not None:
-            with contextlib.suppress(ParitasError):  # told below, when what is there is closed
+            try:
                 self._write_calls(self._calls)
+            except ParitasError as error:  # raised below, when what is there is closed
+                self._failure = self._failure or str(error)
         self._closed = True
         volumes = [*self._kept, *(volume for _, volume in self._ring)]
         try:

@@ -13,7 +13,6 @@ from paritas._torch.buffers import compile_listening
 from paritas._torch.graphs import is_undefined, placeholders, returned, written_placeholders
 from paritas._torch.inductor import compile_again
 from paritas._torch.tapping import tapped
-from paritas.dumps.ge_layout import fused_name
 from paritas.dumps.msit_layout import model_name
 from paritas.dumps.records import Observed
 from paritas.errors import UnsupportedTorchError
@@ -195,9 +194,10 @@ class FusedGraph:
 
     def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
         """Write the graph in words, and give its code the names that other tools know it by."""
-        is_ascend = self.session.options.layout != "msit"
-        if is_ascend:
-            self.session.name_operators(operators_of(self.lowered.module, code.kernels, sites.of))
+        operators = None
+        if self.session.options.layout != "msit":
+            operators = operators_of(self.lowered.module, code.kernels, sites.of)
+            self.session.name_operators(operators)
         write_graph_texts(
             self.session.path,
             self.session.rank,
@@ -205,7 +205,7 @@ class FusedGraph:
             self.lowered.module,
             code.kernels,
             sites.of,
-            fused_name if is_ascend else None,
+            operators,
         )
 
     def _note(self, names: list[str], what: str) -> None:

@@ -146,8 +146,8 @@ def test_a_pass_of_ascends_is_taken_for_what_does_its_work_here(tmp_path):
     assert options["max_fusion_size"] == 1
     assert found.notes == (
         (
-            "GraphFusion: MatMulBiasAddFusionPass off means pattern_matcher in Inductor (a product and "
-            "the addition of its bias)"
+            "GraphFusion: MatMulBiasAddFusionPass off means pattern_matcher in Inductor (a product "
+            "and the addition of its bias)"
         ),
         (
             "UBFusion: TbeReduceElemwiseFusionPass off means loop_fusion, inlining in Inductor (a "
@@ -177,8 +177,8 @@ def test_an_unknown_pass_is_noted_with_the_nearest_known_one(tmp_path):
         found = switch(tmp_path, sections({"SoftMaxFusionPasses": "off", "ALL": "on"}))
     assert found.notes == (
         (
-            "GraphFusion: SoftMaxFusionPasses off switches nothing: paritas does not know that pass; "
-            "the nearest known one is SoftmaxFusionPass (the parts of a softmax)"
+            "GraphFusion: SoftMaxFusionPasses off switches nothing: paritas does not know that "
+            "pass; the nearest known one is SoftmaxFusionPass (the parts of a softmax)"
         ),
     )
     assert found.inductor_options() == {}

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from paritas.comparison.matching.aligning import span_text
 from paritas.comparison.matching.book import Book
+from paritas.comparison.matching.folding import skip_rewritten
 from paritas.comparison.matching.graphs import align_graphs, match_nodes
 from paritas.comparison.matching.modules import match_modules
 from paritas.comparison.matching.names import match_ids, match_prefixed, match_renamed
@@ -89,6 +90,8 @@ def match(
     match_ids(book)
     align_graphs(book)
     match_nodes(book)
+    leave_out_unselected(book, *asked, of_graphs=True)
+    skip_rewritten(book)
     match_modules(book)
     match_prefixed(book)
     leave_out_unselected(book, *asked)

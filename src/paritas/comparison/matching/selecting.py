@@ -53,14 +53,20 @@ class Asked:
         return self.selection == _EVERYTHING
 
 
-def leave_out_unselected(book: Book, my: Asked, golden: Asked) -> None:
-    """Set apart what has no counterpart because the other side was not asked for it."""
+def leave_out_unselected(book: Book, my: Asked, golden: Asked, *, of_graphs: bool = False) -> None:
+    """Set apart what has no counterpart because the other side was not asked for it.
+
+    Args:
+        of_graphs: only what graphs compute, where both sides have some: nothing but their nodes
+            can be its counterpart.
+    """
     for items, others, theirs, mine in (
         (book.my, book.golden, golden, my),
         (book.golden, book.my, my, golden),
     ):
         if not theirs.is_everything:
-            _Outside(items, others, theirs, same_code=mine.fusion == theirs.fusion).leave_out(book)
+            outside = _Outside(items, others, theirs, same_code=mine.fusion == theirs.fusion)
+            outside.leave_out(book, of_graphs=of_graphs)
 
 
 def not_selected_notes(book: Book) -> list[str]:
@@ -95,20 +101,24 @@ class _Outside:
         # Names that mean nothing on this side say nothing of what is on it.
         self._understood = not self._sieve.unmet()
 
-    def leave_out(self, book: Book) -> None:
+    def leave_out(self, book: Book, *, of_graphs: bool) -> None:
         """Outputs first: what a node is given is the output of another, seen once more."""
         makers: dict[object, str] = {}
+        items = self._items
+        if of_graphs:
+            has_graphs = "graph" in self._families
+            items = [item for item in items if has_graphs and _family(item) == "graph"]
         for side in ("output", "input"):
-            for item in self._items:
+            for item in items:
                 if item.site.side != side or item.found or item.gone:
                     continue
                 why = self._why(item)
                 if not why and side == "input" and item.graph in self._fused and item.site.nodes:
                     # Fused code reads what it holds in memory, not what each node is given.
-                    why = makers.get(node_key(item, item.site.nodes[-1]), "")
+                    why = makers.get(_value(item, item.site.nodes[-1]), "")
                 if why:
                     book.leave_unselected(item, why)
-                    makers[node_key(item, item.site.name)] = why
+                    makers[_value(item, item.site.name)] = why
 
     def _why(self, item: Item) -> str:
         """The part of the selection that an item is outside of; empty where it is within."""
@@ -135,6 +145,11 @@ class _Outside:
             # Code that is fused otherwise would have the value alone, not what led to it.
             site = msgspec.structs.replace(site, nodes=site.nodes[-1:])
         return self._sieve.wants_name(site)
+
+
+def _value(item: Item, node: str) -> tuple[object, ...]:
+    """Of a step that the other side does not have, too."""
+    return item.operand.step, node_key(item, node)
 
 
 def _family(item: Item) -> str:
