@@ -59,6 +59,12 @@ def test_each_side_may_have_been_asked_for_a_part():
     )
 
 
+def test_nothing_in_common_leaves_nothing_to_compare():
+    matches = found(fx("a"), fx("b"), asked=(asked(layers=["a"]), asked(layers=["b"])))
+    assert matches.pairs == []  # of which the verdict is unverified
+    assert len(matches.not_selected) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "left"),
     [
