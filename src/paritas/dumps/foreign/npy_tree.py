@@ -255,7 +255,7 @@ def _add(gathered: Gathered, item: _Item, site: Site) -> None:
             return
         place = array_place(file.name, header, file.size)
         if item.is_summary:
-            gathered.add_statistics(step, rank, site, summary_of(path, place))
+            gathered.add_statistics(step, rank, site, summary_of(path, place), place.dtype)
             return
         text = python_text(opened, header) if site.side == "input" else None
     if text is None:
