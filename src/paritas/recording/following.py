@@ -88,10 +88,9 @@ def freeable(root: Path, header: Header, used: set[str], newest: dict[str, int])
             for a file is begun before the line of the record that it is begun for.
     """
     if header.layout == "msit":
-        # The program makes further names for what it has written, until it ends.
+        # A file is there once it is whole, and the program does without those that are gone.
         tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
-        found = tree.rglob("*.npy") if header.closed else ()
-        return [path for path in found if path.relative_to(root).as_posix() in used]
+        return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
     files = []
     for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
         number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
@@ -116,7 +115,10 @@ def note_use(payload: Payload | None, used: set[str], newest: dict[str, int]) ->
 
 def see_onto_disk(folder: Path) -> None:
     """Wait until everything in a folder would survive a loss of power."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        # Of a folder, which names are in it.
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.dumps.opening import ReadableDump
     from paritas.dumps.reading import Dump
     from paritas.dumps.records import Record, TensorFacts
     from paritas.dumps.writing import DumpWriter
@@ -67,12 +68,12 @@ class Rewriter:
         self._known: dict[Hashable, Record] = {}
         self._digests: set[str] = set()
 
-    def rewrite(self, record: Record, source: Dump) -> None:
-        """Convert a record, unless an earlier conversion has."""
+    def rewrite(self, record: Record, source: ReadableDump) -> bool:
+        """Convert a record, unless an earlier conversion has; whether it did."""
         for payload in (record.payload, record.sketch):
             note_use(payload, self.used, self.newest)
         if record.sequence in self._done:
-            return
+            return False
         try:
             # An index is in order: what was left out before cannot be put in now.
             if record.sequence < self._latest:
@@ -82,8 +83,9 @@ class Rewriter:
             self.problems.append(f"rank {record.rank}: {error}")
             files = (payload.file for payload in (record.payload, record.sketch) if payload)
             self.needed.update(files)
-            return
+            return False
         self._add(entry)
+        return True
 
     def take_over(self, record: Record, earlier: Dump) -> None:
         """Copy a record that was converted before."""
@@ -105,9 +107,14 @@ class Rewriter:
             self._known.setdefault(_content(record), record)
             self._digests.add(record.digest)
 
-    def _entry(self, record: Record, source: Dump) -> Entry:
+    def _entry(self, record: Record, source: ReadableDump) -> Entry:
         entry = _bare(record)
+        if record.value is not None:
+            return entry
+        if record.payload is None and record.statistics is not None and self._target == "stats":
+            return entry  # what another tool kept instead of values
         if record.tensor is None:
+            source.read(record)  # says why that cannot be
             return entry
         if self._target == "stats":
             return self._summary(entry, record, source)
@@ -115,9 +122,10 @@ class Rewriter:
             entry = msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         if record.digest in self._digests:
             return entry  # the writer has these bytes
-        return msgspec.structs.replace(entry, stored=as_stored(_values(record, source)))
+        stored = as_stored(_values(record, source))
+        return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
 
-    def _summary(self, entry: Entry, record: Record, source: Dump) -> Entry:
+    def _summary(self, entry: Entry, record: Record, source: ReadableDump) -> Entry:
         known = self._known.get(_content(record)) if record.digest else None
         if known is not None and known.sketch is not None:
             drawn = self._made.read_sketch(known)
@@ -130,8 +138,12 @@ class Rewriter:
             global_shape=None if part is None else part.global_shape,
             global_offset=None if part is None else part.global_offset,
         )
-        statistics = record.statistics or summarize(values)
-        return msgspec.structs.replace(entry, statistics=statistics, sketch=drawn)
+        return msgspec.structs.replace(
+            entry,
+            statistics=record.statistics or summarize(values),
+            sketch=drawn,
+            digest=entry.digest or digest(as_stored(values)),
+        )
 
 
 def _bare(record: Record) -> Entry:
@@ -146,10 +158,11 @@ def _bare(record: Record) -> Entry:
         statistics=record.statistics,
         alias_of=record.alias_of,
         placement=record.placement,
+        dtype=record.dtype,
     )
 
 
-def _values(record: Record, source: Dump) -> Tensor:
+def _values(record: Record, source: ReadableDump) -> Tensor:
     try:
         return source.read(record)
     except ParitasError:

@@ -119,6 +119,11 @@ class Gathered:
         payload = None if place is None else place.payload
         return self._add(_Draft(step, rank, site, place, payload, value=text))
 
+    def add_text(self, step: int, rank: int, site: Site, text: str, file: Found) -> Record:
+        """What is no tensor and could be none, in a file of its own."""
+        payload = Payload(file=file.name, nbytes=file.size, shape=())
+        return self._add(_Draft(step, rank, site, None, payload, value=text))
+
     def add_statistics(
         self, step: int, rank: int, site: Site, found: Statistics, dtype: str
     ) -> Record:
