@@ -152,7 +152,10 @@ def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor
         raise UsageError("neither values nor statistics of it are recorded")
     sums = dump.read_sketch(record) if record.sketch is not None else None
     numel = math.prod(record.tensor.shape) if record.tensor is not None else None
-    return Summary(record.statistics, sums, numel, exact_counts=dump.kind == "paritas")
+    # A dump of ours may hold what was converted from another tool's, which counts less.
+    counted = record.statistics.counts_all and record.statistics.count == numel
+    exact = dump.kind == "paritas" and counted
+    return Summary(record.statistics, sums, numel, exact_counts=exact)
 
 
 def _of_number(text: str) -> Summary:
@@ -175,7 +178,8 @@ def _merged(operand: Operand, dump: ReadableDump) -> Summary:
     sums = None
     if all(record.sketch is not None for record in records):
         sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
-    exact = merged.exact and dump.kind == "paritas"
+    ours = dump.kind == "paritas" and all(one.counts_all for one in found)
+    exact = merged.exact and ours
     numel = math.prod(plan.result_shape)
     return Summary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
 

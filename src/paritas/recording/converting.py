@@ -184,6 +184,8 @@ class Converter:
         They may be all that is left of files that were deleted, so the earlier one goes only when
         its copy is on the disk. Killed in between, there are both, and the copy is begun anew.
         """
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError(f"{self.output} is a file: give a folder as --output")
         before = self.output.with_name(f".{self.output.name}.before")
         runs = origin.runs()
         if before.exists():
@@ -235,7 +237,7 @@ class _RankConversion:
             self.writer.describe(self._marked)
         before = self.rewriter.records
         for record in self.origin.new_records():
-            if self.rewriter.rewrite(record, self.origin.reader):
+            if self.rewriter.rewrite(record, self.origin):
                 self.origin.note(record)
         self.finished = self.origin.header.closed
         return self.rewriter.records != before
@@ -251,7 +253,13 @@ class _RankConversion:
         files = self.origin.deletable(used, self.rewriter.newest)
         if not files:
             return
-        see_onto_disk(self._converter.output)
+        try:
+            see_onto_disk(self._converter.output)
+        except OSError as error:
+            raise ParitasError(
+                f"cannot write to {self._converter.output}: {error.strerror or error}; nothing was "
+                f"deleted"
+            ) from error
         for path in files:
             found = path.stat()
             self.origin.delete(path)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from paritas.dumps.opening import ReadableDump
+    from torch import Tensor
+
     from paritas.dumps.records import Header, Record
 
 __all__ = ["Origin", "Part", "is_there", "origin_of", "reader_without_index"]
@@ -51,9 +52,11 @@ class Part(Protocol):
     def is_busy(self) -> bool:
         """See above."""
 
-    @property
-    def reader(self) -> ReadableDump:
-        """Reads the values of the records."""
+    def read(self, record: Record) -> Tensor:
+        """The values of a record that was given last."""
+
+    def read_sketch(self, record: Record) -> Tensor:
+        """The sketch of its values."""
 
     def refresh(self) -> None:
         """Look at the header; before the records: if it is closed, all of them are there."""
@@ -148,7 +151,8 @@ class _OwnPart:
         self._root = root
         self._folder = rank_folders(root)[rank]
         self.header = read_header(self._folder)
-        self.reader: ReadableDump = reader_without_index(root, self._folder, self.header)
+        reader = reader_without_index(root, self._folder, self.header)
+        self.read, self.read_sketch = reader.read, reader.read_sketch
         self._follower = Follower(self._folder, rank)
         self.problems = self._follower.problems
 
@@ -263,14 +267,18 @@ class _ForeignPart:
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: dict[int, tuple[str, str]] = {}
         self._next = 0
+        # The records of this look, by their new numbers.
+        self._originals: dict[int, Record] = {}
         self._ids: set[tuple[int, str]] = set()
         self._sources: Path | None = None
         self._folder = Folder(origin.path)
         self.header = self._header()
 
-    @property
-    def reader(self) -> ReadableDump:
-        return self._origin.dump
+    def read(self, record: Record) -> Tensor:
+        return self._origin.dump.read(self._originals[record.sequence])
+
+    def read_sketch(self, record: Record) -> Tensor:
+        return self._origin.dump.read_sketch(self._originals[record.sequence])
 
     def refresh(self) -> None:
         if self._rank in self._origin.dump.ranks:
@@ -288,11 +296,14 @@ class _ForeignPart:
     def new_records(self) -> Iterator[Record]:
         part = self._origin.dump.ranks.get(self._rank)
         records = part.records if part is not None else []
+        self._originals.clear()
         for record in self._whole(records):
             place = _place(record)
             if place not in self._seen:
                 self._seen.add(place)
-                yield self._renamed(record, place)
+                renamed = self._renamed(record, place)
+                self._originals[renamed.sequence] = record
+                yield renamed
 
     def _whole(self, records: list[Record]) -> Iterable[Record]:
         settled = self._origin.settled
@@ -370,8 +381,11 @@ class _ForeignPart:
 
 
 def _place(record: Record) -> tuple[str, str]:
-    payload = record.payload
-    return (payload.file, payload.key) if payload else ("", f"{record.step}/{record.id}")
+    """A file, and what in it; nothing that changes as other files come and go."""
+    payload, site = record.payload, record.site
+    if payload is None:
+        return "", f"{record.step}/{record.id}"
+    return payload.file, f"{payload.key} {site.name} {site.side}.{site.position}"
 
 
 def _is_unreadable(record: Record) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import torch
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.dumps.opening import ReadableDump
     from paritas.dumps.reading import Dump
     from paritas.dumps.records import Record, TensorFacts
     from paritas.dumps.writing import DumpWriter
@@ -34,6 +33,16 @@ if TYPE_CHECKING:
 __all__ = ["Rewriter", "Target"]
 
 Target = Literal["stats", "packed", "msit"]
+
+
+class Readable(Protocol):
+    """What gives the values of records."""
+
+    def read(self, record: Record) -> Tensor:
+        """The values of a record."""
+
+    def read_sketch(self, record: Record) -> Tensor:
+        """The sketch of its values."""
 
 
 class Rewriter:
@@ -68,7 +77,7 @@ class Rewriter:
         self._known: dict[Hashable, Record] = {}
         self._digests: set[str] = set()
 
-    def rewrite(self, record: Record, source: ReadableDump) -> bool:
+    def rewrite(self, record: Record, source: Readable) -> bool:
         """Convert a record, unless an earlier conversion has; whether it did."""
         for payload in (record.payload, record.sketch):
             note_use(payload, self.used, self.newest)
@@ -107,7 +116,7 @@ class Rewriter:
             self._known.setdefault(_content(record), record)
             self._digests.add(record.digest)
 
-    def _entry(self, record: Record, source: ReadableDump) -> Entry:
+    def _entry(self, record: Record, source: Readable) -> Entry:
         entry = _bare(record)
         if record.value is not None:
             return entry
@@ -125,7 +134,7 @@ class Rewriter:
         stored = as_stored(_values(record, source))
         return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
 
-    def _summary(self, entry: Entry, record: Record, source: ReadableDump) -> Entry:
+    def _summary(self, entry: Entry, record: Record, source: Readable) -> Entry:
         known = self._known.get(_content(record)) if record.digest else None
         if known is not None and known.sketch is not None:
             drawn = self._made.read_sketch(known)
@@ -138,9 +147,12 @@ class Rewriter:
             global_shape=None if part is None else part.global_shape,
             global_offset=None if part is None else part.global_offset,
         )
+        statistics = record.statistics
+        if statistics is None or not statistics.counts_all:
+            statistics = summarize(values)  # other tools' say less, and are rounded
         return msgspec.structs.replace(
             entry,
-            statistics=record.statistics or summarize(values),
+            statistics=statistics,
             sketch=drawn,
             digest=entry.digest or digest(as_stored(values)),
         )
@@ -162,7 +174,7 @@ def _bare(record: Record) -> Entry:
     )
 
 
-def _values(record: Record, source: ReadableDump) -> Tensor:
+def _values(record: Record, source: Readable) -> Tensor:
     try:
         return source.read(record)
     except ParitasError:
