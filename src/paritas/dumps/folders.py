@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import IO
 
+    from paritas.dumps.records import Layout
+
 __all__ = [
     "HEADER",
     "INDEX",
     "data_name",
     "discard",
+    "index_home",
     "is_data",
     "rank_folders",
     "rank_name",
@@ -46,7 +49,23 @@ DATA = re.compile(r"data-\d{4,}\.safetensors")
 TORCHAIR = re.compile(
     r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
 )
+# What Ascend's old tree begins with, in which a rank goes by its device.
+TIME = re.compile(r"\d{14}")
 _LARGEST_HEADER = 64 << 20
+
+
+def index_home(root: Path, layout: Layout | None = None) -> Path:
+    """The folder in which the ranks of a dump have theirs: the dump, or one beside it.
+
+    Args:
+        layout: None finds out.
+    """
+    beside = root.with_name(f"{root.name}.index")
+    if layout is None:
+        is_beside = not rank_folders(root) and beside.is_dir() if root.is_dir() else False
+    else:
+        is_beside = layout == "ge-7.1.0"
+    return beside if is_beside else root
 
 
 def rank_name(rank: int) -> str:

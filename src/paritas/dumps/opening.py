@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paritas.dumps.folders import HEADER, INDEX, rank_folders
+from paritas.dumps.folders import HEADER, INDEX, index_home, rank_folders
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 
@@ -101,5 +101,6 @@ def is_ours(root: Path) -> bool:
     if not root.is_dir():
         return False
     # Other tools have folders of that name too.
-    folders = [root, *rank_folders(root).values()]
+    home = index_home(root)
+    folders = [home, *rank_folders(home).values()]
     return any((folder / name).is_file() for folder in folders for name in (HEADER, INDEX))

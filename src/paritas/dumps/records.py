@@ -34,7 +34,7 @@ Source = Literal["eager", "fx", "fused", "file"]
 Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
 Phase = Literal["forward", "backward"]
 Side = Literal["input", "output"]
-Layout = Literal["packed", "msit"]
+Layout = Literal["packed", "msit", "ge", "ge-7.1.0"]
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):

@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from paritas._torch.buffers import Seen
 from paritas._torch.graphs import provenance
-from paritas.dumps.msit_layout import model_name, time_stamp
+from paritas.dumps.ge_layout import Operator, fused_name
+from paritas.dumps.msit_layout import call_name, time_stamp
 from paritas.dumps.text_graphs import (
     FusedFacts,
     NodeFacts,
@@ -28,33 +29,36 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.buffers import Kernel
-    from paritas.dumps.records import Phase, Site
+    from paritas.dumps.ge_layout import Place
+    from paritas.dumps.records import Site
 
-__all__ = ["buffer_facts", "node_facts", "write_graph_texts"]
+__all__ = ["buffer_facts", "node_facts", "operators_of", "write_graph_texts"]
 
 
 def write_graph_texts(
     folder: Path,
     rank: int,
-    graph: str,
-    phase: Phase,
+    name: str,
     module: GraphModule,
     kernels: Iterable[Kernel],
     site_of: Callable[[Seen], Site],
+    name_of: Callable[[Site], tuple[str, str]] | None = None,
 ) -> None:
     """Write the graph as it was captured, and as it was fused, into the folder of the dump.
 
     Only for fused code: readers of torchair's dumps take a dump with a graph for one of fused code.
 
     Args:
+        name: of the graph, as its folder has it.
         kernels: what the compiled code calls, in order.
         site_of: where what is seen of a buffer is recorded.
+        name_of: type and name of the operator in whose file a buffer is; None where it goes by
+            the name that it is recorded under.
     """
-    name = model_name(graph, phase)
     nodes = node_facts(module)
     texts = {
         "original": original_graph_text(name, nodes),
-        "optimized": optimized_graph_text(name, buffer_facts(nodes, kernels, site_of)),
+        "optimized": optimized_graph_text(name, buffer_facts(nodes, kernels, site_of, name_of)),
     }
     suffix = f"rank_{rank}_pid_{os.getpid()}_ts_{time_stamp(dt.datetime.now(dt.UTC))}"
     for kind, text in texts.items():
@@ -81,6 +85,7 @@ def buffer_facts(
     nodes: Iterable[NodeFacts],
     kernels: Iterable[Kernel],
     site_of: Callable[[Seen], Site],
+    name_of: Callable[[Site], tuple[str, str]] | None = None,
 ) -> tuple[FusedFacts, ...]:
     """Every buffer that fused code writes, under the name by which it is recorded."""
     known = {node.name: node for node in nodes}
@@ -92,17 +97,40 @@ def buffer_facts(
             site = site_of(Seen(kernel, buffer, "output", position, torch.empty(0)))
             # A buffer that is not known to hold a node's very value may be of another shape.
             outputs = known[buffer.exact].outputs[:1] if buffer.exact in known else (ValueFacts(),)
+            own = (site.op or site.level, site.name)
+            op, name = own if name_of is None else name_of(site)
             node = NodeFacts(
-                name=site.name,
-                op=site.op or site.level,
+                name=name,
+                op=op,
                 inputs=inputs,
                 outputs=outputs,
                 module=site.module,
                 line=site.line,
+                call=call_name(*own[::-1]),
             )
             found.append(FusedFacts(node, buffer.name, kernel.name, buffer.nodes))
-            names[buffer.name] = site.name
+            names[buffer.name] = name
     return tuple(found)
+
+
+def operators_of(
+    module: GraphModule, kernels: Iterable[Kernel], site_of: Callable[[Seen], Site]
+) -> dict[Place, Operator]:
+    """What Ascend's graph engine would call each buffer that fused code writes."""
+    taken = {
+        node.name: [one.rpartition(":")[0] for one in node.inputs] for node in node_facts(module)
+    }
+    found: dict[Place, Operator] = {}
+    for kernel in kernels:
+        for position, buffer in enumerate(kernel.writes):
+            site = site_of(Seen(kernel, buffer, "output", position, torch.empty(0)))
+            inside = set(site.nodes)
+            outside = (
+                one for node in site.nodes for one in taken.get(node, ()) if one not in inside
+            )
+            operator = Operator(*fused_name(site), tuple(dict.fromkeys(outside)))
+            found[site.phase, site.graph, site.name] = operator
+    return found
 
 
 def _facts(node: Node) -> NodeFacts:

@@ -85,9 +85,10 @@ def _covered(side: GraphSide) -> tuple[set[NodeKey], set[NodeKey], set[NodeKey]]
     }
     for item in side.items:
         site = item.site
-        if site.side != "output":
+        if site.side != "output" and site.level != "buffer":
             continue
         if item.found:
+            # What a kernel reads is the value of a node, too, and what was fused to make it.
             done.add(node_key(item, held(item) or site.name))
             inside.update(_keys(item))
         elif item.gone and not site.exact and (item.scope, item.graph) in graphs:

@@ -79,6 +79,7 @@ class GeTree:
         world_size: int = 1,
         device: int | None = None,
         began: dt.datetime | None = None,
+        has_ranks: bool = True,
     ) -> None:
         """Write nothing yet.
 
@@ -86,12 +87,14 @@ class GeTree:
             root: the folder of the dump.
             device: the number of the device; None is the rank's own.
             began: when the run began; None is now.
+            has_ranks: False for the tree of old releases, without the uppermost folder.
         """
         moment = dt.datetime.now(dt.UTC) if began is None else began
         number = rank if device is None else device
-        self.top = f"worldsize{world_size}_global_rank{rank}"
+        when = f"{moment:%Y%m%d%H%M%S}"
+        self.top = f"worldsize{world_size}_global_rank{rank}" if has_ranks else when
         self._root = root
-        self._run = f"{self.top}/{moment:%Y%m%d%H%M%S}/{number}"
+        self._run = f"{self.top}/{when}/{number}" if has_ranks else f"{when}/{number}"
         self._models: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
         self._last_time = 0
