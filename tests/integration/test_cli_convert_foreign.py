@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
+from paritas.dumps.dtypes import digest
 from paritas.dumps.foreign.ge_writing import GeCall, GeTree
 from paritas.dumps.foreign.npy_tree import open_dump as open_fx
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
+from paritas.dumps.records import TensorFacts
+from paritas.dumps.writing import Entry
 from paritas.numerics.findings import Status
 from paritas.numerics.statistics import summarize
 from paritas.recording import converting
@@ -88,7 +92,7 @@ def test_every_layout_becomes_one_of_ours_bit_for_bit(tmp_path, make):
     source = tmp_path / "dump"
     make(source)
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
-    for target in ("packed", "msit", "stats"):
+    for target in ("packed", "msit", "ge", "stats"):
         done = convert(source, "--to", target)
         assert done.exit_code == 0, done.output
     assert {path: path.read_bytes() for path in source.rglob("*") if path.is_file()} == before
@@ -101,10 +105,37 @@ def test_every_layout_becomes_one_of_ours_bit_for_bit(tmp_path, make):
     ]
     tensors = [(one, other) for one, other in pairs if one.tensor is not None]
     assert all(old.read(one).equal(packed.read(other)) for one, other in tensors)
-    for target, judged in (("packed", "bits"), ("msit", "bits"), ("stats", "sketch")):
+    for target in ("packed", "msit", "ge", "stats"):
         table = compare(tmp_path / f"dump_{target}", source)
         assert table.verdict.status is Status.IDENTICAL, target
-        assert judged in {row.judged_by for row in table.rows}
+        assert {row.judged_by for row in table.rows} >= {"sketch" if target == "stats" else "bits"}
+
+
+def test_a_tree_of_the_engine_keeps_its_operators_when_it_is_written_again(tmp_path):
+    ge(tmp_path / "dump")
+    assert convert(tmp_path / "dump", "--to", "packed").exit_code == 0
+    assert convert(tmp_path / "dump", "--to", "ge").exit_code == 0
+    # Without our index it is a tree like the engine's own.
+    tree = tmp_path / "dump_ge"
+    shutil.rmtree(tree / "rank0")
+    old, new = open_dump(tmp_path / "dump"), open_dump(tree)
+    assert new.kind == "ge"
+    assert new.problems == []
+    pairs = list(zip(old.records(), new.records(), strict=True))
+    assert all(
+        (one.site, one.step, one.tensor) == (two.site, two.step, two.tensor) for one, two in pairs
+    )
+    assert all(old.read(one).equal(new.read(two)) for one, two in pairs)
+
+
+def test_the_last_call_is_written_before_its_files_are_deleted(tmp_path):
+    fx(tmp_path / "dump")
+    done = convert(tmp_path / "dump", "--to", "ge", "--delete")
+    assert done.exit_code == 0, done.output
+    assert list((tmp_path / "dump").rglob("*.npy")) == []
+    made = Dump.open(tmp_path / "dump_ge")
+    tensors = [one for one in made.records() if one.tensor is not None]
+    assert [made.read(one).equal(values(3, 4, seed=one.step)) for one in tensors] == [True] * 4
 
 
 def test_statistics_of_another_tool_become_an_index(tmp_path):
@@ -341,6 +372,47 @@ def test_a_second_call_of_what_is_gone_is_a_call_of_its_own(tmp_path, monkeypatc
     assert found == ["forward/graph_1/mm#0/output.0", "forward/graph_1/mm#1/output.0"]
 
 
+def test_files_of_calls_are_freed_while_they_are_recorded(tmp_path, monkeypatch):
+    source = tmp_path / "dump"
+    left, making = [], []
+
+    def call(number):
+        return lambda: making[0].writer.add_many(
+            [
+                Entry(
+                    sequence=2 * number + at,
+                    step=0,
+                    site=site(f"a{number}", side),
+                    tensor=TensorFacts(dtype="float32", shape=(9,), stride=(1,)),
+                    stored=values(9, seed=number),
+                )
+                for at, side in enumerate(("input", "output"))
+            ]
+        )
+
+    def look():
+        left.append(len(list((source / "worldsize1_global_rank0").rglob("*.*.*.*.*"))))
+
+    def close():
+        making[0].close()
+
+    steps = [
+        lambda: making.append(Making(source, layout="ge")),
+        *map(call, range(3)),
+        look,
+        close,
+    ]
+    done = watch(monkeypatch, source, steps, "--delete")
+    assert done.exit_code == 0, done.output
+    assert left == [0]
+    assert "6 records of 1 rank" in done.stdout
+    assert "in 3 files of" in done.stdout
+    made = list(Dump.open(tmp_path / "dump_stats").records())
+    assert [one.statistics for one in made] == [
+        summarize(values(9, seed=number)) for number in (0, 0, 1, 1, 2, 2)
+    ]
+
+
 def test_files_of_our_npy_layout_are_freed_while_it_is_recorded(tmp_path, monkeypatch):
     source = tmp_path / "dump"
     left, making = [], []
@@ -357,10 +429,6 @@ def test_files_of_our_npy_layout_are_freed_while_it_is_recorded(tmp_path, monkey
 
     def again():
         # The recorder sends no bytes of what it has sent before; their file is gone by now.
-        from paritas.dumps.dtypes import digest
-        from paritas.dumps.records import TensorFacts
-        from paritas.dumps.writing import Entry
-
         facts = TensorFacts(dtype="float32", shape=(5, 10), stride=(10, 1))
         entry = Entry(
             sequence=5, step=0, site=site("again"), tensor=facts, digest=digest(tensors[0])

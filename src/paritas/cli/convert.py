@@ -20,16 +20,16 @@ INCOMPLETE, INTERRUPTED = 3, 130
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["stats", "packed", "msit"]),
+    type=click.Choice(["stats", "packed", "msit", "ge"]),
     required=True,
     help="stats: statistics and sketches, no tensors. packed: few large safetensors files. msit: "
-    "one .npy file a tensor, in torchair's folders.",
+    "one .npy file a tensor, in torchair's folders. ge: the folders and bin files of Ascend's GE.",
 )
 @click.option(
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where to; by default DUMP_stats, DUMP_packed or DUMP_msit.",
+    help="Where to; by default DUMP_stats, DUMP_packed, DUMP_msit or DUMP_ge.",
 )
 @click.option("--kind", type=KINDS, help="Which tool made DUMP; found out unless it is given.")
 @click.option(

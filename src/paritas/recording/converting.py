@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas.dumps.folders import discard, rank_folders, read_header
+from paritas.dumps.ge_layout import Operator
 from paritas.dumps.locks import LOCK, is_locked
 from paritas.dumps.msit_layout import is_of_tree
 from paritas.dumps.reading import Dump
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from paritas.dumps.ge_layout import Place
     from paritas.dumps.records import Header, Record
 
 __all__ = ["Conversion", "Converter", "Target"]
@@ -31,7 +33,7 @@ __all__ = ["Conversion", "Converter", "Target"]
 PATIENCE = 20
 TOLD_EACH = 10.0  # seconds
 _MOST_PROBLEMS = 10
-_TREES = frozenset({"msit"})
+_TREES = frozenset({"msit", "ge"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,6 +226,8 @@ class _RankConversion:
         self.freed_bytes = self.freed_files = 0
         self._converter = converter
         self._marked = self._header()
+        # Its operators have the names and types that the engine gave them.
+        self._is_of_engine = origin.kind == "ge"
         self.writer = DumpWriter(converter.output, self._marked)
         self.origin.attach(self.writer.folder)
         made = reader_without_index(converter.output, self.writer.folder, self._marked)
@@ -237,6 +241,10 @@ class _RankConversion:
             self.writer.describe(self._marked)
         before = self.rewriter.records
         for record in self.origin.new_records():
+            if self._is_of_engine:
+                site = record.site
+                place: Place = (site.phase, site.graph, site.name)
+                self.writer.name_operators({place: Operator(site.op, site.name)})
             if self.rewriter.rewrite(record, self.origin):
                 self.origin.note(record)
         self.finished = self.origin.header.closed
@@ -249,8 +257,7 @@ class _RankConversion:
 
     def free(self) -> None:
         """Delete files whose values are in the new dump."""
-        used = self.rewriter.used - self.rewriter.needed
-        files = self.origin.deletable(used, self.rewriter.newest)
+        files = self.origin.deletable(self.rewriter.safe(), self.rewriter.newest)
         if not files:
             return
         try:
@@ -289,6 +296,9 @@ class _RankConversion:
             notes = (*header.notes, f"{failed} {records} could not be converted")
             header = msgspec.structs.replace(header, notes=notes)
         self.writer.close(header, complete=self.finished and not failed)
+        self.rewriter.settle()
+        if self._converter.delete:
+            self.free()
 
     def _header(self) -> Header:
         target = self._converter.target
@@ -296,7 +306,7 @@ class _RankConversion:
         return msgspec.structs.replace(
             header,
             data="stats" if target == "stats" else "tensor",
-            layout="msit" if target == "msit" else "packed",
+            layout="packed" if target == "stats" else target,
             notes=(*header.notes, _mark(target)),
             closed=False,
             records=0,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from paritas.dumps.folders import rank_folders, read_header, write_header
+from paritas.dumps.folders import index_home, rank_folders, read_header, write_header
 from paritas.dumps.foreign import ge_headers
 from paritas.dumps.foreign.finding import Folder, Problems
 from paritas.dumps.locks import LOCK, is_locked
@@ -24,7 +24,7 @@ from paritas.errors import ParitasError, UsageError
 from paritas.recording.following import Follower, freeable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -73,7 +73,7 @@ class Part(Protocol):
     def resume(self, earlier: RankDump) -> list[Record]:
         """The records of an earlier conversion whose values are known again by them."""
 
-    def deletable(self, used: set[str], newest: dict[str, int]) -> list[Path]:
+    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
         """The files that nobody needs once what they hold is elsewhere."""
 
     def delete(self, path: Path) -> None:
@@ -133,14 +133,14 @@ class _OwnOrigin:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if not path.is_dir() or not rank_folders(path):
+        if not path.is_dir() or not rank_folders(index_home(path)):
             Dump.open(path)  # says what is wrong
 
     def runs(self) -> set[str]:
-        return {read_header(folder).run for folder in rank_folders(self._path).values()}
+        return {read_header(folder).run for folder in rank_folders(index_home(self._path)).values()}
 
     def ranks(self) -> list[int]:
-        return sorted(rank_folders(self._path))
+        return sorted(rank_folders(index_home(self._path)))
 
     def part(self, rank: int) -> _OwnPart:
         return _OwnPart(self._path, rank)
@@ -149,7 +149,7 @@ class _OwnOrigin:
 class _OwnPart:
     def __init__(self, root: Path, rank: int) -> None:
         self._root = root
-        self._folder = rank_folders(root)[rank]
+        self._folder = rank_folders(index_home(root))[rank]
         self.header = read_header(self._folder)
         reader = reader_without_index(root, self._folder, self.header)
         self.read, self.read_sketch = reader.read, reader.read_sketch
@@ -175,7 +175,7 @@ class _OwnPart:
     def resume(self, earlier: RankDump) -> list[Record]:
         return earlier.records
 
-    def deletable(self, used: set[str], newest: dict[str, int]) -> list[Path]:
+    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
         return freeable(self._root, self.header, used, newest)
 
     def delete(self, path: Path) -> None:
@@ -363,7 +363,7 @@ class _ForeignPart:
         self._next = max(places, default=-1) + 1
         return records
 
-    def deletable(self, used: set[str], newest: dict[str, int]) -> list[Path]:
+    def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
         del newest  # each file is by itself
         found: list[Path] = []
         for name in used:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rewriter", "Target"]
 
-Target = Literal["stats", "packed", "msit"]
+Target = Literal["stats", "packed", "msit", "ge"]
 
 
 class Readable(Protocol):
@@ -55,7 +56,7 @@ class Rewriter:
         records: how many were written.
         value_bytes: size of the values that they have, equal ones counted each time.
         problems: records that could not be read, and why.
-        used: files of the old dump that its index points to.
+        used: files of the old dump that its index points to, and how often.
         needed: those of them that hold what could not be converted.
         newest: the last data file in use of each folder.
     """
@@ -65,7 +66,7 @@ class Rewriter:
         self.records = 0
         self.value_bytes = 0
         self.problems: list[str] = []
-        self.used: set[str] = set()
+        self.used: Counter[str] = Counter()
         self.needed: set[str] = set()
         self.newest: dict[str, int] = {}
         self._writer = writer
@@ -76,6 +77,17 @@ class Rewriter:
         # What the new dump has of values, by what they are. Some kilobytes for each.
         self._known: dict[Hashable, Record] = {}
         self._digests: set[str] = set()
+        # Files of records that the writer has and did not write: it waits for the rest of a call.
+        self._waiting: dict[int, set[str]] = {}
+
+    def safe(self) -> dict[str, int]:
+        """Files of the old dump all of whose records so far are written, and how many these are."""
+        kept = self.needed.union(*self._waiting.values())
+        return {file: count for file, count in self.used.items() if file not in kept}
+
+    def settle(self) -> None:
+        """The writer was closed: nothing waits any more."""
+        self._waiting.clear()
 
     def rewrite(self, record: Record, source: Readable) -> bool:
         """Convert a record, unless an earlier conversion has; whether it did."""
@@ -90,10 +102,9 @@ class Rewriter:
             entry = self._entry(record, source)
         except ParitasError as error:
             self.problems.append(f"rank {record.rank}: {error}")
-            files = (payload.file for payload in (record.payload, record.sketch) if payload)
-            self.needed.update(files)
+            self.needed |= _files(record)
             return False
-        self._add(entry)
+        self._add(entry, _files(record))
         return True
 
     def take_over(self, record: Record, earlier: Dump) -> None:
@@ -105,16 +116,19 @@ class Rewriter:
             entry = msgspec.structs.replace(entry, stored=as_stored(earlier.read(record)))
         self._add(entry)
 
-    def _add(self, entry: Entry) -> None:
-        record = self._writer.add(entry)
-        self._done.add(record.sequence)
-        self._latest = record.sequence
+    def _add(self, entry: Entry, files: set[str] | None = None) -> None:
+        self._waiting[entry.sequence] = files or set()
+        written = self._writer.add_many([entry])
+        self._done.add(entry.sequence)
+        self._latest = entry.sequence
         self.records += 1
-        if record.tensor is not None:
-            self.value_bytes += _nbytes(record.tensor)
-        if record.digest:
-            self._known.setdefault(_content(record), record)
-            self._digests.add(record.digest)
+        if entry.tensor is not None:
+            self.value_bytes += _nbytes(entry.tensor)
+        for record in written:
+            self._waiting.pop(record.sequence, None)
+            if record.digest:
+                self._known.setdefault(_content(record), record)
+                self._digests.add(record.digest)
 
     def _entry(self, record: Record, source: Readable) -> Entry:
         entry = _bare(record)
@@ -156,6 +170,10 @@ class Rewriter:
             sketch=drawn,
             digest=entry.digest or digest(as_stored(values)),
         )
+
+
+def _files(record: Record) -> set[str]:
+    return {payload.file for payload in (record.payload, record.sketch) if payload is not None}
 
 
 def _bare(record: Record) -> Entry:
