@@ -66,6 +66,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False):
     sketch: Tensor | None = None
     alias_of: int | None = None
     placement: Placement | None = None
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DumpWriter:
@@ -338,6 +339,7 @@ class DumpWriter:
             sketch=sketch,
             alias_of=entry.alias_of,
             placement=entry.placement,
+            dtype=entry.dtype,
         )
 
     def _payload(self, volume: Volume, entry: Entry, key: str) -> tuple[Payload | None, str]:

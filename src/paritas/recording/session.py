@@ -197,7 +197,9 @@ class Session:
             if self._on_device and plain.is_cuda:
                 pending = PendingSummary(plain, placement)
             else:
-                snapshot = Snapshot(plain, kind, placement, self._known, self._pool)
+                # Files of whole calls hold all that belongs to them, again and again.
+                known = self._known if self.options.layout in ("packed", "msit") else set()
+                snapshot = Snapshot(plain, kind, placement, known, self._pool)
         except UsageError as error:
             # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
