@@ -26,7 +26,7 @@ ELSEWHERE = {
     "configuration.md": "unit/cli/test_config.py",
 }
 # Those that call the C++ compiler, or start processes.
-LONG = {"turn_a_compiler_on.md", "shrinking.md"}
+LONG = {"turn_a_compiler_on.md", "shrinking.md", "torchair_msit.md"}
 # What a page prints, in order, somewhere in its output.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],
@@ -46,6 +46,7 @@ PRINTED = {
     "write_sharding_rules.md": ["equivalent: ", "is added 4 times", "a b^ -> a c^", "24 items"],
     "port_a_model.md": ["different forward/1#0/output.0"],
     "shrinking.md": ["3 operator calls -> 1 operator call True"],
+    "torchair_msit.md": ["AutomaticBufferFusionOp mulmul_1erfaddmul_2\n", "NetOutput NetOutput\n"],
 }
 
 

@@ -184,7 +184,8 @@ def test_a_tool_that_knows_the_rules_alone_finds_operators_and_their_values(layo
             continue
         parts = ge_tree_rules.split(op_name, original)
         assert parts, op_name
-        assert kind == ("AutomaticBufferFusionOp" if len(parts) > 1 else kind)
+        computed = [part for part in parts if not part.startswith(("permute", "getitem"))]
+        assert (kind == "AutomaticBufferFusionOp") == (len(computed) > 1)
         if kind != "Data":
             assert optimized[op_name]["_datadump_original_op_names"] == parts
         (stem,) = original[parts[-1]]["_fx_tensor_name"][:1]
@@ -192,7 +193,8 @@ def test_a_tool_that_knows_the_rules_alone_finds_operators_and_their_values(layo
         (file,) = token.glob(f"{stem}.*.npy")
         np.testing.assert_allclose(outputs[0], np.load(file), rtol=1e-5, atol=1e-6)
         compared[kind] += len(inputs) + len(outputs)
-    assert compared["AutomaticBufferFusionOp"] >= 3 * TOKENS
+    assert compared["AutomaticBufferFusionOp"] >= TOKENS
+    assert compared["aten_addmm_default"] == 4 * TOKENS
     assert compared["Data"] == 5 * TOKENS
 
 

@@ -29,7 +29,7 @@ from paritas.dumps.records import Payload
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -60,17 +60,23 @@ class Operator(NamedTuple):
     takes: tuple[str, ...] = ()
 
     @classmethod
-    def of_buffer(cls, site: Site, nodes: tuple[str, ...], takes: tuple[str, ...] = ()) -> Operator:
-        """The operator that writes a buffer of fused code.
+    def of_buffer(
+        cls,
+        site: Site,
+        nodes: tuple[str, ...],
+        takes: tuple[str, ...] = (),
+        views: Collection[str] = (),
+    ) -> Operator:
+        """The operator that writes a buffer of fused code; with views alone, nothing is fused.
 
         A buffer that holds no node's value must not be taken for one: its name is none of the
         graph's, its type that of what the engine puts in by itself.
         """
         if not site.exact or not nodes:
             return cls(PARTIAL_TYPE, f"{site.name}.part", nodes)
-        if len(nodes) > 1:
-            return cls(FUSED_TYPE, "".join(nodes), nodes, takes)
-        return cls(site.op or site.level, nodes[0], nodes, takes)
+        is_fused = sum(node not in views for node in nodes) > 1
+        kind = FUSED_TYPE if is_fused else site.op or site.level
+        return cls(kind, "".join(nodes), nodes, takes)
 
 
 class _Earlier(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from paritas._torch.buffers import Seen
-from paritas._torch.graphs import provenance
+from paritas._torch.graphs import is_view, provenance
 from paritas.dumps.ge_layout import Operator
 from paritas.dumps.msit_layout import call_name, time_stamp
 from paritas.dumps.text_graphs import (
@@ -126,11 +126,13 @@ def operators_of(
         one.name: [name.rpartition(":")[0] for name in one.inputs] for one in node_facts(module)
     }
     own = {buffer.exact for kernel in kernels for buffer in kernel.writes if buffer.exact}
+    views = {node.name for node in module.graph.nodes if is_view(node)}
     found: dict[Place, Operator] = {}
     for _, buffer, site in _written(kernels, site_of):
         inside = _computed(buffer.nodes, taken, own - {buffer.exact})
         given = (name for node in inside for name in taken.get(node, ()) if name not in inside)
-        operator = Operator.of_buffer(site, tuple(inside), tuple(dict.fromkeys(given)))
+        takes = tuple(dict.fromkeys(given))
+        operator = Operator.of_buffer(site, tuple(inside), takes, views)
         found[site.phase, site.graph, site.name] = operator
     return found
 
