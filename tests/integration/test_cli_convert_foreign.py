@@ -15,7 +15,6 @@ from paritas import compare
 from paritas.cli import main
 from paritas.dumps.dtypes import digest
 from paritas.dumps.foreign.ge_writing import GeCall, GeTree
-from paritas.dumps.foreign.npy_tree import open_dump as open_fx
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
 from paritas.dumps.records import TensorFacts
@@ -233,47 +232,6 @@ def test_a_link_to_outside_of_the_dump_is_not_deleted(tmp_path):
     assert treasure.exists()
 
 
-def test_an_interrupted_conversion_that_deleted_files_goes_on(tmp_path, monkeypatch):
-    source = tmp_path / "dump"
-    fx(source)
-    wanted = [(one.step, one.id) for one in open_fx(source).records()]
-    freed = converting._RankConversion.free
-    read = 0
-
-    def interrupted(self, record, origin):
-        nonlocal read
-        read += 1
-        if read == 4:
-            freed(part(self))
-            raise KeyboardInterrupt
-        return rewrite(self, record, origin)
-
-    def part(rewriter):
-        return next(one for one in made if one.rewriter is rewriter)
-
-    made = []
-    start = converting._RankConversion.__init__
-
-    def remembered(self, *arguments):
-        start(self, *arguments)
-        made.append(self)
-
-    rewrite = converting.Rewriter.rewrite
-    monkeypatch.setattr(converting._RankConversion, "__init__", remembered)
-    monkeypatch.setattr(converting.Rewriter, "rewrite", interrupted)
-    assert convert(source, "--to", "stats", "--delete").exit_code == 130
-    monkeypatch.undo()
-    left = len(list(source.rglob("*.npy")))
-    assert left == 3
-    done = convert(source, "--to", "stats", "--delete")
-    assert done.exit_code == 0, done.output
-    assert "6 records of 1 rank" in done.stdout
-    assert "3 of them since before" in done.stdout
-    assert list(source.rglob("*.npy")) == []
-    found = [(one.step, one.id) for one in Dump.open(tmp_path / "dump_stats").records()]
-    assert sorted(found) == sorted(wanted)
-
-
 def test_a_record_that_was_not_written_down_is_made_once_more(tmp_path):
     fx(tmp_path / "dump")
     assert convert(tmp_path / "dump", "--to", "stats").exit_code == 0
@@ -353,6 +311,66 @@ def test_half_a_file_is_left_until_it_is_whole(tmp_path, monkeypatch, make):
     assert seen == [True], "it was not whole"
     assert not (source / name).exists()
     assert "problem" not in done.output
+
+
+def test_an_interrupted_conversion_that_deleted_files_goes_on(tmp_path, monkeypatch):
+    source, layout = tmp_path / "dump", "worldsize1_global_rank0/graph_1/{}"
+    for token in range(3):
+        save_node(source, layout, token, "mm", values(3, seed=token).numpy())
+    assert watch(monkeypatch, source, [nothing], "--delete").exit_code == 130
+    monkeypatch.undo()
+    assert list(source.rglob("*.npy")) == []
+    for token in (3, 4):
+        save_node(source, layout, token, "mm", values(3, seed=token).numpy())
+    done = convert(source, "--to", "stats", "--delete")
+    assert done.exit_code == 0, done.output
+    assert "5 records of 1 rank" in done.stdout
+    assert "3 of them since before" in done.stdout
+    assert list(source.rglob("*.npy")) == []
+    made = Dump.open(tmp_path / "dump_stats")
+    assert made.problems == []
+    assert [(one.step, one.statistics) for one in made.records()] == [
+        (token, summarize(values(3, seed=token))) for token in range(5)
+    ]
+
+
+def test_when_all_was_converted_and_deleted_the_last_command_closes_the_dump(tmp_path, monkeypatch):
+    source = tmp_path / "dump"
+    save_node(source, "worldsize1_global_rank0/graph_1/{}", 0, "mm", values(3).numpy())
+    assert watch(monkeypatch, source, [nothing], "--delete").exit_code == 130
+    monkeypatch.undo()
+    assert not Dump.open(tmp_path / "dump_stats").header(0).closed
+    done = convert(source, "--to", "stats", "--delete")
+    assert done.exit_code == 0, done.output
+    assert "1 record of 1 rank" in done.stdout
+    assert Dump.open(tmp_path / "dump_stats").problems == []
+    other = convert(source, "--to", "packed")
+    assert other.exit_code == 2
+    assert "holds nothing that is known" in other.stderr
+
+
+def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interrupted(
+    tmp_path, monkeypatch
+):
+    ge(tmp_path / "dump")
+    before = sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file())
+    count, rewrite = 0, converting.Rewriter.rewrite
+
+    def interrupted(self, record, source):
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        return rewrite(self, record, source)
+
+    monkeypatch.setattr(converting.Rewriter, "rewrite", interrupted)
+    assert convert(tmp_path / "dump", "--to", "packed", "--delete").exit_code == 130
+    monkeypatch.undo()
+    assert sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file()) == before
+    done = convert(tmp_path / "dump", "--to", "packed", "--delete")
+    assert done.exit_code == 0, done.output
+    assert "12 records of 1 rank" in done.stdout
+    assert not any(path.is_file() for path in (tmp_path / "dump").rglob("*"))
 
 
 def test_a_second_call_of_what_is_gone_is_a_call_of_its_own(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import time
@@ -16,8 +17,13 @@ from paritas.dumps.msit_layout import is_of_tree
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
+from paritas.recording.conversion_sources import (
+    DumpSource,
+    is_there,
+    reader_without_index,
+    source_of,
+)
 from paritas.recording.following import see_onto_disk
-from paritas.recording.origins import Origin, is_there, origin_of, reader_without_index
 from paritas.recording.rewriting import Rewriter, Target
 
 if TYPE_CHECKING:
@@ -92,7 +98,7 @@ class Converter:
         self.target = target
         self.kind = kind
         self.delete = delete
-        self._origin: Origin | None = None
+        self._dump: DumpSource | None = None
         self._ranks: dict[int, _RankConversion] = {}
         self._earlier = 0
         inside = output.resolve().is_relative_to(source.resolve())
@@ -115,14 +121,16 @@ class Converter:
             tell(f"waiting for {self.source}")
             while not is_there(self.source):
                 time.sleep(interval)
-        self._origin = origin_of(self.source, grows=interval is not None, kind=self.kind)
-        self._take_over(self._origin, tell)
+        self._dump = source_of(
+            self.source, grows=interval is not None, kind=self.kind, earlier=self._earlier_headers()
+        )
+        self._take_over(self._dump, tell)
         quiet, told = 0, 0.0
         while True:
-            busy = self._look(self._origin)
+            busy = self._look(self._dump)
             quiet = 0 if busy else quiet + 1
             ended = all(part.finished for part in self._ranks.values())
-            given_up = quiet >= PATIENCE and not self._origin.is_endless
+            given_up = quiet >= PATIENCE and not self._dump.is_endless
             if interval is None or ended or given_up:
                 return
             if time.monotonic() > told + TOLD_EACH:
@@ -134,7 +142,7 @@ class Converter:
     @property
     def is_ours(self) -> bool:
         """Whether the source is a dump of paritas."""
-        return self._origin is not None and self._origin.kind == "paritas"
+        return self._dump is not None and self._dump.kind == "paritas"
 
     def close(self) -> None:
         """Close the new dump: as closed as the old one is, and as whole."""
@@ -163,24 +171,34 @@ class Converter:
             is_ours=self.is_ours,
         )
 
-    def _look(self, origin: Origin) -> bool:
+    def _look(self, dump: DumpSource) -> bool:
         """Convert what is new; whether there was something, or somebody is still at it."""
         busy = False
-        for rank in origin.ranks():
-            part = self._part(origin, rank)
-            busy |= part.advance() or part.origin.is_busy
+        for rank in dump.ranks():
+            part = self._part(dump, rank)
+            busy |= part.advance() or part.rank.is_busy
             if self.delete:
                 part.free()
         return busy
 
-    def _part(self, origin: Origin, rank: int) -> _RankConversion:
+    def _part(self, dump: DumpSource, rank: int) -> _RankConversion:
         if rank not in self._ranks:
-            self._ranks[rank] = _RankConversion(self, origin, rank)
+            self._ranks[rank] = _RankConversion(self, dump, rank)
         return self._ranks[rank]
 
     # --- what an interrupted conversion left ------------------------------------------------------
 
-    def _take_over(self, origin: Origin, tell: Callable[[str], None]) -> None:
+    def _earlier_headers(self) -> list[Header]:
+        """What an earlier conversion says of its ranks."""
+        before = self.output.with_name(f".{self.output.name}.before")
+        found = next((path for path in (before, self.output) if path.is_dir()), None)
+        headers = []
+        for folder in rank_folders(found).values() if found is not None else ():
+            with contextlib.suppress(ParitasError):  # what is there is refused later, with reasons
+                headers.append(read_header(folder))
+        return [header for header in headers if _mark(self.target) in header.notes]
+
+    def _take_over(self, dump: DumpSource, tell: Callable[[str], None]) -> None:
         """Copy the records of an earlier conversion into the new one.
 
         They may be all that is left of files that were deleted, so the earlier one goes only when
@@ -189,7 +207,7 @@ class Converter:
         if self.output.exists() and not self.output.is_dir():
             raise UsageError(f"{self.output} is a file: give a folder as --output")
         before = self.output.with_name(f".{self.output.name}.before")
-        runs = origin.runs()
+        runs = dump.runs()
         if before.exists():
             _check_resumable(before, runs, self.target)
             if self.output.exists():
@@ -202,8 +220,8 @@ class Converter:
         tell(f"taking over what is in {self.output}")
         earlier = Dump.open(before)
         for rank in sorted(earlier.ranks):
-            part = self._part(origin, rank)
-            for record in part.origin.resume(earlier.ranks[rank]):
+            part = self._part(dump, rank)
+            for record in part.rank.resume(earlier.ranks[rank]):
                 part.take_over(record, earlier)
                 self._earlier += 1
         if self._ranks:
@@ -215,49 +233,54 @@ class _RankConversion:
     """One rank of it.
 
     Attributes:
-        origin: the same rank of the old dump.
+        rank: the same one of the old dump.
         finished: whether that is closed, and all of it converted.
     """
 
-    def __init__(self, converter: Converter, origin: Origin, rank: int) -> None:
-        self.origin = origin.part(rank)
-        _check_useful(self.origin.header, origin.kind, converter.source, converter.target)
+    def __init__(self, converter: Converter, dump: DumpSource, rank: int) -> None:
+        self.rank = dump.part(rank)
+        _check_useful(self.rank.header, dump.kind, converter.source, converter.target)
         self.finished = False
+        self._is_through = False
         self.freed_bytes = self.freed_files = 0
         self._converter = converter
         self._marked = self._header()
         # Its operators have the names and types that the engine gave them.
-        self._is_of_engine = origin.kind == "ge"
+        self._is_of_engine = dump.kind == "ge"
         self.writer = DumpWriter(converter.output, self._marked)
-        self.origin.attach(self.writer.folder)
+        self.rank.attach(self.writer.folder)
         made = reader_without_index(converter.output, self.writer.folder, self._marked)
         self.rewriter = Rewriter(self.writer, made, converter.target)
 
     def advance(self) -> bool:
         """Convert what is new; whether there was something."""
-        self.origin.refresh()
+        self.rank.refresh()
         if self._header() != self._marked:
             self._marked = self._header()
             self.writer.describe(self._marked)
         before = self.rewriter.records
-        for record in self.origin.new_records():
+        self._is_through = False
+        for record in self.rank.new_records():
             if self._is_of_engine:
                 site = record.site
                 place: Place = (site.phase, site.graph, site.name)
                 self.writer.name_operators({place: Operator(site.op, site.name)})
-            if self.rewriter.rewrite(record, self.origin):
-                self.origin.note(record)
-        self.finished = self.origin.header.closed
+            if self.rewriter.rewrite(record, self.rank):
+                self.rank.note(record)
+        self._is_through = True
+        self.finished = self.rank.header.closed
         return self.rewriter.records != before
 
     def take_over(self, record: Record, earlier: Dump) -> None:
         """Copy a record that was converted before."""
         self.rewriter.take_over(record, earlier)
-        self.origin.note(record)
+        self.rank.note(record)
 
     def free(self) -> None:
         """Delete files whose values are in the new dump."""
-        files = self.origin.deletable(self.rewriter.safe(), self.rewriter.newest)
+        if not self._is_through:  # interrupted: a file may hold more than was converted of it
+            return
+        files = self.rank.deletable(self.rewriter.safe(), self.rewriter.newest)
         if not files:
             return
         try:
@@ -269,19 +292,17 @@ class _RankConversion:
             ) from error
         for path in files:
             found = path.stat()
-            self.origin.delete(path)
+            self.rank.delete(path)
             self.freed_files += bool(found.st_size)
             # A second name of the same file frees nothing; the last one does.
             self.freed_bytes += found.st_size if found.st_nlink == 1 else 0
-        self.origin.mark(
-            f"values were deleted by paritas convert; see {self._converter.output.name}"
-        )
+        self.rank.mark(f"values were deleted by paritas convert; see {self._converter.output.name}")
 
     def problems(self) -> list[str]:
         """What could not be converted, and what no record could be made of."""
         own = self.rewriter.problems
         return [
-            *(one for one in self.origin.problems if not any(one in told for told in own)),
+            *(one for one in self.rank.problems if not any(one in told for told in own)),
             *own,
         ]
 
@@ -289,7 +310,7 @@ class _RankConversion:
         """Close the new part."""
         failed = len(self.rewriter.problems)
         if self._converter.is_ours:  # each is a line of the index
-            failed += len(self.origin.problems)
+            failed += len(self.rank.problems)
         header = self._header()
         if failed:
             records = "record" if failed == 1 else "records"
@@ -302,7 +323,7 @@ class _RankConversion:
 
     def _header(self) -> Header:
         target = self._converter.target
-        header = self.origin.header
+        header = self.rank.header
         return msgspec.structs.replace(
             header,
             data="stats" if target == "stats" else "tensor",

@@ -16,6 +16,7 @@ import msgspec
 
 from paritas.dumps.folders import index_home, rank_folders, read_header, write_header
 from paritas.dumps.foreign import ge_headers
+from paritas.dumps.foreign.dump import ForeignDump, rank_of
 from paritas.dumps.foreign.finding import Folder, Problems
 from paritas.dumps.locks import LOCK, is_locked
 from paritas.dumps.opening import is_known, is_ours, open_dump
@@ -24,20 +25,21 @@ from paritas.errors import ParitasError, UsageError
 from paritas.recording.following import Follower, freeable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from paritas.dumps.opening import ReadableDump
     from paritas.dumps.records import Header, Record
 
-__all__ = ["Origin", "Part", "is_there", "origin_of", "reader_without_index"]
+__all__ = ["DumpSource", "SourceRank", "is_there", "reader_without_index", "source_of"]
 
 SOURCES = "sources.jsonl"
 
 
-class Part(Protocol):
-    """One rank of an origin.
+class SourceRank(Protocol):
+    """One rank of a dump that is converted.
 
     Attributes:
         header: what is known of it; as it was at the last look.
@@ -83,7 +85,7 @@ class Part(Protocol):
         """Leave a note of what was deleted, where there is a place for it."""
 
 
-class Origin(Protocol):
+class DumpSource(Protocol):
     """A dump that is converted.
 
     Attributes:
@@ -100,7 +102,7 @@ class Origin(Protocol):
     def ranks(self) -> list[int]:
         """Look again: the ranks that are there."""
 
-    def part(self, rank: int) -> Part:
+    def part(self, rank: int) -> SourceRank:
         """One of them."""
 
 
@@ -109,25 +111,28 @@ def is_there(path: Path) -> bool:
     return path.exists() and (is_ours(path) or is_known(path))
 
 
-def origin_of(path: Path, *, grows: bool, kind: str | None = None) -> Origin:
-    """The origin at a path.
+def source_of(
+    path: Path, *, grows: bool, kind: str | None = None, earlier: Sequence[Header] = ()
+) -> DumpSource:
+    """The dump at a path, as one to convert.
 
     Args:
         grows: whether it is followed while it is written.
         kind: which tool made it; None finds out.
+        earlier: what an earlier conversion into the same folder says of its ranks.
 
     Raises:
         UsageError: there is no dump.
     """
     if path.exists() and kind != "paritas" and (kind or not is_ours(path)):
-        return _ForeignOrigin(path, kind, grows=grows)
-    return _OwnOrigin(path)
+        return _ForeignSource(path, kind, earlier, grows=grows)
+    return _OwnSource(path)
 
 
 # --- ours -----------------------------------------------------------------------------------------
 
 
-class _OwnOrigin:
+class _OwnSource:
     kind = "paritas"
     is_endless = False
 
@@ -142,11 +147,11 @@ class _OwnOrigin:
     def ranks(self) -> list[int]:
         return sorted(rank_folders(index_home(self._path)))
 
-    def part(self, rank: int) -> _OwnPart:
-        return _OwnPart(self._path, rank)
+    def part(self, rank: int) -> _OwnRank:
+        return _OwnRank(self._path, rank)
 
 
-class _OwnPart:
+class _OwnRank:
     def __init__(self, root: Path, rank: int) -> None:
         self._root = root
         self._folder = rank_folders(index_home(root))[rank]
@@ -207,18 +212,25 @@ def reader_without_index(path: Path, folder: Path, header: Header) -> Dump:
 # --- other tools' ---------------------------------------------------------------------------------
 
 
-class _ForeignOrigin:
+class _ForeignSource:
     """A tree of files. It is read anew when one of them has come or changed."""
 
-    def __init__(self, path: Path, kind: str | None, *, grows: bool) -> None:
+    def __init__(
+        self, path: Path, kind: str | None, earlier: Sequence[Header], *, grows: bool
+    ) -> None:
         self.path = path
         self.grows = self.is_endless = grows
-        self.dump = open_dump(path, kind)
+        try:
+            self.dump = open_dump(path, kind)
+        except UsageError:
+            self.dump = _emptied(path, earlier)
+            if not self.dump.ranks:
+                raise
         self.kind = self.dump.kind
         self._looked: dict[str, tuple[int, int]] = {}
         # None: all that is there is taken as it is.
         self.settled: set[str] | None = set() if grows else None
-        self._parts: dict[int, _ForeignPart] = {}
+        self._parts: dict[int, _ForeignRank] = {}
 
     def runs(self) -> set[str]:
         return {self.run}
@@ -233,9 +245,9 @@ class _ForeignOrigin:
             self._look()
         return sorted({*self.dump.ranks, *self._parts})
 
-    def part(self, rank: int) -> _ForeignPart:
+    def part(self, rank: int) -> _ForeignRank:
         if rank not in self._parts:
-            self._parts[rank] = _ForeignPart(self, rank)
+            self._parts[rank] = _ForeignRank(self, rank)
         return self._parts[rank]
 
     def _look(self) -> None:
@@ -249,7 +261,7 @@ class _ForeignOrigin:
             self.dump = open_dump(self.path, self.kind)
 
 
-class _ForeignPart:
+class _ForeignRank:
     """One rank of a tree.
 
     A file is known by its name, whichever number its record has: numbers change as files come and
@@ -259,8 +271,8 @@ class _ForeignPart:
 
     is_busy = True
 
-    def __init__(self, origin: _ForeignOrigin, rank: int) -> None:
-        self._origin = origin
+    def __init__(self, source: _ForeignSource, rank: int) -> None:
+        self._source = source
         self._rank = rank
         self.problems: list[str] = []
         self._seen: set[tuple[str, str]] = set()
@@ -268,45 +280,45 @@ class _ForeignPart:
         self._places: dict[int, tuple[str, str]] = {}
         self._next = 0
         # The records of this look, by their new numbers.
-        self._originals: dict[int, Record] = {}
+        self._sourceals: dict[int, Record] = {}
         self._ids: set[tuple[int, str]] = set()
         self._sources: Path | None = None
-        self._folder = Folder(origin.path)
+        self._folder = Folder(source.path)
         self.header = self._header()
 
     def read(self, record: Record) -> Tensor:
-        return self._origin.dump.read(self._originals[record.sequence])
+        return self._source.dump.read(self._sourceals[record.sequence])
 
     def read_sketch(self, record: Record) -> Tensor:
-        return self._origin.dump.read_sketch(self._originals[record.sequence])
+        return self._source.dump.read_sketch(self._sourceals[record.sequence])
 
     def refresh(self) -> None:
-        if self._rank in self._origin.dump.ranks:
+        if self._rank in self._source.dump.ranks:
             self.header = self._header()
-        if not self._origin.grows and self._rank == min(self._origin.dump.ranks):
+        if not self._source.grows and self._rank == min(self._source.dump.ranks):
             # What is wrong with the tree is wrong once, not once for each rank.
-            self.problems = list(self._origin.dump.problems)
+            self.problems = list(self._source.dump.problems)
 
     def _header(self) -> Header:
-        found = self._origin.dump.header(self._rank)
+        found = self._source.dump.header(self._rank)
         return msgspec.structs.replace(
-            found, run=self._origin.run, closed=not self._origin.grows, records=0
+            found, run=self._source.run, closed=not self._source.grows, records=0
         )
 
     def new_records(self) -> Iterator[Record]:
-        part = self._origin.dump.ranks.get(self._rank)
+        part = self._source.dump.ranks.get(self._rank)
         records = part.records if part is not None else []
-        self._originals.clear()
+        self._sourceals.clear()
         for record in self._whole(records):
             place = _place(record)
             if place not in self._seen:
                 self._seen.add(place)
                 renamed = self._renamed(record, place)
-                self._originals[renamed.sequence] = record
+                self._sourceals[renamed.sequence] = record
                 yield renamed
 
     def _whole(self, records: list[Record]) -> Iterable[Record]:
-        settled = self._origin.settled
+        settled = self._source.settled
         if settled is None:
             return records
         halves = {one.payload.file for one in records if one.payload and _is_unreadable(one)}
@@ -352,7 +364,7 @@ class _ForeignPart:
             found = [msgspec.json.decode(line, type=tuple[int, str, str]) for line in whole]
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
-                f"{path} cannot be read ({error}): which files of {self._origin.path} were "
+                f"{path} cannot be read ({error}): which files of {self._source.path} were "
                 f"converted is not known; give another --output"
             ) from error
         places = {number: (file, key) for number, file, key in found}
@@ -369,7 +381,7 @@ class _ForeignPart:
         for name in used:
             with contextlib.suppress(UsageError, OSError):  # it is gone, or none of the dump's
                 path = self._folder.locate(name)
-                if self._origin.kind != "ge" or _fits_header(path):
+                if self._source.kind != "ge" or _fits_header(path):
                     found.append(path)
         return found
 
@@ -378,6 +390,22 @@ class _ForeignPart:
 
     def mark(self, note: str) -> None:
         """There is no place for notes in other tools' trees."""
+
+
+def _emptied(path: Path, earlier: Sequence[Header]) -> ReadableDump:
+    """What is left of a dump all of whose files were converted before, and deleted."""
+    kind, ranks = "", {}
+    for header in earlier:
+        tool, _, where = header.run.partition(" ")
+        if where == str(path.absolute()):
+            kind = tool
+            size, data = header.world_size, header.data
+            ranks[header.rank] = rank_of(path, kind, header.rank, [], world_size=size, data=data)
+
+    def nothing(record: Record, _: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+        raise UsageError(f"{record.id}: its file was deleted")
+
+    return ForeignDump(path, kind, ranks, [], nothing, nothing)
 
 
 def _place(record: Record) -> tuple[str, str]:
