@@ -1,4 +1,4 @@
-"""The tour for users of torchair and msit names all that their document has; `test_pages` runs it."""
+"""The tour for users of torchair and msit has all of their document; `test_pages` runs it."""
 
 from __future__ import annotations
 
