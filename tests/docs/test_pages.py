@@ -27,7 +27,7 @@ ELSEWHERE = {
     "configuration.md": "unit/cli/test_config.py",
 }
 # Those that call the C++ compiler, or start processes.
-LONG = {"turn_a_compiler_on.md", "shrinking.md"}
+LONG = {"turn_a_compiler_on.md", "shrinking.md", "torchair_msit.md"}
 # What a page prints, in order, somewhere in its output; other pages show it themselves.
 PRINTED = {
     "partition.md": ["a b+, c b+ -> a c"],
@@ -40,11 +40,18 @@ PRINTED = {
     "parallel.md": [": ", "step 1: output 2 "],
     "power.md": ["faults above 8 times the rounding noise are caught"],
     "diagnosis.md": ["output zeros "],
+    "dumps.md": [
+        "paritas (0,) (0,) ()",
+        "forward/1#0/output.0 float32 (2, 3)",
+        "torch.Size([2, 3])",
+        "Add_2 2 [2.0, 2.0]",
+    ],
     "turn_a_compiler_on.md": [": ", "2 of 3 calls, as asked", "identical"],
     "write_a_compiler.md": ["graph 0: node ", " | silu | 1 | ", "equivalent ["],
     "write_sharding_rules.md": ["equivalent: ", "is added 4 times", "a b^ -> a c^", "24 items"],
     "port_a_model.md": ["different forward/1#0/output.0"],
     "shrinking.md": ["3 operator calls -> 1 operator call True"],
+    "torchair_msit.md": ["AutomaticBufferFusionOp mulmul_1erfaddmul_2\n", "NetOutput NetOutput\n"],
 }
 
 

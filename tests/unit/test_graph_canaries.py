@@ -53,6 +53,18 @@ def test_a_graph_without_an_equality_of_floats_has_no_other_form():
     assert equality.with_tolerant_equality(graph) is None
 
 
+def test_what_only_looks_at_memory_otherwise_is_told_from_what_computes():
+    def program(x):
+        return torch.ops.aten.max.dim(x.t().view(-1, 2), 0)[0] * 2
+
+    traced = make_fx(program)(torch.ones(2, 2))
+    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    views = [node.name for node in calls if graphs.is_view(node)]
+    assert [node.name for node in calls if node.name not in views] == ["max_1", "mul"]
+    assert {"t", "view"} <= set(views)
+    assert any(name.startswith("getitem") for name in views)
+
+
 def test_numbers_a_few_roundings_apart_are_equal_and_no_others():
     left = torch.tensor([1.0, 1.0, 1.0, 0.0, torch.inf, torch.nan])
     right = torch.tensor([1.0, 1 + 2e-7, 1 + 2e-5, 1e-12, torch.inf, torch.nan])

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.graphs import node_traits
+from paritas._torch.graphs import is_view, node_traits
 from paritas._torch.passes import POST_GRAD
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class Lineage:
             if node.name in found or (skipped and node.name != name):
                 continue
             inside = node.name == name or node.name in within or node.name not in self._alive
-            if not inside and not _is_view(node):
+            if not inside and not is_view(node):
                 continue
             found.add(node.name)
             waiting += node.all_input_nodes
@@ -282,10 +281,3 @@ def _fits(held: Held, node: Node) -> bool:
 
 def _texts(sizes: Any) -> list[str]:
     return [str(getattr(getattr(size, "node", None), "expr", size)) for size in sizes]
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    kind = node_traits(node)
-    return kind is not None and kind.view

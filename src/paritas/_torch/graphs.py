@@ -213,6 +213,14 @@ def node_traits(node: Node) -> Traits | None:
     return traits(node.target) if isinstance(node.target, OpOverload) else None
 
 
+def is_view(node: Node) -> bool:
+    """Whether a node computes nothing: it shares the memory of what it is given."""
+    if node.target is operator.getitem:
+        return True
+    kind = node_traits(node)
+    return kind is not None and kind.view
+
+
 def graph_source(module: GraphModule) -> str:
     """The first of the user's lines that a graph comes from."""
     for node in module.graph.nodes:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paritas.cli.parameters import KINDS
+
 if TYPE_CHECKING:
     from paritas.recording.converting import Conversion, Target
 
@@ -18,21 +20,23 @@ INCOMPLETE, INTERRUPTED = 3, 130
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["stats", "packed", "msit"]),
+    type=click.Choice(["stats", "packed", "msit", "ge"]),
     required=True,
     help="stats: statistics and sketches, no tensors. packed: few large safetensors files. msit: "
-    "one .npy file a tensor, in torchair's folders.",
+    "one .npy file a tensor, in torchair's folders. ge: the folders and bin files of Ascend's GE.",
 )
 @click.option(
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where to; by default DUMP_stats, DUMP_packed or DUMP_msit.",
+    help="Where to; by default DUMP_stats, DUMP_packed, DUMP_msit or DUMP_ge.",
 )
+@click.option("--kind", type=KINDS, help="Which tool made DUMP; found out unless it is given.")
 @click.option(
     "--watch",
     is_flag=True,
-    help="Follow a dump that is being written, until every rank has closed its part.",
+    help="Follow a dump that is being written, until every rank has closed its part; one of "
+    "another tool until Ctrl-C.",
 )
 @click.option(
     "--delete",
@@ -48,28 +52,32 @@ INCOMPLETE, INTERRUPTED = 3, 130
     help="With --watch: seconds between looks.",
 )
 @click.pass_context
-def convert(
+def convert(  # noqa: PLR0913  (one for each option)
     ctx: click.Context,
     *,
     dump: Path,
     target: Target,
     output: Path | None,
+    kind: str | None,
     watch: bool,
     delete: bool,
     interval: float,
 ) -> None:
     """Make DUMP into a dump of another kind, in a folder of its own.
 
-    Every record keeps its names and facts. An interrupted conversion can be read, and goes on when
-    the same command is given again; so does that of a dump that was not closed.
+    DUMP is one of paritas, or of another tool: whatever `paritas inspect` reads. Every record keeps
+    its names and facts. An interrupted conversion can be read, and goes on when the same command is
+    given again; so does that of a dump that was not closed.
 
-    --watch reads only what is whole: a record is in the index once its values are written. It may
-    be started before the program. It ends, too, when a program that was killed is not heard of any
-    more.
+    --watch reads only what is whole. In a dump of paritas, a record is in the index once its values
+    are written. Of other tools, a file counts when its size and time were the same at two looks
+    and its own header fits its length; nothing says when they are done, so Ctrl-C ends the
+    watching, and the same command without --watch converts what is left. It may be started before
+    the program. It ends, too, when a program that was killed is not heard of any more.
 
-    --delete takes the values away from DUMP and leaves its index. While the program runs, a packed
-    file is emptied when the next one is in use (after 1 GiB); the .npy files of the msit layout
-    stay until the program ends, for it may still link to them.
+    --delete deletes a file of DUMP once all that it holds is converted and on the disk, also while
+    the program runs. Indexes, and files that could not be read, stay. A packed file is emptied
+    when the next one is in use (after 1 GiB).
 
     Exit codes: 0 all is converted, 2 no dump or wrong usage, 3 something could not be read or DUMP
     is not closed, 130 interrupted.
@@ -78,7 +86,7 @@ def convert(
     from paritas.recording.converting import Converter
 
     where = output or dump.with_name(f"{dump.name}_{target}")
-    converter = Converter(dump, where, target, delete=delete)
+    converter = Converter(dump, where, target, kind=kind, delete=delete)
     with progress() as tell:
         interrupted = False
         try:
@@ -101,7 +109,7 @@ def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> No
         click.echo(f"problem: {problem}")
     if done.freed_files:
         freed = f"{size(done.freed_bytes)} in {_counted(done.freed_files, 'file')}"
-        click.echo(f"deleted {freed} of {dump}; its index is left")
+        click.echo(f"deleted {freed} of {dump}{'; its index is left' if done.is_ours else ''}")
     earlier = f", {done.earlier} of them since before" if done.earlier else ""
     amount = f"{_counted(done.records, 'record')} of {_counted(done.ranks, 'rank')}"
     sizes = f"{size(done.value_bytes)} of values, now {size(done.written_bytes)} beside the index"

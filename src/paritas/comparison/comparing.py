@@ -20,6 +20,7 @@ from paritas.comparison.executors import executor_of, opened
 from paritas.comparison.matching.aligning import align_steps
 from paritas.comparison.matching.pairing import match
 from paritas.comparison.matching.rules import Rules
+from paritas.comparison.matching.selecting import Asked
 from paritas.comparison.measuring import How, Look, Sources, details, measure_all
 from paritas.comparison.sharding.assembling import operands
 from paritas.comparison.tabling import Table
@@ -150,7 +151,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         my=_facts(mine, str(my)),
         golden=_facts(theirs, str(golden)),
         rows=tuple(rows),
-        coverage=_coverage(rows, matched.skipped, alone),
+        coverage=_coverage(rows, matched, alone),
         notes=(*matched.notes, *table.notes, *_unread(rows)),
         first=first_divergence(rows),
         first_non_finite=first_non_finite(rows),
@@ -175,18 +176,30 @@ def _matched(
         wanted = set(ranks)
         my_operands = [one for one in my_operands if wanted.intersection(one.ranks)]
         golden_operands = [one for one in golden_operands if wanted.intersection(one.ranks)]
-    aligned, told = align_steps(
-        {one.step for one in my_operands}, {one.step for one in golden_operands}, rules.steps
-    )
+    asked = (Asked.of(mine), Asked.of(theirs))
+    my_steps = {one.step for one in my_operands}
+    golden_steps = {one.step for one in golden_operands}
+    if not rules.steps and mine.kind == theirs.kind:  # which count alike
+        my_steps, golden_steps = _selected_steps(my_steps, golden_steps, *asked)
+    aligned, told = align_steps(my_steps, golden_steps, rules.steps)
     if rules.steps:  # the others were not asked for
         my_operands = [one for one in my_operands if one.step in aligned]
         golden = set(aligned.values())
         golden_operands = [one for one in golden_operands if one.step in golden]
-    found = match(my_operands, golden_operands, rules, aligned)
+    found = match(my_operands, golden_operands, rules, aligned, asked)
     skipped = list(found.skipped)
     if overwritten:
         skipped.append(f"{overwritten} arguments are overwritten before anything reads them")
     return dataclasses.replace(found, notes=[*notes, *told, *found.notes], skipped=skipped)
+
+
+def _selected_steps(
+    my: set[int], golden: set[int], my_asked: Asked, golden_asked: Asked
+) -> tuple[set[int], set[int]]:
+    """The steps of either side that the other was asked for."""
+    ours = {step for step in my if golden_asked.selection.wants_step(step)}
+    theirs = {step for step in golden if my_asked.selection.wants_step(step)}
+    return ours, theirs
 
 
 def _without_overwritten(found: list[Operand]) -> tuple[list[Operand], int]:
@@ -295,13 +308,14 @@ def worth_a_look(rows: Sequence[Row]) -> list[int]:
     return chosen
 
 
-def _coverage(rows: Sequence[Row], skipped: Sequence[str], alone: Sequence[Pair]) -> Coverage:
+def _coverage(rows: Sequence[Row], matched: Matches, alone: Sequence[Pair]) -> Coverage:
     return Coverage(
         compared=sum(
             row.my is not None and row.golden is not None and row.aspect is not Aspect.HARNESS
             for row in rows
         ),
-        skipped=tuple(skipped),
+        skipped=tuple(matched.skipped),
+        not_selected=tuple(map(_alone, matched.not_selected)),
         unmatched=tuple(map(_alone, alone)),
     )
 

@@ -17,7 +17,7 @@ import torch
 
 from paritas.comparison.replaying.plain_values import read_value
 from paritas.comparison.scoring import is_inexact, noise_of, score, surely_passes
-from paritas.comparison.sides import are_other_bits, as_read, described, same_digest
+from paritas.comparison.sides import are_other_bits, as_read, described, same_digest, with_extremes
 from paritas.comparison.summaries import judge_summaries, summary_of
 from paritas.errors import ParitasError, UsageError
 from paritas.numerics import criterion
@@ -125,6 +125,8 @@ def measure(
     sides = described(pair.my, my.kind), described(pair.golden, golden.kind)
     case = _Case(pair.my, pair.golden, my, golden, *sides, trusts=trust_digests)
     try:
+        if pair.my.record.is_summary or pair.golden.record.is_summary:
+            return _summaries(case)
         if not (sides[0].dtype and sides[1].dtype):
             return _plain_values(case)
         if _has_values(pair.my) and _has_values(pair.golden):
@@ -339,7 +341,7 @@ def _floats(reference: Tensor, candidate: Tensor, figures: PairFigures) -> dict[
 
 def _summaries(case: _Case) -> Measured:
     shapes = [case.my_facts.shape, case.golden_facts.shape]
-    if shapes[0] != shapes[1]:
+    if None not in shapes and shapes[0] != shapes[1]:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
         return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
     if same_digest(case.my, case.golden):
@@ -356,6 +358,8 @@ def _summaries(case: _Case) -> Measured:
         judged_by="sketch" if has_sketches else "statistics",
         distance=found.distance,
         settled=found.status in {Status.IDENTICAL, Status.UNVERIFIED},
+        my=with_extremes(case.my_facts, mine.statistics),
+        golden=with_extremes(case.golden_facts, golden.statistics),
     )
 
 
@@ -373,12 +377,31 @@ def _same_digests(case: _Case) -> Measured:
 def _judged_summaries(case: _Case) -> tuple[Summary, Summary, SummaryJudgement]:
     mine = summary_of(case.my, case.my_dump, case.my_values)
     golden = summary_of(case.golden, case.golden_dump, case.golden_values)
-    unit = max(_unit(side.dtype) for side in (case.my_facts, case.golden_facts))
+    unit = _coarser_unit((case.my_facts.dtype, mine), (case.golden_facts.dtype, golden))
     return mine, golden, judge_summaries(mine, golden, unit)
 
 
 def _by_digest(case: _Case, judged_by: str) -> Measured:
     return case.measured(Status.IDENTICAL, judged_by=judged_by, limits=BY_DIGEST, distance=0.0)
+
+
+def _coarser_unit(*sides: tuple[str, Summary]) -> float:
+    """The unit roundoff of the coarser side; of a side whose dtype is not known, what it may be.
+
+    Exact numbers on one side are exact numbers on the other.
+    """
+    known = [_unit(name) for name, _ in sides if name]
+    if 0.0 in known and len(known) < len(sides):
+        return 0.0
+    return max([*known, *(_least_unit(summary) for name, summary in sides if not name)])
+
+
+def _least_unit(summary: Summary) -> float:
+    """That of float16 where its ends are such numbers, else that of float32."""
+    ends = (summary.statistics.minimum, summary.statistics.maximum)
+    found = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
+    is_half = found.numel() > 0 and found.half().double().equal(found)
+    return criterion.unit_roundoff(torch.float16) if is_half else criterion.UNIT_F32
 
 
 def _unit(name: str) -> float:

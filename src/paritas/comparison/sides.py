@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paritas.numerics.figures import Extremes
     from paritas.numerics.statistics import Statistics
 
-__all__ = ["are_other_bits", "as_read", "described", "same_digest"]
+__all__ = ["are_other_bits", "as_read", "described", "same_digest", "with_extremes"]
 
 _OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -35,7 +35,7 @@ def described(operand: Operand, kind: str) -> SideFacts:
         path=_path(record, kind),
         id=record.id,
         op=record.site.op,
-        dtype=facts.dtype if facts is not None else "",
+        dtype=facts.dtype if facts is not None else record.dtype or "",
         shape=_shape(operand),
         value=record.value,
         step=record.step,
@@ -53,6 +53,11 @@ def as_read(side: SideFacts, tensor: Tensor, extremes: Extremes | None = None) -
     return msgspec.structs.replace(
         side, minimum=extremes.minimum, maximum=extremes.maximum, mean=extremes.mean, **read
     )
+
+
+def with_extremes(side: SideFacts, statistics: Statistics) -> SideFacts:
+    """The same, with what statistics say that were taken of the values."""
+    return msgspec.structs.replace(side, **_extremes_of(statistics))
 
 
 @functools.cache

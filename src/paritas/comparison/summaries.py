@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
+from paritas.comparison.replaying.plain_values import read_value
 from paritas.comparison.sharding.recipes import Assembly
 from paritas.comparison.sharding.summaries import merge_sketches, merge_statistics
 from paritas.dumps.records import Record
@@ -30,6 +33,8 @@ __all__ = ["Summary", "SummaryJudgement", "judge_summaries", "summary_of"]
 STATISTICS_ONLY = (
     "statistics only: values that changed places, and differences that cancel, are not seen"
 )
+EXTREMES_ONLY = "least and greatest value only: what lies between them is not seen"
+HIDDEN_BY_NAN = "both sides hold a NaN, which took the place of the least and the greatest value"
 SKETCH_ONLY = (
     "statistics and a sketch only: a difference in few values that is small beside the whole is "
     "not seen, nor where it is"
@@ -47,16 +52,25 @@ class Summary:
     Attributes:
         statistics: of its values.
         sketch: of its values, or None.
-        numel: how many there are.
+        numel: how many there are; None where that is not known.
         exact_counts: whether counts of NaN and infinities are known, not only that there are some.
         limits: what was lost when it was put together.
     """
 
     statistics: Statistics
     sketch: Tensor | None
-    numel: int
+    numel: int | None
     exact_counts: bool
     limits: str = ""
+
+    @property
+    def has_extremes_only(self) -> bool:
+        """Whether the least and the greatest value are all there is, as some scripts leave it.
+
+        A NaN takes the place of both, so that nothing is known of infinities then.
+        """
+        found = self.statistics
+        return not found.count and found.mean is None and found.l2 is None and self.sketch is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +98,8 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
         unit: unit roundoff of the coarser dtype; 0 for integers.
     """
     has_sketches = my.sketch is not None and golden.sketch is not None
-    limits = SKETCH_ONLY if has_sketches else STATISTICS_ONLY
+    extremes = my.has_extremes_only or golden.has_extremes_only
+    limits = SKETCH_ONLY if has_sketches else EXTREMES_ONLY if extremes else STATISTICS_ONLY
     alone = _known_on_one_side(my, golden)
     lacking = f"known on one side only: {', '.join(alone)}" if alone else ""
     limits = "; ".join(filter(None, (limits, lacking, my.limits, golden.limits)))
@@ -96,6 +111,8 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     found = list(_figure_differences(my, golden, scale))
     if not found and not has_sketches:
         reason = "nothing is known of both sides that could be compared"
+        if extremes and golden.statistics.nans:
+            reason = HIDDEN_BY_NAN
         return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
     worst = max((apart for _, apart, _, _ in found), default=0.0)
     failed = [text for text, apart, share, _ in found if not apart <= 2 * relative * share]
@@ -123,17 +140,31 @@ def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor
     Raises:
         UsageError: nothing is known of it.
     """
+    if operand.record.value is not None:
+        return _of_number(operand.record.value)
     if all(record.payload is not None for record in operand.records()):
         tensor = values()
         return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
     if operand.recipe is not None:
         return _merged(operand, dump)
     record = operand.record
-    if record.statistics is None or record.tensor is None:
+    if record.statistics is None:
         raise UsageError("neither values nor statistics of it are recorded")
     sums = dump.read_sketch(record) if record.sketch is not None else None
-    numel = math.prod(record.tensor.shape)
-    return Summary(record.statistics, sums, numel, exact_counts=dump.kind == "paritas")
+    numel = math.prod(record.tensor.shape) if record.tensor is not None else None
+    # A dump of ours may hold what was converted from another tool's, which counts less.
+    counted = record.statistics.counts_all and record.statistics.count == numel
+    exact = dump.kind == "paritas" and counted
+    return Summary(record.statistics, sums, numel, exact_counts=exact)
+
+
+def _of_number(text: str) -> Summary:
+    """What is no tensor here, and may have been written as one there."""
+    try:
+        tensor = torch.as_tensor(read_value(text))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"its value is {text}, which has no statistics") from error
+    return Summary(summarize(tensor), None, tensor.numel(), exact_counts=True)
 
 
 def _merged(operand: Operand, dump: ReadableDump) -> Summary:
@@ -147,15 +178,19 @@ def _merged(operand: Operand, dump: ReadableDump) -> Summary:
     sums = None
     if all(record.sketch is not None for record in records):
         sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
-    exact = merged.exact and dump.kind == "paritas"
+    ours = dump.kind == "paritas" and all(one.counts_all for one in found)
+    exact = merged.exact and ours
     numel = math.prod(plan.result_shape)
     return Summary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
 
 
 def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
-    if my.numel != golden.numel:
+    if None not in (my.numel, golden.numel) and my.numel != golden.numel:
         yield f"{my.numel} values instead of {golden.numel}"
+    extremes = my.has_extremes_only or golden.has_extremes_only
     for name in ("nans", "positive_infinities", "negative_infinities"):
+        if name != "nans" and extremes and golden.statistics.nans:
+            return
         left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
         if not (my.exact_counts and golden.exact_counts):
             left, right = bool(left), bool(right)
@@ -164,7 +199,7 @@ def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
     if my.exact_counts and golden.exact_counts and my.statistics.count and golden.statistics.count:
         # Whether a value is zero is seldom decided by rounding in many places.
         left, right = my.statistics.zeros, golden.statistics.zeros
-        if abs(left - right) > max(1.0, 0.01 * golden.numel):
+        if abs(left - right) > max(1.0, 0.01 * (golden.numel or 0)):
             yield f"zeros: {left} instead of {right}"
 
 

@@ -1,1 +1,39 @@
-"""What is on disk: the store, its index, and readers of other layouts."""
+"""What is on disk: the store, its index, and readers of other layouts.
+
+The names below are the public surface; each is fetched from its home on first use, as in `paritas`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["BinFile", "DumpValue", "OpenedDump", "Statistics", "open", "read_bin", "write_bin"]
+
+_HOMES = {
+    "BinFile": "paritas.dumps.bin_files",
+    "DumpValue": "paritas.dumps.values",
+    "OpenedDump": "paritas.dumps.values",
+    "Statistics": "paritas.numerics.tallies",
+    "open": "paritas.dumps.values",
+    "read_bin": "paritas.dumps.bin_files",
+    "write_bin": "paritas.dumps.bin_files",
+}
+
+if TYPE_CHECKING:
+    from paritas.dumps.bin_files import BinFile, read_bin, write_bin
+    from paritas.dumps.values import DumpValue, OpenedDump, open  # noqa: A004
+    from paritas.numerics.tallies import Statistics
+else:
+    # Out of a type checker's sight, or it would take any misspelt name for an attribute.
+    def __getattr__(name: str) -> object:
+        import importlib
+
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

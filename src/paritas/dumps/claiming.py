@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import uuid
@@ -14,8 +15,10 @@ from paritas.dumps.folders import (
     INDEX,
     RANK,
     STEP,
+    TIME,
     TORCHAIR,
     discard,
+    index_home,
     rank_name,
     read_header,
     write_header,
@@ -39,12 +42,14 @@ def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
     Raises:
         UsageError: the folder has something else in it.
     """
+    home = index_home(root, header.layout)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        for folder in (root, home):
+            folder.mkdir(parents=True, exist_ok=True)
         # Ranks that start together and replace an older dump must not take each other for it.
-        with alone_in(root):
-            _clear(root, header, overwrite=overwrite)
-            return _make(root, header)
+        with alone_in(home):
+            _clear(root, home, header, overwrite=overwrite)
+            return _make(home, header)
     except OSError as error:
         raise ParitasError(
             f"cannot record into {root}: {error.strerror or error}; give a folder that can be made "
@@ -89,9 +94,12 @@ class _Part(NamedTuple):
         return f"{self.path.name} is of another run, {run} of {size} rank(s){when}"
 
 
-def _clear(root: Path, header: Header, *, overwrite: bool) -> None:
+def _clear(root: Path, home: Path, header: Header, *, overwrite: bool) -> None:
     """Refuse a folder that is in use, or remove the dump that is in it."""
-    parts, foreign = _survey(root)
+    parts, foreign = _survey(home)
+    if home != root:
+        known = any(part.header.layout == header.layout for part in parts)
+        foreign += [path for path in root.iterdir() if not (known and _is_of_old_tree(path))]
     if foreign:
         raise UsageError(
             f"{root} is not empty: it holds {_listed(foreign)}, which is not of a dump of paritas "
@@ -131,7 +139,11 @@ def _is_of_torchair_layout(path: Path) -> bool:
     if match is None:
         return False
     found = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
-    return found is not None and found.layout == "msit"
+    return found is not None and found.layout in ("msit", "ge")
+
+
+def _is_of_old_tree(path: Path) -> bool:
+    return bool(TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
 
 
 def _refuse_removal(folder: Path) -> None:
@@ -149,8 +161,12 @@ def _refuse_removal(folder: Path) -> None:
 
 
 def _remove(root: Path, part: _Part) -> None:
-    if part.header.layout == "msit":
+    if part.header.layout != "packed":
         for path in root.iterdir():
+            if TIME.fullmatch(path.name):
+                discard(path / str(part.header.rank))
+                with contextlib.suppress(OSError):  # another rank's is in it
+                    path.rmdir()
             match = TORCHAIR.fullmatch(path.name)
             if match is None or int(match[1] or match[2]) != part.header.rank:
                 continue

@@ -17,13 +17,17 @@ from paritas.dumps.records import Header
 from paritas.errors import ParitasError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from typing import IO
+
+    from paritas.dumps.records import Layout
 
 __all__ = [
     "HEADER",
     "INDEX",
     "data_name",
     "discard",
+    "index_home",
     "is_data",
     "rank_folders",
     "rank_name",
@@ -32,6 +36,7 @@ __all__ = [
     "step_name",
     "step_of",
     "volumes_of",
+    "whole_file",
     "write_header",
 ]
 
@@ -44,7 +49,23 @@ DATA = re.compile(r"data-\d{4,}\.safetensors")
 TORCHAIR = re.compile(
     r"worldsize\d+_global_rank(\d{1,9})|dynamo_(?:original|optimized)_.+_rank_(\d{1,9})_.+\.txt"
 )
+# What Ascend's old tree begins with, in which a rank goes by its device.
+TIME = re.compile(r"\d{14}")
 _LARGEST_HEADER = 64 << 20
+
+
+def index_home(root: Path, layout: Layout | None = None) -> Path:
+    """The folder in which the ranks of a dump have theirs: the dump, or one beside it.
+
+    Args:
+        layout: None finds out.
+    """
+    beside = root.with_name(f"{root.name}.index")
+    if layout is None:
+        is_beside = not rank_folders(root) and beside.is_dir() if root.is_dir() else False
+    else:
+        is_beside = layout == "ge-7.1.0"
+    return beside if is_beside else root
 
 
 def rank_name(rank: int) -> str:
@@ -134,6 +155,22 @@ def write_header(folder: Path, header: Header, *, durable: bool = False) -> None
         raise ParitasError(
             f"cannot write {folder / HEADER} ({len(text)} bytes): {error.strerror or error}"
         ) from error
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file of a tree that others read: it appears under its name when it is whole.
+
+    Until then its name ends in `.swp`, which the scripts of these trees' users leave alone.
+    """
+    part = path.with_name(f".{os.getpid()}.swp")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def rank_folders(root: Path) -> dict[int, Path]:

@@ -58,9 +58,14 @@ class _Line(NamedTuple):
 
 
 class _Problems:
-    """What is wrong with a rank: the first few in words, of the rest the number."""
+    """What is wrong with a rank: the first few in words, of the rest the number.
+
+    Attributes:
+        replaced: how many tensors are not there, and their extremes are.
+    """
 
     def __init__(self) -> None:
+        self.replaced = 0
         self._told: list[str] = []
         self._more = 0
 
@@ -96,6 +101,9 @@ def read_rank(rank: int, folder: Path, files: Files) -> RankDump:
     for volume in volumes_of(folder):
         records += _read_index(volume, header, files, damage, is_written=is_written)
     problems = damage.all()
+    if damage.replaced:
+        note = f"{damage.replaced} tensors were replaced by their least and greatest value"
+        header = msgspec.structs.replace(header, notes=(*header.notes, note))
     if state == "being written":
         problems.append(f"it is still being written; {len(records)} records can be read so far")
     elif state == "ended early":
@@ -128,8 +136,7 @@ def _read_index(
                     damage.add(f"{where} is damaged: {error}")
                     continue
                 latest = record.sequence
-                records.append(record)
-                _note_missing(record, files, header.layout, where, damage)
+                records.append(_present(record, files, header.layout, where, damage))
     except OSError as error:
         if not (is_written and isinstance(error, FileNotFoundError)):  # else its step was dropped
             damage.add(f"{volume.name}/{INDEX} cannot be read: {error.strerror or error}")
@@ -161,13 +168,34 @@ def _record(line: _Line, rank: int, latest: int) -> Record:
     return record
 
 
-def _note_missing(
-    record: Record, files: Files, layout: Layout, where: str, damage: _Problems
-) -> None:
+def _present(record: Record, files: Files, layout: Layout, where: str, damage: _Problems) -> Record:
+    """The record as far as it is there; what is missing is noted."""
     try:
         if record.payload is not None:
             check_payload(record, files, layout)
         if record.sketch is not None:
             check_sketch(record, files)
     except UsageError as error:
+        summed_up = None if layout == "packed" else _summed_up(record, files)
+        if summed_up is not None:
+            damage.replaced += summed_up.tensor is not None
+            return summed_up
         damage.add(f"{where}, {record.id}: {error}")
+    return record
+
+
+def _summed_up(record: Record, files: Files) -> Record | None:
+    """The record without values, if a script of the tree's users put their extremes in the place.
+
+    The index has statistics of its own, mostly, which say more.
+    """
+    if record.payload is None:
+        return None
+    from paritas.dumps.foreign.extremes import read_extremes  # seldom needed
+
+    statistics = read_extremes(record.payload, files)
+    if statistics is None:
+        return None
+    if record.tensor is None:  # a number, which the index has as text
+        return msgspec.structs.replace(record, payload=None)
+    return msgspec.structs.replace(record, payload=None, statistics=record.statistics or statistics)

@@ -21,10 +21,10 @@ import shutil
 from typing import TYPE_CHECKING
 
 import torch
-import xxhash
 
 from paritas.dumps.dtypes import known_dtype, stored_dtype, stored_shape
 from paritas.dumps.folders import TORCHAIR
+from paritas.dumps.foreign.ge_names import fitting_name
 from paritas.dumps.npy_files import array_of, array_of_value, read_array, tensor_of, write_array
 from paritas.dumps.records import Payload
 from paritas.errors import ParitasError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NpyTree", "call_name", "is_of_tree", "model_name", "read_npy", "time_stamp"]
 
-MAPPING = "mapping.csv"
 _LONGEST_NAME = 255
 _SIDES = {"input": "INPUT", "output": "OUTPUT"}
 
@@ -84,8 +83,7 @@ class NpyTree:
             array = array_of_value(entry.value or "")
             size = write_array(self._root / file, array)
             return Payload(file=file, nbytes=size, shape=array.shape)
-        size = self._write_tensor(file, entry, entry.tensor)
-        return Payload(file=file, nbytes=size, shape=entry.tensor.shape)
+        return self._write_tensor(file, entry, entry.tensor)
 
     def drop_step(self, step: int) -> None:
         """Remove the files of a step."""
@@ -102,7 +100,7 @@ class NpyTree:
                 for key in gone:
                     del known[key]
 
-    def _write_tensor(self, file: str, entry: Entry, facts: TensorFacts) -> int:
+    def _write_tensor(self, file: str, entry: Entry, facts: TensorFacts) -> Payload:
         path = self._root / file
         known = self._earlier.setdefault(entry.digest, {})
         # The same bytes in the same shape are other values, if they are repeated otherwise.
@@ -112,21 +110,36 @@ class NpyTree:
             # Some file systems have no links, and all have a limit to them.
             with contextlib.suppress(OSError):
                 os.link(self._root / same.file, path)
-                return path.stat().st_size
-        stored = entry.stored if entry.stored is not None else self._recover(entry, facts)
+                return Payload(file=file, nbytes=path.stat().st_size, shape=facts.shape)
+        stored = entry.stored
+        if stored is None:
+            earlier = self._holder(entry)
+            if not (self._root / earlier.file).exists():
+                # Somebody converts the dump as it grows, and deleted what he had taken over. The
+                # record says which bytes it were: by their digest he has them.
+                return Payload(file=earlier.file, nbytes=0, shape=facts.shape)
+            stored = self._recover(earlier, facts)
         size = write_array(path, array_of(stored, facts.shape))
         if entry.digest:
             known[kind] = _Earlier(file, facts)
-        return size
+        return Payload(file=file, nbytes=size, shape=facts.shape)
 
-    def _recover(self, entry: Entry, facts: TensorFacts) -> Tensor:
+    def _recover(self, earlier: _Earlier, facts: TensorFacts) -> Tensor:
         """The bytes of an entry that came without, from the file of an earlier one."""
-        for one in self._earlier.get(entry.digest, {}).values():
-            whole = tensor_of(read_array(self._root / one.file), one.facts)
-            once = whole[_first(stored_shape(one.facts.shape, one.facts.stride))].contiguous()
-            dtype = stored_dtype(known_dtype(facts.dtype))
-            shape = stored_shape(facts.shape, facts.stride)
-            return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+        whole = tensor_of(read_array(self._root / earlier.file), earlier.facts)
+        once = whole[_first(stored_shape(earlier.facts.shape, earlier.facts.stride))].contiguous()
+        dtype = stored_dtype(known_dtype(facts.dtype))
+        shape = stored_shape(facts.shape, facts.stride)
+        return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+
+    def _holder(self, entry: Entry) -> _Earlier:
+        """The earlier file with the bytes of an entry; one that is there, if there is any."""
+        found = list(self._earlier.get(entry.digest, {}).values())
+        for one in found:
+            if (self._root / one.file).exists():
+                return one
+        if found:
+            return found[0]
         raise ParitasError(
             f"{entry.site.id} of step {entry.step} came without its values, and no file of this "
             f"dump holds their digest {entry.digest!r}"
@@ -144,12 +157,7 @@ class NpyTree:
             self._times.pop(_call(site))
             name = self._file_name(site)
         self._taken.add((folder, name))
-        if len(name) > _LONGEST_NAME:
-            short = f"{xxhash.xxh3_64_intdigest(name.encode())}.npy"
-            with (self._root / folder / MAPPING).open("a", encoding="utf-8") as mapping:
-                mapping.write(f"{short},{name}\n")
-            name = short
-        return f"{folder}/{name}"
+        return f"{folder}/{fitting_name(self._root / folder, name, '.npy')}"
 
     def _file_name(self, site: Site) -> str:
         call = call_name(_name(site), site.op or site.level)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from paritas.dumps.dtypes import known_dtype, stored_dtype
+from paritas.dumps.folders import whole_file
 from paritas.dumps.foreign.npy_headers import read_header
 from paritas.errors import ParitasError, UsageError
 
@@ -115,17 +116,10 @@ def array_of_value(text: str) -> Array:
 
 def write_array(path: Path, array: Array) -> int:
     """Write the file so that nobody ever sees half of it; its size in bytes."""
-    part = path.with_name(f".{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            plain = np.ascontiguousarray(array).reshape(array.shape)
-            np.lib.format.write_array(file, plain, allow_pickle=False)
-            size = file.tell()
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    return size
+    with whole_file(path) as file:
+        plain = np.ascontiguousarray(array).reshape(array.shape)
+        np.lib.format.write_array(file, plain, allow_pickle=False)
+        return file.tell()
 
 
 def read_array(path: Path, files: OpenFiles | None = None) -> Array:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paritas.dumps.folders import HEADER, INDEX, rank_folders
+from paritas.dumps.folders import HEADER, INDEX, index_home, rank_folders
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paritas.dumps.index import RankDump
     from paritas.dumps.records import Header, Record
 
-__all__ = ["KINDS", "ReadableDump", "open_dump"]
+__all__ = ["KINDS", "ReadableDump", "is_known", "is_ours", "open_dump"]
 
 # Kind -> module of `paritas.dumps.foreign`; asked in this order. Each has `looks_like(path)` and
 # `open_dump(path)`.
@@ -74,10 +74,10 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
         raise UsageError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
     if not root.exists():
         raise UsageError(f"{root} is not there: give a dump")
-    if kind == "paritas" or (kind is None and _is_ours(root)):
+    if kind == "paritas" or (kind is None and is_ours(root)):
         return Dump.open(root)
-    for name, module in _READERS.items():
-        reader = importlib.import_module(f"paritas.dumps.foreign.{module}")
+    for name in _READERS:
+        reader = _reader(name)
         if kind == name or (kind is None and reader.looks_like(root)):
             found: ReadableDump = reader.open_dump(root)
             return found
@@ -87,9 +87,20 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
     )
 
 
-def _is_ours(root: Path) -> bool:
+def is_known(root: Path) -> bool:
+    """Whether a reader of another tool's dumps knows what is there."""
+    return any(_reader(name).looks_like(root) for name in _READERS)
+
+
+def _reader(name: str) -> Any:
+    return importlib.import_module(f"paritas.dumps.foreign.{_READERS[name]}")
+
+
+def is_ours(root: Path) -> bool:
+    """Whether it is a dump of paritas, or one rank of one."""
     if not root.is_dir():
         return False
     # Other tools have folders of that name too.
-    folders = [root, *rank_folders(root).values()]
+    home = index_home(root)
+    folders = [home, *rank_folders(home).values()]
     return any((folder / name).is_file() for folder in folders for name in (HEADER, INDEX))

@@ -9,7 +9,7 @@ import torch
 import xxhash
 
 from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype, stored_shape
-from paritas.dumps.folders import HEADER, rank_folders
+from paritas.dumps.folders import HEADER, index_home, rank_folders
 from paritas.dumps.index import RankDump, read_rank
 from paritas.dumps.mapped_files import OpenFiles, typed
 from paritas.dumps.repairing import complete_files, header_problems
@@ -65,7 +65,7 @@ class Dump:
         problems: list[str] = []
         ranks: dict[int, RankDump] = {}
         files = Files(root)
-        for rank, folder in _found_ranks(root).items():
+        for rank, folder in _found_ranks(index_home(root)).items():
             try:
                 found = read_rank(rank, folder, files)
             except UsageError as error:
@@ -141,8 +141,10 @@ class Dump:
             if layout == "msit":
                 values = self._npy(path, record, is_view=True)
                 self._hold(record, payload, path, lambda: _digest_of_written_out(values, record))
-            else:
+            elif layout == "packed":
                 self._hold(record, payload, path, lambda: self._digest_of_stored(path, payload))
+            else:
+                self.view(record, check=True)
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
         return True
@@ -203,9 +205,12 @@ class Dump:
             else:
                 raw = self._open.read(*place)
             values = typed(raw, dtype).reshape(payload.shape)
-            if check:
+            found = values.expand(facts.shape)
+            if check and layout == "packed":
                 self._hold(record, payload, path, lambda: digest(values))
-            return values.expand(facts.shape)
+            elif check:
+                self._hold(record, payload, path, lambda: _digest_of_written_out(found, record))
+            return found
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
 

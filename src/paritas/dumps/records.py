@@ -34,7 +34,7 @@ Source = Literal["eager", "fx", "fused", "file"]
 Level = Literal["module", "op", "node", "buffer", "parameter", "tensor"]
 Phase = Literal["forward", "backward"]
 Side = Literal["input", "output"]
-Layout = Literal["packed", "msit"]
+Layout = Literal["packed", "msit", "ge", "ge-7.1.0"]
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -152,6 +152,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         value: what is no tensor, as text that Python reads back.
         digest: hash of the stored bytes, 32 hexadecimal digits.
         payload: None where statistics are all that was asked for.
+        dtype: of a tensor of which statistics are all that is known, its shape is not; else it is
+            in `tensor`.
         sketch: where the linear sketch of the values is.
         alias_of: sequence number of the first record in this step that shares its memory.
     """
@@ -169,6 +171,24 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sketch: Payload | None = None
     alias_of: int | None = None
     placement: Placement | None = None
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether statistics of a tensor are all that is known, not even its shape."""
+        return self.tensor is None and self.value is None and self.statistics is not None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it was a tensor, and no number, string or the like."""
+        return self.tensor is not None or self.is_summary
+
+    @property
+    def kind(self) -> str:
+        """What it was, as `float32[2,3]`; a question mark is for a shape that is not known."""
+        if self.tensor is not None:
+            return f"{self.tensor.dtype}[{','.join(map(str, self.tensor.shape))}]"
+        return f"{self.dtype or 'tensor'}[?]" if self.is_summary else "value"
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

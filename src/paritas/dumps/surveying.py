@@ -37,9 +37,8 @@ class _Name:
     def add(self, record: Record, statistics: Statistics | None) -> None:
         self.records += 1
         side = record.site.side
-        if record.tensor is not None:
-            shape = ",".join(map(str, record.tensor.shape))
-            self.kinds.setdefault(side, {})[f"{record.tensor.dtype}[{shape}]"] = None
+        if record.is_tensor:
+            self.kinds.setdefault(side, {})[record.kind] = None
         if statistics is None:
             return
         self.non_finite += not statistics.is_finite
@@ -158,7 +157,7 @@ class Survey:
         self._steps.add(record.step)
         self._last[record.rank] = record
         self._per_rank[record.rank] += 1
-        self._tensors += record.tensor is not None
+        self._tensors += record.is_tensor
         for name in (site.name, site.module):
             if name:
                 self._seen_names[name] = None

@@ -68,6 +68,8 @@ class NodeFacts:
         outputs: its results, in order.
         module: path of the module it belongs to.
         line: the user's line.
+        call: what the files of its value are named after in a dump of the captured graph; made of
+            name and operator, unless it is given.
     """
 
     name: str
@@ -76,6 +78,7 @@ class NodeFacts:
     outputs: tuple[ValueFacts, ...] = ()
     module: str = ""
     line: str = ""
+    call: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _head(node: NodeFacts) -> Iterator[str]:
 
 def _outputs(node: NodeFacts) -> Iterator[str]:
     for position, value in enumerate(node.outputs):
-        stem = f"{call_name(node.name, node.op)}.OUTPUT.{position}"
+        stem = f"{node.call or call_name(node.name, node.op)}.OUTPUT.{position}"
         body = [
             f"dtype: {_DTYPES.get(value.dtype, 'DT_UNDEFINED')}",
             *_block("shape", [f"dim: {size}" for size in value.shape]),

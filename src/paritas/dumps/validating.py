@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from paritas.dumps.dtypes import bytes_needed, known_dtype, sketch_dtype, stored_dtype
+from paritas.dumps.folders import RANK, index_home
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ class Files:
     """The files of a dump, by the names that its index gives them."""
 
     def __init__(self, root: Path) -> None:
-        """`root` is the folder of the dump; nothing outside of it is a part of it."""
+        """`root` is the folder of the dump; nothing outside of it is a part of it.
+
+        What Ascend's old tree has no room for lies in the folder of the index.
+        """
         self._root = root.resolve()
+        self._home = index_home(root).resolve()
         self._found: dict[str, tuple[Path, int]] = {}
 
     def find(self, name: str, least: int) -> Path:
@@ -51,12 +56,13 @@ class Files:
         odd = pure.is_absolute() or ".." in pure.parts or not pure.parts
         if odd or any(letter in name for letter in "\\:\0"):
             raise UsageError(f"{name!r} is no file inside the dump")
+        root = self._home if RANK.fullmatch(pure.parts[0]) else self._root
         try:
-            path = self._root.joinpath(*pure.parts).resolve(strict=True)
+            path = root.joinpath(*pure.parts).resolve(strict=True)
             facts = os.stat(path)  # noqa: PTH116  (asked once, of a path without links)
         except (OSError, RuntimeError) as error:
             raise UsageError(f"{name} is missing: {_reason(error)}") from error
-        if not path.is_relative_to(self._root):
+        if not path.is_relative_to(root):
             raise UsageError(f"{name} is a link to {path}, outside of the dump")
         if not stat.S_ISREG(facts.st_mode):
             raise UsageError(f"{name} is no file")

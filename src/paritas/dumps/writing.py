@@ -31,9 +31,10 @@ from paritas.errors import ParitasError
 from paritas.numerics.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from paritas.dumps.ge_layout import CallFiles, Operator, Place
     from paritas.dumps.msit_layout import NpyTree
     from paritas.dumps.records import Header, Payload
 
@@ -65,6 +66,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False):
     sketch: Tensor | None = None
     alias_of: int | None = None
     placement: Placement | None = None
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DumpWriter:
@@ -113,16 +115,22 @@ class DumpWriter:
         self._sketched: dict[int, Payload] = {}
         self._encode = msgspec.json.Encoder().encode
         self._tree: NpyTree | None = None
+        self._calls: CallFiles | None = None
         if header.layout == "msit":
             from paritas.dumps import msit_layout  # which imports this module
 
             self._tree = msit_layout.NpyTree(path, header.rank, header.world_size)
+        elif header.layout != "packed":
+            from paritas.dumps import ge_layout
+
+            self._calls = ge_layout.CallFiles(path, header.layout, header.rank, header.world_size)
         self.folder = claim(path, self._header, overwrite=overwrite)
+        self._home = self.folder.parent
         self._volume: Volume | None = None
         try:
             self._lock = Lock(self.folder / LOCK)
             if not last:
-                self._volume = Volume(path, self.folder, largest_file)
+                self._volume = Volume(self._home, self.folder, largest_file)
                 self._kept.append(self._volume)
         except OSError as error:
             raise self._failed(error, self.folder) from error
@@ -138,7 +146,7 @@ class DumpWriter:
             if volume is not None:
                 volume.close()
             folder.mkdir()
-            self._volume = Volume(self.path, folder, self._largest)
+            self._volume = Volume(self._home, folder, self._largest)
             self._step = step
             self._ring.append((step, self._volume))
             while len(self._ring) > self._last:
@@ -152,7 +160,7 @@ class DumpWriter:
         self._ring.clear()
 
     def add(self, entry: Entry) -> Record:
-        """Write a value, and then its line in the index.
+        """Write a value, and then its line in the index; not for layouts of whole calls.
 
         Raises:
             ParitasError: it could not be written; the message says where, and how much it was.
@@ -162,9 +170,13 @@ class DumpWriter:
     def add_many(self, entries: Sequence[Entry]) -> list[Record]:
         """Write values, and then the lines of all of them at once.
 
+        A layout that has a file for each call gives back those of the calls that are over.
+
         Raises:
             ParitasError: as `add` does; those before the one that failed are in the index.
         """
+        if self._calls is not None:
+            return self._add_to_calls(self._calls, entries)
         records: list[Record] = []
         entered = 0
         self._sketched = {}  # by identity: good as long as the entries hold them
@@ -189,6 +201,36 @@ class DumpWriter:
         if self._header.data == "stats" and self._volume is not None:
             # All that is stored are sketches, and each comes with its values: a run may be long.
             self._volume.forget_old(_MOST_SKETCHES)
+        return records
+
+    def _add_to_calls(self, calls: CallFiles, entries: Sequence[Entry]) -> list[Record]:
+        records: list[Record] = []
+        for entry in entries:
+            if calls.is_over(entry):
+                records += self._write_calls(calls)
+            if self._failure or self._closed:
+                raise ParitasError(
+                    self._failure or f"{self.folder} was closed: nothing can be added"
+                )
+            calls.put(entry)
+        calls.detach()
+        return records
+
+    def _write_calls(self, calls: CallFiles) -> list[Record]:
+        """Write the files of the calls that are over, then the lines of what they hold."""
+        if calls.step is None or self._failure:
+            return []
+        self.begin_step(calls.step)
+        volume = self._volume
+        if volume is None:
+            raise ParitasError(f"{self.folder} was closed: nothing can be added")
+        try:
+            placed = calls.write()
+            records = [self._record(volume, entry, payload) for entry, payload in placed]
+        except OSError as error:
+            raise self._failed(error, self.path) from error
+        self._enter(records, 0)
+        calls.remember(records)
         return records
 
     def _enter(self, records: list[Record], start: int, *, sound: bool = True) -> int:
@@ -223,6 +265,11 @@ class DumpWriter:
         except OSError as error:
             raise self._failed(error, volume.folder) from error
 
+    def name_operators(self, operators: Mapping[Place, Operator]) -> None:
+        """Say how Ascend's graph engine would call what is to come, where that is the layout."""
+        if self._calls is not None:
+            self._calls.name_operators(operators)
+
     def describe(self, header: Header) -> None:
         """Say anew what this part of the dump is, while it is written."""
         self._header = msgspec.structs.replace(header, closed=False, records=0)
@@ -240,8 +287,13 @@ class DumpWriter:
         """
         if self._closed:
             return
-        self._closed = True
         failed_before = self._failure
+        if self._calls is not None:
+            try:
+                self._write_calls(self._calls)
+            except ParitasError as error:  # raised below, when what is there is closed
+                self._failure = self._failure or str(error)
+        self._closed = True
         volumes = [*self._kept, *(volume for _, volume in self._ring)]
         try:
             if self._volume is not None:
@@ -263,10 +315,15 @@ class DumpWriter:
         if self._failure and not failed_before:
             raise ParitasError(self._failure)
 
-    def _record(self, volume: Volume, entry: Entry) -> Record:
+    def _record(self, volume: Volume, entry: Entry, placed: Payload | None = None) -> Record:
+        """What the index says of an entry, whose values are written unless they have a place."""
         name = entry.site.id
         key = f"{entry.step}/{name}"
-        payload, hashed = self._payload(volume, entry, key)
+        payload, hashed = placed, entry.digest
+        if placed is None:
+            payload, hashed = self._payload(volume, entry, key)
+        else:
+            self.written_bytes += placed.nbytes
         sketch = None if entry.sketch is None else self._sketch(volume, entry.sketch, key)
         return Record(
             sequence=entry.sequence,
@@ -282,6 +339,7 @@ class DumpWriter:
             sketch=sketch,
             alias_of=entry.alias_of,
             placement=entry.placement,
+            dtype=entry.dtype,
         )
 
     def _payload(self, volume: Volume, entry: Entry, key: str) -> tuple[Payload | None, str]:
@@ -335,8 +393,9 @@ class DumpWriter:
     def _drop(self, step: int, volume: Volume) -> None:
         # Its index goes first: no line may point to what is gone.
         discard(volume.folder)
-        if self._tree is not None:
-            self._tree.drop_step(step)
+        for tree in (self._tree, self._calls):
+            if tree is not None:
+                tree.drop_step(step)
 
     def _failed(self, error: OSError, path: Path, needed: int = 0) -> ParitasError:
         amount = f" ({needed} bytes more)" if needed else ""

@@ -170,17 +170,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much was compared, and what was not, with the reason of each."""
+    """How much was compared, and what was not, with the reason of each.
+
+    Attributes:
+        not_selected: names of what only one of two dumps was asked to record.
+    """
 
     compared: int = 0
     skipped: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    not_selected: tuple[str, ...] = ()
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(
             compared=self.compared + other.compared,
             skipped=_unique((*self.skipped, *other.skipped)),
             unmatched=_unique((*self.unmatched, *other.unmatched)),
+            not_selected=_unique((*self.not_selected, *other.not_selected)),
         )
 
 

@@ -47,6 +47,12 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Whether every value is a finite number."""
         return not (self.nans or self.positive_infinities or self.negative_infinities)
 
+    @property
+    def counts_all(self) -> bool:
+        """Whether each value is in one of the counts, as ours are; other tools count some kinds."""
+        counted = self.zeros + self.nans + self.positive_infinities + self.negative_infinities
+        return counted + sum(many for _, many in self.exponents) == self.count
+
 
 class Sums(NamedTuple):
     """Sums of a block's finite values and of their squares, all scaled down by 2^exponent."""

@@ -75,7 +75,9 @@ def value_words(finding: Finding) -> str:
     """Dtype and shape; empty where they are not known."""
     if finding.dtype is None:
         return ""
-    return f"{finding.dtype}[{','.join(map(str, finding.shape or ()))}]"
+    # A shape may not be known, for example where statistics are all that is left of a tensor.
+    shape = "?" if finding.shape is None else ",".join(map(str, finding.shape))
+    return f"{finding.dtype}[{shape}]"
 
 
 def is_inexact(finding: Finding) -> bool:

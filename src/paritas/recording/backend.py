@@ -81,7 +81,8 @@ def record(  # noqa: PLR0913  (each is a choice of its own)
         phases: `forward`, `backward` or both.
         every: each n-th step.
         data: whole tensors, or statistics of them.
-        layout: packed files, or `msit`, one `.npy` file a tensor in torchair's tree.
+        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
+            each call in the tree of Ascend's graph engine, or `ge-7.1.0`, that of old releases.
         last: keep a ring of so many last steps.
         overwrite: replace an earlier dump in the same place.
         stepping: `manual` lets `step()` end the steps.
@@ -139,6 +140,8 @@ class RecordingBackend:
         self._taps = taps
         self._graphs = 0
         session.source(source, taps=taps, fusion="on" if switch is None else switch.describe())
+        for note in switch.notes if switch is not None else ():
+            session.note(note)
         atexit.register(self.close)
 
     def pause(self) -> None:

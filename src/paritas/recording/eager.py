@@ -164,7 +164,8 @@ def capture(  # noqa: PLR0913  (each is a question of its own)
         phases: "forward" or "backward"; both unless given.
         every: each n-th step, from step 0.
         data: whole tensors, or statistics of them.
-        layout: packed files, or one `.npy` file a tensor in torchair's tree.
+        layout: packed files, one `.npy` file a tensor in torchair's tree (`msit`), or a file for
+            each call in that of Ascend's graph engine (`ge`, `ge-7.1.0`).
         last: keep only this many of the last steps; `keep()` pins those that are there.
         overwrite: replace an earlier dump in the same place.
         stepping: "auto" ends a step when an outermost module is called that ran in it already;

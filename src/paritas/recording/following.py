@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas.dumps.folders import INDEX, volumes_of
+from paritas.dumps.foreign.ge_headers import read_header
 from paritas.dumps.index import LONGEST_LINE
 from paritas.dumps.records import Record
 from paritas.dumps.validating import check_record
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from paritas.dumps.records import Header, Payload
@@ -76,22 +78,28 @@ class Follower:
                 yield record
 
 
-def freeable(root: Path, header: Header, used: set[str], newest: dict[str, int]) -> list[Path]:
+def freeable(
+    root: Path, header: Header, used: Mapping[str, int], newest: dict[str, int]
+) -> list[Path]:
     """The files of a rank that nobody needs once what they hold is elsewhere.
 
     Found by looking, never by what an index says alone: that may name any file of the machine.
 
     Args:
-        used: files that the index points to, all of whose records are converted.
+        used: files that the index points to, and how many records of each are converted; all are
+            that the index has of it.
         newest: for each folder, the number of the last data file in use. While the program runs,
             only those before it are finished: it is the index that must have gone on to the next,
             for a file is begun before the line of the record that it is begun for.
     """
     if header.layout == "msit":
-        # The program makes further names for what it has written, until it ends.
+        # A file is there once it is whole, and the program does without those that are gone.
         tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
-        found = tree.rglob("*.npy") if header.closed else ()
-        return [path for path in found if path.relative_to(root).as_posix() in used]
+        return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
+    if header.layout in ("ge", "ge-7.1.0"):
+        # The file of a call is there before its lines are: all its tensors have to be converted.
+        found = (path for path in root.rglob("*") if path.relative_to(root).as_posix() in used)
+        return [path for path in found if _count(path) == used[path.relative_to(root).as_posix()]]
     files = []
     for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
         number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
@@ -103,11 +111,19 @@ def freeable(root: Path, header: Header, used: set[str], newest: dict[str, int])
     return files
 
 
-def note_use(payload: Payload | None, used: set[str], newest: dict[str, int]) -> None:
+def _count(path: Path) -> int:
+    """How many tensors a file of Ascend's graph engine holds; -1 where it is none."""
+    try:
+        return len(read_header(path).tensors)
+    except (UsageError, OSError):
+        return -1
+
+
+def note_use(payload: Payload | None, used: Counter[str], newest: dict[str, int]) -> None:
     """Remember the file that a payload is in."""
     if payload is None:
         return
-    used.add(payload.file)
+    used[payload.file] += 1
     folder, _, name = payload.file.rpartition("/")
     number = _DATA.fullmatch(name)
     if number is not None:
@@ -116,7 +132,10 @@ def note_use(payload: Payload | None, used: set[str], newest: dict[str, int]) ->
 
 def see_onto_disk(folder: Path) -> None:
     """Wait until everything in a folder would survive a loss of power."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        # Of a folder, which names are in it.
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

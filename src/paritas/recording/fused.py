@@ -13,10 +13,11 @@ from paritas._torch.buffers import compile_listening
 from paritas._torch.graphs import is_undefined, placeholders, returned, written_placeholders
 from paritas._torch.inductor import compile_again
 from paritas._torch.tapping import tapped
+from paritas.dumps.msit_layout import model_name
 from paritas.dumps.records import Observed
 from paritas.errors import UnsupportedTorchError
 from paritas.recording.fused_sites import BufferSites
-from paritas.recording.graph_texts import write_graph_texts
+from paritas.recording.graph_texts import operators_of, write_graph_texts
 from paritas.recording.graphs import NodeSites
 from paritas.recording.isolation import Copier, RandomState
 from paritas.recording.observation import compare_results
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from paritas._torch.buffers import ListeningCode, Seen
     from paritas._torch.inductor import LoweredGraph
     from paritas.dumps.records import Site
+    from paritas.recording.selection import Within
     from paritas.recording.session import Session
 
 __all__ = ["FusedGraph"]
@@ -127,9 +129,9 @@ class FusedGraph:
         self._put_results(results)
         return results
 
-    def put(self, site: Site, value: Any) -> None:
+    def put(self, site: Site, value: Any, within: tuple[Within, ...] = ()) -> None:
         """Record a value if it is wanted."""
-        if self.session.wants(site):
+        if self.session.wants(site, within):
             key = f"{self.label} {site.level} {site.name} {site.side}.{site.position}"
             call = self.session.next_call(key)
             self.session.put(msgspec.structs.replace(site, call=call), value)
@@ -184,19 +186,27 @@ class FusedGraph:
             return
         order = [node.name for node in self.lowered.module.graph.nodes]
         self._sites = BufferSites(self._code.kernels, self.nodes, order)
-        if self.session.options.layout == "msit":
-            write_graph_texts(
-                self.session.path,
-                self.session.rank,
-                self.nodes.graph,
-                self.nodes.phase,
-                self.lowered.module,
-                self._code.kernels,
-                self._sites.of,
-            )
+        if self.session.options.layout != "packed":
+            self._describe(self._code, self._sites)
         lost = [name for kernel in self._code.kernels for name in kernel.unseen]
         self._note(lost, "were overwritten by the kernel that wrote them")
         self._note(list(self._code.missed), "were used by code that could not be looked into")
+
+    def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
+        """Write the graph in words, and give its code the names that other tools know it by."""
+        operators = None
+        if self.session.options.layout != "msit":
+            operators = operators_of(self.lowered.module, code.kernels, sites.of)
+            self.session.name_operators(operators)
+        write_graph_texts(
+            self.session.path,
+            self.session.rank,
+            model_name(self.nodes.graph, self.nodes.phase),
+            self.lowered.module,
+            code.kernels,
+            sites.of,
+            operators,
+        )
 
     def _note(self, names: list[str], what: str) -> None:
         if names:
@@ -208,7 +218,7 @@ class FusedGraph:
         if self._sites is None:
             return
         try:
-            self.put(self._sites.of(seen), seen.tensor)
+            self.put(self._sites.of(seen), seen.tensor, self._sites.within(seen))
         except BaseException as error:
             self._failure = error
             raise

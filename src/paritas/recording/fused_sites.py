@@ -11,6 +11,7 @@ from paritas.dumps.records import Site
 if TYPE_CHECKING:
     from paritas._torch.buffers import Buffer, Kernel, Seen
     from paritas.recording.graphs import NodeSites
+    from paritas.recording.selection import Within
 
 __all__ = ["BufferSites"]
 
@@ -39,6 +40,7 @@ class BufferSites:
                 self._name(buffer)
             self._readers[id(kernel)] = self._reader(kernel, index)
         self._sites: dict[tuple[int, str, int], Site] = {}
+        self._within: dict[tuple[int, str, int], tuple[Within, ...]] = {}
 
     def of(self, seen: Seen) -> Site:
         """The site at which a tensor was seen."""
@@ -47,6 +49,19 @@ class BufferSites:
         if site is None:
             site = self._sites[key] = self._make(seen)
         return site
+
+    def within(self, seen: Seen) -> tuple[Within, ...]:
+        """The nodes that are computed there, with their modules and operators."""
+        key = (id(seen.kernel), seen.side, seen.position)
+        found = self._within.get(key)
+        if found is None:
+            # Whoever asks for one node of a kernel wants what that kernel is given, too.
+            reader = seen.kernel.nodes if seen.side == "input" else ()
+            names = dict.fromkeys((*reader, *seen.buffer.nodes))
+            sites = [self._nodes.of(name) for name in names if name in self._order]
+            found = tuple((site.name, site.module, site.op) for site in sites)
+            self._within[key] = found
+        return found
 
     def _make(self, seen: Seen) -> Site:
         buffer, kernel = seen.buffer, seen.kernel

@@ -23,7 +23,8 @@ class SessionOptions:
 
     Attributes:
         data: whole tensors, or statistics of them.
-        layout: packed files, or one `.npy` file a tensor in torchair's tree.
+        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
+            each call in that of Ascend's graph engine, `ge-7.1.0` in that of its old releases.
         last: keep this many of the last steps only; 0 keeps all.
         overwrite: replace an earlier dump in the same place.
         stepping: whether a step ends by itself, when what began it is called again.
@@ -51,8 +52,10 @@ class SessionOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise UsageError(f"{name}={value!r}: give a whole number, 0 or more")
-        if self.data == "stats" and self.layout == "msit":
-            raise UsageError('layout="msit" holds tensors: take data="tensor", or layout="packed"')
+        if self.data == "stats" and self.layout != "packed":
+            raise UsageError(
+                f'layout="{self.layout}" holds tensors: take data="tensor", or layout="packed"'
+            )
 
 
 def rank_and_world() -> tuple[int, int]:

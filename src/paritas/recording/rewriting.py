@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import torch
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Rewriter", "Target"]
 
-Target = Literal["stats", "packed", "msit"]
+Target = Literal["stats", "packed", "msit", "ge"]
+
+
+class Readable(Protocol):
+    """What gives the values of records."""
+
+    def read(self, record: Record) -> Tensor:
+        """The values of a record."""
+
+    def read_sketch(self, record: Record) -> Tensor:
+        """The sketch of its values."""
 
 
 class Rewriter:
@@ -45,7 +56,7 @@ class Rewriter:
         records: how many were written.
         value_bytes: size of the values that they have, equal ones counted each time.
         problems: records that could not be read, and why.
-        used: files of the old dump that its index points to.
+        used: files of the old dump that its index points to, and how often.
         needed: those of them that hold what could not be converted.
         newest: the last data file in use of each folder.
     """
@@ -55,7 +66,7 @@ class Rewriter:
         self.records = 0
         self.value_bytes = 0
         self.problems: list[str] = []
-        self.used: set[str] = set()
+        self.used: Counter[str] = Counter()
         self.needed: set[str] = set()
         self.newest: dict[str, int] = {}
         self._writer = writer
@@ -66,13 +77,24 @@ class Rewriter:
         # What the new dump has of values, by what they are. Some kilobytes for each.
         self._known: dict[Hashable, Record] = {}
         self._digests: set[str] = set()
+        # Files of records that the writer has and did not write: it waits for the rest of a call.
+        self._waiting: dict[int, set[str]] = {}
 
-    def rewrite(self, record: Record, source: Dump) -> None:
-        """Convert a record, unless an earlier conversion has."""
+    def safe(self) -> dict[str, int]:
+        """Files of the old dump all of whose records so far are written, and how many these are."""
+        kept = self.needed.union(*self._waiting.values())
+        return {file: count for file, count in self.used.items() if file not in kept}
+
+    def settle(self) -> None:
+        """The writer was closed: nothing waits any more."""
+        self._waiting.clear()
+
+    def rewrite(self, record: Record, source: Readable) -> bool:
+        """Convert a record, unless an earlier conversion has; whether it did."""
         for payload in (record.payload, record.sketch):
             note_use(payload, self.used, self.newest)
         if record.sequence in self._done:
-            return
+            return False
         try:
             # An index is in order: what was left out before cannot be put in now.
             if record.sequence < self._latest:
@@ -80,10 +102,10 @@ class Rewriter:
             entry = self._entry(record, source)
         except ParitasError as error:
             self.problems.append(f"rank {record.rank}: {error}")
-            files = (payload.file for payload in (record.payload, record.sketch) if payload)
-            self.needed.update(files)
-            return
-        self._add(entry)
+            self.needed |= _files(record)
+            return False
+        self._add(entry, _files(record))
+        return True
 
     def take_over(self, record: Record, earlier: Dump) -> None:
         """Copy a record that was converted before."""
@@ -94,20 +116,28 @@ class Rewriter:
             entry = msgspec.structs.replace(entry, stored=as_stored(earlier.read(record)))
         self._add(entry)
 
-    def _add(self, entry: Entry) -> None:
-        record = self._writer.add(entry)
-        self._done.add(record.sequence)
-        self._latest = record.sequence
+    def _add(self, entry: Entry, files: set[str] | None = None) -> None:
+        self._waiting[entry.sequence] = files or set()
+        written = self._writer.add_many([entry])
+        self._done.add(entry.sequence)
+        self._latest = entry.sequence
         self.records += 1
-        if record.tensor is not None:
-            self.value_bytes += _nbytes(record.tensor)
-        if record.digest:
-            self._known.setdefault(_content(record), record)
-            self._digests.add(record.digest)
+        if entry.tensor is not None:
+            self.value_bytes += _nbytes(entry.tensor)
+        for record in written:
+            self._waiting.pop(record.sequence, None)
+            if record.digest:
+                self._known.setdefault(_content(record), record)
+                self._digests.add(record.digest)
 
-    def _entry(self, record: Record, source: Dump) -> Entry:
+    def _entry(self, record: Record, source: Readable) -> Entry:
         entry = _bare(record)
+        if record.value is not None:
+            return entry
+        if record.payload is None and record.statistics is not None and self._target == "stats":
+            return entry  # what another tool kept instead of values
         if record.tensor is None:
+            source.read(record)  # says why that cannot be
             return entry
         if self._target == "stats":
             return self._summary(entry, record, source)
@@ -115,9 +145,10 @@ class Rewriter:
             entry = msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         if record.digest in self._digests:
             return entry  # the writer has these bytes
-        return msgspec.structs.replace(entry, stored=as_stored(_values(record, source)))
+        stored = as_stored(_values(record, source))
+        return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
 
-    def _summary(self, entry: Entry, record: Record, source: Dump) -> Entry:
+    def _summary(self, entry: Entry, record: Record, source: Readable) -> Entry:
         known = self._known.get(_content(record)) if record.digest else None
         if known is not None and known.sketch is not None:
             drawn = self._made.read_sketch(known)
@@ -130,8 +161,19 @@ class Rewriter:
             global_shape=None if part is None else part.global_shape,
             global_offset=None if part is None else part.global_offset,
         )
-        statistics = record.statistics or summarize(values)
-        return msgspec.structs.replace(entry, statistics=statistics, sketch=drawn)
+        statistics = record.statistics
+        if statistics is None or not statistics.counts_all:
+            statistics = summarize(values)  # other tools' say less, and are rounded
+        return msgspec.structs.replace(
+            entry,
+            statistics=statistics,
+            sketch=drawn,
+            digest=entry.digest or digest(as_stored(values)),
+        )
+
+
+def _files(record: Record) -> set[str]:
+    return {payload.file for payload in (record.payload, record.sketch) if payload is not None}
 
 
 def _bare(record: Record) -> Entry:
@@ -146,10 +188,11 @@ def _bare(record: Record) -> Entry:
         statistics=record.statistics,
         alias_of=record.alias_of,
         placement=record.placement,
+        dtype=record.dtype,
     )
 
 
-def _values(record: Record, source: Dump) -> Tensor:
+def _values(record: Record, source: Readable) -> Tensor:
     try:
         return source.read(record)
     except ParitasError:

@@ -7,7 +7,7 @@ import fnmatch
 import itertools
 import operator
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
@@ -18,12 +18,15 @@ from paritas.errors import UsageError
 if TYPE_CHECKING:
     from paritas.dumps.records import Site
 
-__all__ = ["Mode", "Selection", "Sieve"]
+__all__ = ["Mode", "Selection", "Sieve", "Within"]
 
 Mode = Literal["input", "output", "all"]
 Span = tuple[int, int]
+Within = tuple[str, str, str]
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+_LISTED = ("layers", "ops", "ranks", "phases")
+_BETWEEN = ", "
 _NEAREST = 3
 _LEAST_LIKENESS = 0.4
 
@@ -99,6 +102,28 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Whether anything is recorded by that process."""
         return self.ranks is None or rank in self.ranks
 
+    @classmethod
+    def recorded(cls, words: Mapping[str, str]) -> Selection:
+        """What the header of a dump says that was asked for; the reverse of `describe`.
+
+        Raises:
+            UsageError: these are not the words of a selection.
+        """
+        unknown = [name for name in words if name not in cls.__struct_fields__]
+        if unknown:
+            raise UsageError(f"selection: {unknown[0]!r} is not a part of a selection")
+        given: dict[str, Any] = dict(words)
+        for name in _LISTED:
+            if name in words:
+                given[name] = words[name].split(_BETWEEN)
+        try:
+            if "ranks" in words:
+                given["ranks"] = [int(rank) for rank in given["ranks"]]
+            given["every"] = int(words.get("every", "1"))
+        except ValueError as error:
+            raise UsageError(f"selection: {error}") from error
+        return cls.of(**given)
+
     def describe(self) -> dict[str, str]:
         """What was asked for, in words; nothing of what was left open."""
         words: dict[str, str] = {}
@@ -106,10 +131,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             words["mode"] = self.mode
         if self.steps is not None:
             words["steps"] = "|".join(_written(span) for span in self.steps)
-        for name in ("layers", "ops", "ranks", "phases"):
+        for name in _LISTED:
             given = getattr(self, name)
             if given is not None:
-                words[name] = ", ".join(str(item) for item in given)
+                words[name] = _BETWEEN.join(str(item) for item in given)
         if self.every != 1:
             words["every"] = str(self.every)
         return words
@@ -122,19 +147,21 @@ class Sieve:
         self.selection = selection
         self._layers = [_Pattern(text.casefold(), text) for text in selection.layers or ()]
         self._ops = [_Pattern(text, text) for text in selection.ops or ()]
-        self._verdicts: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
+        self._verdicts: dict[tuple[object, ...], bool] = {}
         self._names: dict[str, None] = {}
         self._operators: dict[str, None] = {}
         self._phases: set[str] = set()
         self._steps: list[int] = []
         self._passed = False
 
-    def wants(self, site: Site) -> bool:
-        """Whether what is seen there is recorded."""
-        key = (site.name, site.module, site.op, site.nodes)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            verdict = self._verdicts[key] = self._judge(site)
+    def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
+        """Whether what is seen there is recorded.
+
+        Args:
+            within: node, module and operator of each node that fused code computes there: a module
+                brings all inside it, also what was fused with something else.
+        """
+        verdict = self.wants_name(site, within)
         self._phases.add(site.phase)
         selection = self.selection
         return (
@@ -142,6 +169,18 @@ class Sieve:
             and selection.mode in ("all", site.side)
             and (selection.phases is None or site.phase in selection.phases)
         )
+
+    def wants_name(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
+        """Whether layers and operators let it through, whatever side and phase it is of."""
+        key = (site.name, site.module, site.op, site.nodes, within)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = self._judge(site, within)
+        return verdict
+
+    def unmet(self) -> list[str]:
+        """The names and operators that nothing had so far."""
+        return [one.text for one in (*self._layers, *self._ops) if not one.met]
 
     def saw_step(self, step: int) -> None:
         """Say that the program went through that step."""
@@ -173,12 +212,17 @@ class Sieve:
                 had = "none" if last is None else f"step{'s 0 to' if last else ''} {last}"
                 yield f"steps: {_written(span)} never came; the run had {had}"
 
-    def _judge(self, site: Site) -> bool:
+    def _judge(self, site: Site, within: tuple[Within, ...]) -> bool:
         names = list(_names_of(site))
         operators = list(_operators_of(site.op))
-        self._names.update(dict.fromkeys(names))
         # Of its names, the one without the overload is told: so people write it.
         self._operators.update(dict.fromkeys(operators[:1]))
+        for node, module, op in within:
+            names += [node, *_ancestors(module)]
+            others = list(_operators_of(op))
+            operators += others
+            self._operators.update(dict.fromkeys(others[:1]))
+        self._names.update(dict.fromkeys(names))
         folded = [name.casefold() for name in names]
         # Every pattern is asked: one that met nothing is to be told at the end.
         by_name = [pattern.meets(folded) for pattern in self._layers]
@@ -211,11 +255,16 @@ def _names_of(site: Site) -> Iterator[str]:
     if site.level in {"module", "parameter"}:
         inside.append(site.name)
     for path in inside:
-        parts = path.split(".")
-        for length in range(len(parts), 0, -1):
-            ancestor = ".".join(parts[:length])
-            if ancestor:
-                yield ancestor
+        yield from _ancestors(path)
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    """A module and all that it lies in."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        ancestor = ".".join(parts[:length])
+        if ancestor:
+            yield ancestor
 
 
 def _operators_of(op: str) -> Iterator[str]:
@@ -309,6 +358,11 @@ def _patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] |
         if not isinstance(pattern, str) or not pattern.strip():
             raise UsageError(
                 f"{name}: {pattern!r} is no name or glob; give text such as 'layers.0'"
+            )
+        if _BETWEEN in pattern:
+            raise UsageError(
+                f"{name}: {pattern!r} is one text for several names; give a list, "
+                f"{pattern.split(_BETWEEN)!r}"
             )
     return patterns
 

@@ -27,10 +27,11 @@ from paritas.recording.summaries import PendingSummary
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
+    from paritas.dumps.ge_layout import Operator, Place
     from paritas.dumps.records import Observed, Site, Source
-    from paritas.recording.selection import Selection
+    from paritas.recording.selection import Selection, Within
 
 __all__ = ["Session"]
 
@@ -157,9 +158,9 @@ class Session:
 
     # --- values -------------------------------------------------------------------------------
 
-    def wants(self, site: Site) -> bool:
-        """Whether a value seen there is to be recorded."""
-        return self.active and self.sieve.wants(site)
+    def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
+        """Whether a value seen there is to be recorded; see `Sieve.wants`."""
+        return self.active and self.sieve.wants(site, within)
 
     def put(self, site: Site, value: Any) -> None:
         """Record a value that is wanted: a tensor as it is now, or whatever else it is."""
@@ -196,7 +197,9 @@ class Session:
             if self._on_device and plain.is_cuda:
                 pending = PendingSummary(plain, placement)
             else:
-                snapshot = Snapshot(plain, kind, placement, self._known, self._pool)
+                # Files of whole calls hold all that belongs to them, again and again.
+                known = self._known if self.options.layout in ("packed", "msit") else set()
+                snapshot = Snapshot(plain, kind, placement, known, self._pool)
         except UsageError as error:
             # A kind of tensor that cannot be stored: said in its place, and the rest goes on.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
@@ -249,6 +252,11 @@ class Session:
         """Say which program is looked at."""
         sources = tuple(dict.fromkeys((*self._header.sources, source)))
         self._describe(sources=sources, taps=taps or self._header.taps, fusion=fusion)
+
+    def name_operators(self, operators: Mapping[Place, Operator]) -> None:
+        """Say how Ascend's graph engine would call what is recorded."""
+        if self._writer is not None:
+            self._writer.name_operators(operators)
 
     def _describe(self, **changes: Any) -> None:
         with self._lock:

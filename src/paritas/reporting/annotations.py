@@ -124,6 +124,7 @@ def of_verdict(verdict: Verdict, *, command: str, subject: str, file: str = "") 
     """What `verify`, `run`, `partition` and `verify-parallel` give."""
     items = [_of_finding(finding, strict=verdict.strict) for finding in verdict.findings]
     items += _left_out(verdict.coverage.skipped, "skipped")
+    items += _left_out(verdict.coverage.not_selected, "not selected")
     items += _left_out(verdict.coverage.unmatched, "unmatched")
     return Account(
         command=command,

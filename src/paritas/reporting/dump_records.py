@@ -32,9 +32,9 @@ def record_lines(examined: Examined, width: int = 80) -> list[str]:
 
 def _held(examined: Examined) -> str:
     record = examined.record
-    if record.tensor is None:
+    if not record.is_tensor:
         return str(record.value)
-    words = [f"{record.tensor.dtype}[{','.join(map(str, record.tensor.shape))}]"]
+    words = [record.kind]
     words += ["no statistics"] if examined.statistics is None else _statistics(examined.statistics)
     if record.payload is not None:
         words.append(size(record.payload.nbytes))

@@ -200,6 +200,8 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     """Coverage and notes."""
     coverage = verdict.coverage
     counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
+    if coverage.not_selected:  # a note says by what; their names are in the files
+        counts += f"{len(coverage.not_selected)} not selected, "
     yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
     yield from listed("skipped", coverage.skipped)
     yield from listed("unmatched", coverage.unmatched)

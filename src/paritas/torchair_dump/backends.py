@@ -50,7 +50,7 @@ def get_backend(*, compiler_config: Any = None) -> RecordingBackend | str:
     return record(
         dump.dump_path,
         source="fused",
-        layout="msit",
+        layout=dump.layout,
         mode=dump.dump_mode,
         steps=dump.dump_step or None,
         layers=dump.dump_layer.split() or None,

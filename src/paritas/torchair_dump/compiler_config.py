@@ -75,6 +75,7 @@ class CompilerConfig(_Group):
         dump_config.dump_mode    'all' | 'input' | 'output'
         dump_config.dump_step    '1|2|5-7'                   all steps if empty
         dump_config.dump_layer   'Add Conv_1'                names or globs; all if empty
+        dump_config.layout       'msit' | 'ge' | 'ge-7.1.0'  .npy files, or Ascend's own
         fusion_config.fusion_switch_file  None | text        what not to fuse
     """
 
@@ -98,6 +99,7 @@ class CompilerConfig(_Group):
                 dump_mode=_choice("all", "input", "output"),
                 dump_step=_Option("", _are_steps, "steps such as '1|2|5-7', ascending"),
                 dump_layer=_text("", "names parted by spaces"),
+                layout=_choice("msit", "ge", "ge-7.1.0"),
             ),
             fusion_config=_Group(
                 "config.fusion_config",

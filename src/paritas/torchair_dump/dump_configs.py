@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from paritas.dumps.folders import TIME
 from paritas.dumps.msit_layout import is_of_tree
 from paritas.errors import UsageError
 from paritas.recording.fusion import load_switch
@@ -22,6 +23,7 @@ __all__ = ["get_fx_dump_config", "get_ge_dump_config"]
 GE_FOLDER = "msit_ge_dump"
 FX_FOLDER = "msit_fx_dump"
 MODES = ("input", "output", "all")
+LAYOUTS = ("msit", "ge", "ge-7.1.0")
 
 
 def get_ge_dump_config(
@@ -31,6 +33,8 @@ def get_ge_dump_config(
     dump_token: Iterable[Any] | None = None,
     dump_layer: Iterable[str] | None = None,
     compiler_config: Any = None,
+    *,
+    layout: str = "msit",
 ) -> Any:
     """Ask for what the fused program computes, in `{dump_path}/msit_ge_dump`.
 
@@ -41,13 +45,22 @@ def get_ge_dump_config(
         dump_token: steps to record, counted from 0, for example `[1, 2, 5]`; None is all.
         dump_layer: names to record, for example `["Add", "Conv_1"]`; None is all.
         compiler_config: one to add this to, ours or torchair's own; None makes a new one of ours.
+        layout: `msit`, one `.npy` file a tensor; `ge`, the tree and the bin files of Ascend's graph
+            engine; `ge-7.1.0`, its tree up to that release, without a folder for each rank.
 
     Returns:
         The configuration, with the dump asked for.
     """
     if dump_mode not in MODES:
         raise UsageError(f"dump_mode={dump_mode!r}: give one of {', '.join(MODES)}")
+    if layout not in LAYOUTS:
+        raise UsageError(f"layout={layout!r}: give one of {', '.join(LAYOUTS)}")
     config = CompilerConfig() if compiler_config is None else compiler_config
+    if layout != "msit" and not isinstance(config, CompilerConfig):
+        raise UsageError(
+            f"layout={layout!r}: torchair's own configuration always writes Ascend's tree; leave "
+            "layout out"
+        )
     steps, layers = _steps(dump_token), _layers(dump_layer)
     switch = _switch(fusion_switch_file, is_ours=isinstance(config, CompilerConfig))
     if isinstance(config, CompilerConfig) and config.debug.data_dump.type:
@@ -64,6 +77,8 @@ def get_ge_dump_config(
         wanted["dump_config.dump_step"] = steps
     if layers:
         wanted["dump_config.dump_layer"] = layers
+    if layout != "msit":
+        wanted["dump_config.layout"] = layout
     if switch:
         wanted["fusion_config.fusion_switch_file"] = switch
     return _configured(config, wanted, folder)
@@ -147,6 +162,8 @@ def _refuse_used(folder: Path) -> None:
         raise UsageError(f"dump_path: {folder} is a file; give a folder")
     rank, world_size = rank_and_world()
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if world_size > 1 and TIME.fullmatch(entry.name):
+            continue  # in it ranks go by the device
         of_rank = re.search(r"rank_?(\d+)", entry.name)
         is_known = is_of_tree(entry.name) or re.fullmatch(r"rank\d+", entry.name)
         if world_size == 1 or not is_known or of_rank is None or int(of_rank[1]) == rank:

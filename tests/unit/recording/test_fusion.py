@@ -8,6 +8,7 @@ import pytest
 
 from paritas._torch import fusion_options
 from paritas.errors import UsageError
+from paritas.recording.ascend_passes import PASSES, is_ascend_name
 from paritas.recording.fusion import EXAMPLE, load_switch
 
 
@@ -121,3 +122,63 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
     assert str(caught.value) == (
         f"the fusion switch file {tmp_path / 'none.json'} cannot be read: No such file or directory"
     )
+
+
+# --- names of Ascend's passes ---------------------------------------------------------------------
+
+
+def test_every_pass_means_names_that_are_known_here_or_nothing():
+    known = {*fusion_options.graph_names(), *fusion_options.kernel_names()}
+    for name, found in PASSES.items():
+        assert is_ascend_name(name)
+        assert known.intersection(found.here) or not found.here, name
+
+
+def test_a_pass_of_ascends_is_taken_for_what_does_its_work_here(tmp_path):
+    found = switch(
+        tmp_path,
+        sections({"MatMulBiasAddFusionPass": "off"}, {"TbeReduceElemwiseFusionPass": "off"}),
+    )
+    assert found.graph == {"pattern_matcher": False}
+    assert found.kernel == {"loop_fusion": False, "inlining": False}
+    options = found.inductor_options()
+    assert options["pattern_matcher"] is False
+    assert options["max_fusion_size"] == 1
+    assert found.notes == (
+        (
+            "GraphFusion: MatMulBiasAddFusionPass off means pattern_matcher in Inductor (a product "
+            "and the addition of its bias)"
+        ),
+        (
+            "UBFusion: TbeReduceElemwiseFusionPass off means loop_fusion, inlining in Inductor (a "
+            "reduction and elementwise operators)"
+        ),
+    )
+
+
+def test_a_pass_may_be_of_the_other_section_here_or_of_none(tmp_path):
+    found = switch(tmp_path, sections({"ConvConcatFusionPass": "off", "PoolingFusionPass": "off"}))
+    assert (found.graph, found.kernel) == ({}, {"pointwise_cat": False})
+    assert found.notes[1] == (
+        "GraphFusion: PoolingFusionPass off means nothing in Inductor (pooling made a convolution)"
+    )
+
+
+def test_all_but_one_pass_is_off_and_the_name_of_the_own_says_most(tmp_path):
+    graph = {"ALL": "off", "SoftmaxFusionPass": "on"}
+    kernel = {"loop_fusion": "on", "TbeEltwiseFusionPass": "off", "AutomaticUbFusion": "on"}
+    found = switch(tmp_path, sections(graph, kernel))
+    assert found.graph == {"pattern_matcher": True, "ALL": False}
+    assert found.kernel == {"loop_fusion": True, "horizontal_fusion": False, "inlining": False}
+
+
+def test_an_unknown_pass_is_noted_with_the_nearest_known_one(tmp_path):
+    with pytest.warns(UserWarning, match="switches nothing: paritas does not know that pass"):
+        found = switch(tmp_path, sections({"SoftMaxFusionPasses": "off", "ALL": "on"}))
+    assert found.notes == (
+        (
+            "GraphFusion: SoftMaxFusionPasses off switches nothing: paritas does not know that "
+            "pass; the nearest known one is SoftmaxFusionPass (the parts of a softmax)"
+        ),
+    )
+    assert found.inductor_options() == {}

@@ -82,7 +82,7 @@ def test_a_buffer_bears_the_name_of_its_record_and_claims_no_more_than_is_known(
 
 
 def test_two_files_bear_the_names_that_torchair_gives_them(module, tmp_path):
-    write_graph_texts(tmp_path, 3, "graph_0", "backward", module, [KERNEL], site_of)
+    write_graph_texts(tmp_path, 3, "graph_0_backward", module, [KERNEL], site_of)
     original, optimized = sorted(tmp_path.iterdir(), reverse=True)
     tail = r"_graph_0_backward_rank_3_pid_\d+_ts_\d{20}\.txt"
     assert re.fullmatch(f"dynamo_original{tail}", original.name)
@@ -98,5 +98,5 @@ def test_a_file_that_could_not_be_written_whole_is_not_there(module, tmp_path, m
 
     monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(OSError, match="No space left"):
-        write_graph_texts(tmp_path, 3, "graph_0", "backward", module, [KERNEL], site_of)
+        write_graph_texts(tmp_path, 3, "graph_0_backward", module, [KERNEL], site_of)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -254,3 +256,44 @@ def test_layers_and_ops_that_exclude_each_other_are_told():
 def test_a_selection_that_was_met_has_no_complaint():
     selection = Selection.of(layers=["a"], ops=["Linear"], steps=[0], phases=["forward"])
     assert after(selection, [module("a"), module("b")]) == []
+
+
+# --- what a dump says of it -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"mode": "output"},
+        {"steps": [1, 2, 5]},
+        {"steps": "0|2-5", "every": 2},
+        {"layers": ["Add", "Conv_1", "layers.*.attn"], "ops": ["aten.mm"]},
+        {"ranks": [0, 3], "phases": ["backward"]},
+    ],
+    ids=str,
+)
+def test_what_was_asked_for_is_read_back_from_its_words(given):
+    selection = Selection.of(**given)
+    assert Selection.recorded(selection.describe()) == selection
+
+
+@pytest.mark.parametrize("words", [{"containers": "{}"}, {"ranks": "a"}, {"steps": "two"}])
+def test_words_of_something_else_are_refused(words):
+    with pytest.raises(UsageError, match=r"^selection: |^steps="):
+        Selection.recorded(words)
+
+
+def test_several_names_in_one_text_are_refused_with_the_list_that_was_meant():
+    message = "layers: 'attn, mlp' is one text for several names; give a list, ['attn', 'mlp']"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Selection.of(layers="attn, mlp")
+
+
+def test_a_module_brings_what_was_fused_with_something_else():
+    site = Site(source="fused", level="buffer", name="mul", op="aten.mul.Tensor", nodes=("erf",))
+    within = (("erf", "net.gelu", "aten.erf.default"), ("mul", "net", "aten.mul.Tensor"))
+    for asked in ({"layers": ["net.gelu"]}, {"layers": ["ERF"]}, {"ops": ["aten.erf"]}):
+        assert Sieve(Selection.of(**asked)).wants(site, within), asked
+    for asked in ({"layers": ["net.norm"]}, {"ops": ["aten.exp"]}):
+        assert not Sieve(Selection.of(**asked)).wants(site, within), asked

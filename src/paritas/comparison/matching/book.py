@@ -80,7 +80,12 @@ class Link:
 
 
 class Book:
-    """All items of both sides, the links between them, and what was left out."""
+    """All items of both sides, the links between them, and what was left out.
+
+    Attributes:
+        unselected: what the other side was not asked to record, and by which part of what it was
+            asked for.
+    """
 
     def __init__(
         self,
@@ -90,6 +95,7 @@ class Book:
     ) -> None:
         self.notes: list[str] = []
         self.links: list[Link] = []
+        self.unselected: list[tuple[Item, str]] = []
         self._reasons: Counter[str] = Counter()
         my_ranks, golden_ranks = ([one.ranks for one in side] for side in (my, golden))
         label = self._labels(set(my_ranks), set(golden_ranks))
@@ -126,6 +132,11 @@ class Book:
         """Leave one out; `{n}` in the reason becomes the number of all that are."""
         item.gone = True
         self._reasons[reason] += 1
+
+    def leave_unselected(self, item: Item, why: str) -> None:
+        """Leave one out that the other side was not asked to record."""
+        item.gone = True
+        self.unselected.append((item, why))
 
     def skipped(self) -> list[str]:
         """Why some were left out, with how many."""

@@ -85,9 +85,10 @@ def _covered(side: GraphSide) -> tuple[set[NodeKey], set[NodeKey], set[NodeKey]]
     }
     for item in side.items:
         site = item.site
-        if site.side != "output":
+        if site.side != "output" and site.level != "buffer":
             continue
         if item.found:
+            # What a kernel reads is the value of a node, too, and what was fused to make it.
             done.add(node_key(item, held(item) or site.name))
             inside.update(_keys(item))
         elif item.gone and not site.exact and (item.scope, item.graph) in graphs:
@@ -99,13 +100,16 @@ def _keys(item: Item) -> Iterator[NodeKey]:
     return (node_key(item, node) for node in item.site.nodes)
 
 
-def skip_rewritten(book: Book, my: GraphSide, golden: GraphSide) -> None:
+def skip_rewritten(book: Book) -> None:
     """Leave out what a compiler has put in the place of something else.
 
     That is so where each of the two graphs has nodes that the other has not. A value that both
     have must follow, in a program that goes on from there; and the other side must have something
     of the same module: else it may be that it was not recorded.
     """
+    my, golden = GraphSide(book.my), GraphSide(book.golden)
+    if not my.items or not golden.items:
+        return
     mine, theirs = _all_nodes(my), _all_nodes(golden)
     rewritten = {key[:2] for key in mine - theirs} & {key[:2] for key in theirs - mine}
     for side, other in ((my, golden), (golden, my)):

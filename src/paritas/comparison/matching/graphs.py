@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paritas.comparison.matching.folding import fold_fused, skip_inexact, skip_rewritten
+from paritas.comparison.matching.folding import fold_fused, skip_inexact
 from paritas.comparison.matching.values import GRAPH_LEVELS, GraphSide, held, node_key
 from paritas.dumps.foreign.finding import natural_key
 
@@ -86,7 +86,6 @@ def match_nodes(book: Book) -> None:
     skip_inexact(book, golden.items, my.plain)
     for side, other in ((my, golden), (golden, my)):
         fold_fused(book, side, other)
-    skip_rewritten(book, my, golden)
 
 
 def _reads_again(item: Item) -> bool:

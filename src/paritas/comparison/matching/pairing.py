@@ -9,6 +9,9 @@ Each way is tried on what those before it have left:
    a prefix;
 5. order and shape.
 
+Before the last of them, what the other dump was not asked to record is set apart: it has no
+counterpart to be guessed.
+
 What holds no value of the program, and what is compared elsewhere, is left out and counted. What
 is left then has no counterpart, and is given the nearest names.
 """
@@ -20,11 +23,17 @@ from typing import TYPE_CHECKING
 
 from paritas.comparison.matching.aligning import span_text
 from paritas.comparison.matching.book import Book
+from paritas.comparison.matching.folding import skip_rewritten
 from paritas.comparison.matching.graphs import align_graphs, match_nodes
 from paritas.comparison.matching.modules import match_modules
 from paritas.comparison.matching.names import match_ids, match_prefixed, match_renamed
 from paritas.comparison.matching.nearest import NearestNames
 from paritas.comparison.matching.order import match_order
+from paritas.comparison.matching.selecting import (
+    Asked,
+    leave_out_unselected,
+    not_selected_notes,
+)
 from paritas.comparison.operands import Pair
 
 if TYPE_CHECKING:
@@ -49,11 +58,13 @@ class Matches:
             behind what it follows in mine. An operand may be in several pairs: a kernel that reads
             a value is held against the node that made it.
         skipped: why values were left out, with how many.
+        not_selected: what the other side was not asked to record.
         notes: what should be known of how it was done.
     """
 
     pairs: list[Pair]
     skipped: list[str]
+    not_selected: list[Pair]
     notes: list[str]
 
 
@@ -62,6 +73,7 @@ def match(
     golden: Sequence[Operand],
     rules: Rules,
     steps: Mapping[int, int],
+    asked: tuple[Asked, Asked] = (Asked(), Asked()),
 ) -> Matches:
     """Find what belongs together.
 
@@ -70,6 +82,7 @@ def match(
         golden: likewise.
         rules: what the user said; see `Rules`.
         steps: steps of mine, and the golden steps they belong to.
+        asked: what my dump and the golden one were asked to record.
     """
     book = Book(my, golden, steps)
     _leave_out(book, rules)
@@ -77,10 +90,18 @@ def match(
     match_ids(book)
     align_graphs(book)
     match_nodes(book)
+    leave_out_unselected(book, *asked, of_graphs=True)
+    skip_rewritten(book)
     match_modules(book)
     match_prefixed(book)
+    leave_out_unselected(book, *asked)
     match_order(book)
-    return Matches(_pairs(book, steps), book.skipped(), book.notes)
+    alone = [
+        Pair(item.operand, None, "") if item.mine else Pair(None, item.operand, "")
+        for item, _ in book.unselected
+    ]
+    notes = [*book.notes, *not_selected_notes(book)]
+    return Matches(_pairs(book, steps), book.skipped(), alone, notes)
 
 
 def _leave_out(book: Book, rules: Rules) -> None:

@@ -101,6 +101,8 @@ def held_part(record: Record) -> tuple[object, ...]:
 def agreeing(records: Sequence[Record]) -> Operand | None:
     """One operand of records that are known to be the same on all ranks; None if they are not."""
     first = records[0]
+    if first.is_summary:  # equal figures do not make equal values
+        return None
     if first.tensor is None:
         same = all(one.tensor is None and one.value == first.value for one in records)
         return Operand(tuple(records)) if same else None

@@ -87,6 +87,7 @@ class _Draft:
     tensor: TensorFacts | None = None
     value: str | None = None
     statistics: Statistics | None = None
+    dtype: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Gathered:
@@ -118,9 +119,16 @@ class Gathered:
         payload = None if place is None else place.payload
         return self._add(_Draft(step, rank, site, place, payload, value=text))
 
-    def add_statistics(self, step: int, rank: int, site: Site, found: Statistics) -> Record:
+    def add_text(self, step: int, rank: int, site: Site, text: str, file: Found) -> Record:
+        """What is no tensor and could be none, in a file of its own."""
+        payload = Payload(file=file.name, nbytes=file.size, shape=())
+        return self._add(_Draft(step, rank, site, None, payload, value=text))
+
+    def add_statistics(
+        self, step: int, rank: int, site: Site, found: Statistics, dtype: str
+    ) -> Record:
         """A tensor of which only a summary was kept."""
-        return self._add(_Draft(step, rank, site, None, None, statistics=found))
+        return self._add(_Draft(step, rank, site, None, None, statistics=found, dtype=dtype))
 
     def add_unreadable(self, step: int, rank: int, site: Site, file: Found, why: str) -> Record:
         """Something that cannot be read; it is a problem, too."""
@@ -175,6 +183,7 @@ class Gathered:
             value=draft.value,
             payload=draft.payload,
             statistics=draft.statistics,
+            dtype=draft.dtype,
         )
         known.append(record)
         if draft.place is not None:

@@ -16,18 +16,30 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MAPPING", "FileName", "Levels", "parse_levels", "parse_name", "read_mapping", "spelled"]
+__all__ = [
+    "MAPPING",
+    "FileName",
+    "Levels",
+    "fitting_name",
+    "parse_levels",
+    "parse_name",
+    "read_mapping",
+    "spelled",
+]
 
 MAPPING = "mapping.csv"
 _RANK = re.compile(r"worldsize(\d{1,9})_global_rank(\d{1,9})")
 _TIME = re.compile(r"\d{14}")
 _LARGEST_MAPPING = 64 << 20
 _LONGEST_NAME = 4096
+_LONGEST_OF_FILE = 255
 # Microseconds since 1970 have 16 digits; a thread or a task has few.
 _SHORTEST_TIME, _LONGEST_NUMBER = 10, 20
 _MOST_AFTER_TIME = 4
@@ -99,6 +111,21 @@ def _parsed(parts: list[str], at: int) -> FileName | None:
 def spelled(name: str) -> str:
     """The name of an operator as the engine spells it in the names of files."""
     return re.sub(r"[./\\ ]", "_", name)
+
+
+def fitting_name(folder: Path, name: str, ending: str = "") -> str:
+    """The name of a file, or the number that stands for it where no file system would take it.
+
+    Args:
+        folder: where the file is to be; its `mapping.csv` explains the number.
+        ending: what the number is followed by.
+    """
+    if len(name.encode()) <= _LONGEST_OF_FILE:
+        return name
+    short = f"{xxhash.xxh3_64_intdigest(name.encode())}{ending}"
+    with (folder / MAPPING).open("a", encoding="utf-8") as mapping:
+        mapping.write(f"{short},{name}\n")
+    return short
 
 
 def _is_number(text: str) -> bool:

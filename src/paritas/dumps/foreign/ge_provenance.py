@@ -123,7 +123,8 @@ class Provenance:
         candidates = [graph for graph in graphs if graph.kind == kind]
         if len(candidates) < 2:  # noqa: PLR2004  (there is a choice among two)
             return candidates[0] if candidates else None
-        named = [one for one in candidates if f"_{one.label}_" in f"_{model}_"]
+        named = [one for one in candidates if one.label == model]
+        named = named or [one for one in candidates if f"_{one.label}_" in f"_{model}_"]
         if len(named) == 1:
             return named[0]
         scores = [sum(bool(graph.split(name)) for name in names) for graph in candidates]

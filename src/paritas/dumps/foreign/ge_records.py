@@ -177,7 +177,10 @@ class RankRecords:
     def _of_summary(self, one: Summary) -> _Item:
         if one.tensor is not None and math.prod(one.tensor.shape) > 1:
             self._note_layout(one.layout)
-        return _Item(one.kind, one.index, {"tensor": one.tensor, "statistics": one.statistics})
+        facts: dict[str, Any] = {"tensor": one.tensor, "statistics": one.statistics}
+        if one.tensor is None:
+            facts["dtype"] = one.dtype
+        return _Item(one.kind, one.index, facts)
 
     def _note_layout(self, layout: str) -> None:
         if layout not in _PLAIN_LAYOUTS:

@@ -40,6 +40,7 @@ class Summary:
 
     Attributes:
         layout: of the device, whose padding the figures include; empty where it is not known.
+        dtype: of a tensor whose shape is not known; empty where that is not known either.
     """
 
     kind: Kind
@@ -47,6 +48,7 @@ class Summary:
     statistics: Statistics
     tensor: TensorFacts | None = None
     layout: str = ""
+    dtype: str = ""
 
 
 def read_table(path: Path) -> list[Summary]:
@@ -165,7 +167,10 @@ def read_min_max(path: Path) -> list[Summary]:
         values = read_values(path, place)
         if values.numel() and (values.shape[1:] != (2,) or values.is_complex()):
             raise UsageError(f"{key} has shape {tuple(values.shape)}: pairs were expected")
+        # Several tensors are in one array, in a dtype that holds the values of all.
+        dtype = place.dtype if len(values) == 1 else ""
+        side: Kind = "input" if kind == "input" else "output"
         for index, (least, greatest) in enumerate(values.double().reshape(-1, 2).tolist()):
             figures = _statistics(count=0, minimum=least, maximum=greatest)
-            found.append(Summary("input" if kind == "input" else "output", index, figures))
+            found.append(Summary(side, index, figures, dtype=dtype))
     return found

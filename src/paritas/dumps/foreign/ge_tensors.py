@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas.dumps.foreign.ge_headers import GeTensor
 
-__all__ = ["dtype_of_name", "facts_of", "read_values", "torch_dtype"]
+__all__ = ["code_of_dtype", "dtype_of_name", "facts_of", "read_values", "torch_dtype"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +94,11 @@ _CODINGS = {
 }
 _BYTES = _Coding("BYTES", "uint8")
 _CODES_BY_NAME = {f"DT_{coding.name}": code for code, coding in _CODINGS.items()}
+# The plain ones: each is stored as torch has it.
+_PLAIN_CODES: tuple[int, ...] = (*range(1, 13), 16, 17, 27, 32, 34, 35, 36)
+_CODES_BY_DTYPE: dict[str, int] = {_CODINGS[code].dtype: code for code in _PLAIN_CODES} | {
+    "float4_e2m1fn_x2": 39
+}
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # To move elements by: torch moves integers of any width, and keeps every bit of them.
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -102,6 +107,18 @@ _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 def dtype_of_name(name: str) -> int | None:
     """The number of a dtype that is called, for example, `DT_FLOAT16`."""
     return _CODES_BY_NAME.get(name)
+
+
+def code_of_dtype(dtype: torch.dtype) -> int:
+    """The engine's number of one of torch's dtypes.
+
+    Raises:
+        UsageError: it has none for that.
+    """
+    code = _CODES_BY_DTYPE.get(str(dtype).removeprefix("torch."))
+    if code is None:
+        raise UsageError(f"{dtype} has no number in the engine's list of dtypes: cast the tensor")
+    return code
 
 
 def torch_dtype(code: int | None) -> str:

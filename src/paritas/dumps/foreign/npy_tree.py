@@ -251,11 +251,11 @@ def _add(gathered: Gathered, item: _Item, site: Site) -> None:
     with path.open("rb") as opened:
         header = read_header(opened)
         if header.kind in "OUS":
-            gathered.add_value(step, rank, site, object_text(opened, header, file.size))
+            gathered.add_text(step, rank, site, object_text(opened, header, file.size), file)
             return
         place = array_place(file.name, header, file.size)
         if item.is_summary:
-            gathered.add_statistics(step, rank, site, summary_of(path, place))
+            gathered.add_statistics(step, rank, site, summary_of(path, place), place.dtype)
             return
         text = python_text(opened, header) if site.side == "input" else None
     if text is None:

@@ -190,6 +190,8 @@ def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]
     facts = [(f"{SIGNS[status]} {status.value}", f"{counts[status]:,}") for status in ordered]
     facts.append(("compared", f"{coverage.compared:,}"))
     facts.append(("skipped", f"{len(coverage.skipped):,}"))
+    if coverage.not_selected:
+        facts.append(("not selected", f"{len(coverage.not_selected):,}"))
     facts.append(("unmatched", f"{len(coverage.unmatched):,}"))
     return facts
 
@@ -198,6 +200,7 @@ def _lists(coverage: Coverage, notes: Sequence[str]) -> list[tuple[str, Sequence
     return [
         ("Notes", notes, "note"),
         ("Skipped", coverage.skipped, "skipped"),
+        ("Not selected", coverage.not_selected, "skipped"),
         ("Unmatched", coverage.unmatched, "unmatched"),
     ]
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from paritas.comparison.matching.aligning import align_steps
 from paritas.comparison.matching.pairing import match
 from paritas.comparison.matching.rules import Rules
+from paritas.comparison.matching.selecting import Asked
 from paritas.comparison.operands import Operand
 from paritas.dumps.records import Record, Site, TensorFacts
+
+EVERYTHING = Asked()
 
 
 def facts(shape):
@@ -42,13 +45,13 @@ class Side:
         return self
 
 
-def found(my, golden, rules=None):
+def found(my, golden, rules=None, asked=(EVERYTHING, EVERYTHING)):
     """Match two sides whose steps have the same numbers."""
     rules = rules or Rules()
     steps, _ = align_steps(
         {one.step for one in my.operands}, {one.step for one in golden.operands}, rules.steps
     )
-    return match(my.operands, golden.operands, rules, steps)
+    return match(my.operands, golden.operands, rules, steps, asked)
 
 
 def told(matches):
