@@ -75,9 +75,7 @@ def embedding_and_cross_entropy(backend: Any) -> Any:
 
 @program
 def convolution_batch_norm_relu_training(backend: Any) -> Any:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2)
-    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     compiled = under(backend, model)
     outputs = []
     for _ in range(2):
@@ -145,7 +143,7 @@ def half_of_the_outputs_differentiated(backend: Any) -> Any:
 
 @program
 def autocast_bfloat16(backend: Any) -> Any:
-    model, x = mlp(), torch.randn(8, 16)
+    model, x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU()), torch.randn(8, 16)
     with torch.autocast("cpu", torch.bfloat16):
         y = under(backend, model)(x)
     y.float().square().mean().backward()
@@ -153,7 +151,8 @@ def autocast_bfloat16(backend: Any) -> Any:
 
 
 def narrow(backend: Any, dtype: torch.dtype) -> Any:
-    model, x = mlp().to(dtype), torch.randn(8, 16, dtype=dtype, requires_grad=True)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32)).to(dtype)
+    x = torch.randn(8, 16, dtype=dtype, requires_grad=True)
     y = under(backend, lambda x: model(x).softmax(-1))(x)
     y.square().sum().backward()
     return [y, x.grad, *gradients(model)]
