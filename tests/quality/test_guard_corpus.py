@@ -95,6 +95,7 @@ def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str)
     assert_correct(name)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", USUAL_FAULTS)
 def test_a_fault_is_found_and_named(name: str) -> None:
     fault = FAULTS[name]
