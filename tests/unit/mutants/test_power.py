@@ -134,7 +134,7 @@ def test_when_the_time_is_over_what_was_found_is_reported_with_what_was_not_trie
 
 
 def test_an_interrupt_ends_the_search_with_a_report():
-    model, inputs = made(Small)
+    model, inputs = made()
     told = []
 
     def tell(words):
