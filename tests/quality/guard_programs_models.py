@@ -143,15 +143,15 @@ def half_of_the_outputs_differentiated(backend: Any) -> Any:
 
 @program
 def autocast_bfloat16(backend: Any) -> Any:
-    model, x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU()), torch.randn(8, 16)
+    model, x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)), torch.randn(8, 16)
     with torch.autocast("cpu", torch.bfloat16):
         y = under(backend, model)(x)
     y.float().square().mean().backward()
     return [y, *gradients(model)]
 
 
-def narrow(backend: Any, dtype: torch.dtype) -> Any:
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32)).to(dtype)
+def in_dtype(backend: Any, dtype: torch.dtype, model: nn.Module) -> Any:
+    model = model.to(dtype)
     x = torch.randn(8, 16, dtype=dtype, requires_grad=True)
     y = under(backend, lambda x: model(x).softmax(-1))(x)
     y.square().sum().backward()
@@ -160,17 +160,17 @@ def narrow(backend: Any, dtype: torch.dtype) -> Any:
 
 @program
 def bfloat16(backend: Any) -> Any:
-    return narrow(backend, torch.bfloat16)
+    return in_dtype(backend, torch.bfloat16, mlp())
 
 
 @program
 def float16(backend: Any) -> Any:
-    return narrow(backend, torch.float16)
+    return in_dtype(backend, torch.float16, mlp())
 
 
 @program
 def float64(backend: Any) -> Any:
-    return narrow(backend, torch.float64)
+    return in_dtype(backend, torch.float64, nn.Sequential(nn.Linear(16, 8), nn.GELU()))
 
 
 @program

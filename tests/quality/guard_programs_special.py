@@ -206,9 +206,9 @@ def splitting(mode: bool | str) -> Iterator[None]:
 class Layers(nn.Module):
     """A class of its own: below a graph break, torch does not compile `nn.Sequential` itself."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -220,10 +220,12 @@ class Layers(nn.Module):
 A_BUCKET_EACH = 512
 
 
-def data_parallel(backend: Any, mode: bool | str, width: int = A_BUCKET_EACH) -> Any:
+def data_parallel(
+    backend: Any, mode: bool | str, width: int = A_BUCKET_EACH, layers: int = 2
+) -> Any:
     """Two steps of a model whose gradients are reduced in buckets."""
     with group_of_one(), splitting(mode):
-        model = Layers(width)
+        model = Layers(width, layers)
         wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
         compiled = under(backend, wrapped)
         outputs = []
@@ -245,7 +247,7 @@ def data_parallel_not_split(backend: Any) -> Any:
 
 @program
 def data_parallel_without_optimization(backend: Any) -> Any:
-    return data_parallel(backend, "no_optimization", width=16)
+    return data_parallel(backend, "no_optimization", width=16, layers=1)
 
 
 @program
