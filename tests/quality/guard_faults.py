@@ -21,7 +21,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from quality.guard_program_table import Program, under
+from quality.guard_program_table import Program, gradients, under
 
 aten = torch.ops.aten
 
@@ -190,10 +190,10 @@ def log1p_codegen(backend: Any) -> Any:
     backward=True,
 )
 def exp_slightly_wrong_in_backward(backend: Any) -> Any:
-    x = torch.randn(4, 8, requires_grad=True)
-    y = under(backend, lambda x: F.gelu(x))(x)  # noqa: PLW0108
+    linear, x = nn.Linear(8, 16), torch.randn(4, 8, requires_grad=True)
+    y = under(backend, lambda x: F.gelu(linear(x)))(x)
     y.sum().backward()
-    return [y, x.grad]
+    return [y, x.grad, *gradients(linear)]
 
 
 @shown_by("fusion", "exp", "tanh", plant=wrong_exp_beside_tanh)
