@@ -35,9 +35,10 @@ def test_true_rules_pass_and_what_is_moved_first_is_not_counted_as_a_rule():
     assert not distributed.is_initialized()
 
 
-def test_gradients_are_held_against_the_truth_as_well():
-    claims = {claim.words: claim for claim in examine_dtensor(torch.mm, (randn(2, 4), randn(4, 2)))}
-    rows = claims["S(1), S(0) -> P(sum)"].verdict
+def test_tensors_given_by_name_are_placed_and_gradients_held_against_the_truth_as_well():
+    named = {"input": randn(4), "tensor": randn(4, seed=1)}
+    claims = {claim.words: claim for claim in examine_dtensor(torch.dot, (), named)}
+    rows = claims["S(0), S(0) -> P(sum)"].verdict
     assert rows.passed
     assert rows.coverage.compared == 5  # the result, and two gradients of each argument
 
@@ -51,14 +52,14 @@ def test_a_function_of_several_operators_can_be_checked():
 
 @this_torch
 def test_a_convolution_of_sharded_channels_is_reported():
-    image, weight = randn(2, 4, 4, 4), randn(4, 4, 3, 3, seed=1)
-    row = examine_example(Example("conv2d", F.conv2d, (image, weight)))
+    image, weight = randn(2, 4, 4), randn(4, 4, 3, seed=1)
+    row = examine_example(Example("conv1d", F.conv1d, (image, weight)))
     wrong = {claim.placements for claim in row.wrong}
     assert {("R", "S(0)"), ("S(1)", "S(1)")} <= wrong
     assert ("R", "R") not in wrong
     table = make_table([row])
     assert f"**{len(row.wrong)}**" in table
-    assert "shape [2, 2, 2, 2] instead of [2, 4, 2, 2]" in table
+    assert "shape [2, 2, 2] instead of [2, 4, 2]" in table
 
 
 def test_the_gradient_of_log_softmax_in_loss_parallel_is_reported():
@@ -66,12 +67,6 @@ def test_the_gradient_of_log_softmax_in_loss_parallel_is_reported():
     assert verdict.status is Status.DIFFERENT
     assert all("gradient of args[0]" in finding.path for finding in verdict.failures)
     assert check_dtensor(F.log_softmax, (randn(4, 6), -1)).passed
-
-
-def test_tensors_given_by_name_are_placed_as_well():
-    named = {"input": randn(2, 4), "weight": randn(2, 4, seed=1)}
-    words = [claim.words for claim in examine_dtensor(F.linear, (), named)]
-    assert "S(1), S(1) -> P(sum)" in words
 
 
 def test_an_operator_that_fails_by_itself_is_no_claim_of_dtensor():

@@ -71,7 +71,7 @@ class Attentive(nn.Module):
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "perceptron": (Perceptron, lambda: torch.randn(16, 32)),
     "convolutional": (Convolutional, lambda: torch.randn(4, 3, 8, 8)),
-    "recurrent": (Recurrent, lambda: torch.randn(8, 12, 8)),
+    "recurrent": (Recurrent, lambda: torch.randn(4, 4, 8)),
     "experts": (Experts, lambda: torch.randn(16, 16)),
-    "attentive": (Attentive, lambda: torch.randint(0, 50, (2, 12))),
+    "attentive": (Attentive, lambda: torch.randint(0, 50, (2, 6))),
 }

@@ -180,7 +180,7 @@ def relu_codegen(backend: Any) -> Any:
     "node", "aten.log1p.default", plant=setting("cpp.inject_log1p_bug_TESTING_ONLY", "accuracy")
 )
 def log1p_codegen(backend: Any) -> Any:
-    return under(backend, lambda x: (x.abs() * 2).log1p().sum(-1))(torch.randn(8, 16))
+    return under(backend, lambda x: x.abs().log1p())(torch.randn(8, 16))
 
 
 @shown_by(
@@ -198,14 +198,13 @@ def exp_slightly_wrong_in_backward(backend: Any) -> Any:
 
 @shown_by("fusion", "exp", "tanh", plant=wrong_exp_beside_tanh)
 def exp_wrong_when_fused_with_tanh(backend: Any) -> Any:
-    return under(backend, lambda x: (x * 2).tanh().exp() + 1)(torch.randn(16, 16))
+    return under(backend, lambda x: x.tanh().exp() + 1)(torch.randn(16, 16))
 
 
 @shown_by("node", "aten.relu.default", plant=WRONG_RELU)
 def relu_codegen_behind_dropout(backend: Any) -> Any:
-    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.ReLU())
+    model = nn.Sequential(nn.Dropout(0.5), nn.ReLU())
     y = under(backend, model)(torch.randn(4, 8))
-    y.sum().backward()
     return (y >= 0).all() & (y == 0).any()
 
 
@@ -215,7 +214,7 @@ def relu_codegen_behind_dropout(backend: Any) -> Any:
     plant=wrong_pass("post_grad_custom_post_pass", replace(aten.sin.default, aten.cos.default)),
 )
 def post_grad_pass_in_forward(backend: Any) -> Any:
-    return under(backend, lambda x: torch.sin(x * 2) + x)(torch.randn(8, 8))
+    return under(backend, lambda x: torch.sin(x) + x)(torch.randn(8, 8))
 
 
 @shown_by(
@@ -226,8 +225,8 @@ def post_grad_pass_in_forward(backend: Any) -> Any:
 )
 def post_grad_pass_in_backward(backend: Any) -> Any:
     x = torch.randn(8, 8, requires_grad=True)
-    y = under(backend, lambda x: torch.sin(x * 2) * 3)(x)
-    y.square().sum().backward()
+    y = under(backend, lambda x: torch.sin(x) + x)(x)
+    y.sum().backward()
     return [y, x.grad]
 
 
@@ -238,7 +237,7 @@ def post_grad_pass_in_backward(backend: Any) -> Any:
 )
 def joint_pass(backend: Any) -> Any:
     x = torch.randn(8, 8, requires_grad=True)
-    y = under(backend, lambda x: torch.sin(x * 2) + x)(x)
+    y = under(backend, lambda x: torch.sin(x) + x)(x)
     y.sum().backward()
     return [y, x.grad]
 
@@ -249,7 +248,7 @@ def joint_pass(backend: Any) -> Any:
     plant=wrong_pass("pre_grad_custom_pass", replace(torch.sin, torch.cos)),
 )
 def pre_grad_pass(backend: Any) -> Any:
-    return under(backend, lambda x: torch.sin(x * 2) + x)(torch.randn(8, 8))
+    return under(backend, lambda x: torch.sin(x) + x)(torch.randn(8, 8))
 
 
 @shown_by("node", "aten.copy_.default", plant=no_copy_back)

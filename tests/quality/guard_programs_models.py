@@ -75,9 +75,7 @@ def embedding_and_cross_entropy(backend: Any) -> Any:
 
 @program
 def convolution_batch_norm_relu_training(backend: Any) -> Any:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2)
-    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     compiled = under(backend, model)
     outputs = []
     for _ in range(2):
@@ -145,15 +143,16 @@ def half_of_the_outputs_differentiated(backend: Any) -> Any:
 
 @program
 def autocast_bfloat16(backend: Any) -> Any:
-    model, x = mlp(), torch.randn(8, 16)
+    model, x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)), torch.randn(8, 16)
     with torch.autocast("cpu", torch.bfloat16):
         y = under(backend, model)(x)
     y.float().square().mean().backward()
     return [y, *gradients(model)]
 
 
-def narrow(backend: Any, dtype: torch.dtype) -> Any:
-    model, x = mlp().to(dtype), torch.randn(8, 16, dtype=dtype, requires_grad=True)
+def in_dtype(backend: Any, dtype: torch.dtype, model: nn.Module) -> Any:
+    model = model.to(dtype)
+    x = torch.randn(8, 16, dtype=dtype, requires_grad=True)
     y = under(backend, lambda x: model(x).softmax(-1))(x)
     y.square().sum().backward()
     return [y, x.grad, *gradients(model)]
@@ -161,17 +160,17 @@ def narrow(backend: Any, dtype: torch.dtype) -> Any:
 
 @program
 def bfloat16(backend: Any) -> Any:
-    return narrow(backend, torch.bfloat16)
+    return in_dtype(backend, torch.bfloat16, mlp())
 
 
 @program
 def float16(backend: Any) -> Any:
-    return narrow(backend, torch.float16)
+    return in_dtype(backend, torch.float16, mlp())
 
 
 @program
 def float64(backend: Any) -> Any:
-    return narrow(backend, torch.float64)
+    return in_dtype(backend, torch.float64, nn.Sequential(nn.Linear(16, 8), nn.GELU()))
 
 
 @program

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from quality import guard_programs_tensors as tensors
 from quality.guard_program_table import gradients, inductor_settings, program, under
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def dropout_with_random_numbers_of_eager(backend: Any) -> Any:
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 8))
     with inductor_settings(fallback_random=True):
         compiled = under(backend, model)
-        outputs = [compiled(torch.randn(16, 8)) for _ in range(3)]
+        outputs = [compiled(torch.randn(16, 8)) for _ in range(2)]
         sum(y.square().mean() for y in outputs).backward()
     return [*outputs, *gradients(model), torch.rand(1)]
 
@@ -145,16 +146,35 @@ def custom_operator(backend: Any) -> Any:
     return under(backend, lambda x: shifted_sine(x * 2, 0.5).relu() + 1)(torch.randn(4, 8))
 
 
+def accumulate(total: Tensor, x: Tensor) -> Tensor:
+    add_to(total, x.exp())
+    inner = torch.zeros_like(x)
+    add_to(inner, x)
+    return total * 2 + inner
+
+
 @program
 def custom_operator_that_writes(backend: Any) -> Any:
-    def accumulate(total: Tensor, x: Tensor) -> Tensor:
-        add_to(total, x.exp())
-        inner = torch.zeros_like(x)
-        add_to(inner, x)
-        return total * 2 + inner
-
     total = torch.zeros(4, 8)
     return [under(backend, accumulate)(total, torch.randn(4, 8)), total]
+
+
+# --- several in one graph -------------------------------------------------------------------------
+
+
+@program
+def several_that_write_and_index(backend: Any) -> Any:
+    """What four of the programs do, compiled once."""
+
+    def several(x: Tensor, index: Tensor, written: Tensor, a: Tensor, b: Tensor, y: Tensor) -> Any:
+        tensors.write_through_a_view(written)
+        shared = tensors.write_to_one_and_read_the_other(a, b)
+        return *tensors.scatter(x, index), shared, *tensors.of_scalars(y, index[0], 1.5)
+
+    x, index, base = torch.randn(16, 8), torch.randint(5, (16,)), torch.randn(8)
+    written, number = torch.randn(2, 3), torch.tensor(0.3)
+    results = under(backend, several)(x, index, written, base[:6], base[2:], number)
+    return [*results, written, base]
 
 
 # --- one process of a group -----------------------------------------------------------------------
@@ -186,10 +206,9 @@ def splitting(mode: bool | str) -> Iterator[None]:
 class Layers(nn.Module):
     """A class of its own: below a graph break, torch does not compile `nn.Sequential` itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        # A layer of this width fills the smallest bucket, of one megabyte.
-        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -197,15 +216,21 @@ class Layers(nn.Module):
         return x
 
 
-def data_parallel(backend: Any, mode: bool | str) -> Any:
-    """Two steps of a model whose gradients are reduced in buckets of one layer each."""
+# A layer of this width fills the smallest bucket, of one megabyte.
+A_BUCKET_EACH = 512
+
+
+def data_parallel(
+    backend: Any, mode: bool | str, width: int = A_BUCKET_EACH, layers: int = 2
+) -> Any:
+    """Two steps of a model whose gradients are reduced in buckets."""
     with group_of_one(), splitting(mode):
-        model = Layers()
+        model = Layers(width, layers)
         wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
         compiled = under(backend, wrapped)
         outputs = []
         for _ in range(2):
-            outputs.append(compiled(torch.randn(4, 512)))
+            outputs.append(compiled(torch.randn(4, width)))
             outputs[-1].square().mean().backward()
         return [*outputs, *gradients(model)]
 
@@ -222,7 +247,7 @@ def data_parallel_not_split(backend: Any) -> Any:
 
 @program
 def data_parallel_without_optimization(backend: Any) -> Any:
-    return data_parallel(backend, "no_optimization")
+    return data_parallel(backend, "no_optimization", width=16, layers=1)
 
 
 @program

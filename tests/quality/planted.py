@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
-from paritas._torch.inductor import compile_watched
+from paritas._torch.inductor import LoweredGraph, capture_lowered
 from quality.planted_faults import FAULTS, OF_OPERATORS, Emit, handles
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ CASES = {"perceptron": 8, "block": 8, "convolutional": 7, "recurrent": 9}
 class Perceptron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 6)
+        self.first, self.second = nn.Linear(12, 16), nn.Linear(16, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.third(F.gelu(self.second(F.relu(self.first(x))))).log_softmax(-1)
+        return self.second(F.gelu(self.first(x))).log_softmax(-1)
 
 
 class Block(nn.Module):
@@ -128,11 +128,15 @@ class Lowered:
     def results(self, graph: Graph) -> list[Any]:
         """What `graph` gives for the inputs of this one, and what it leaves in them."""
         inputs = copies(self.inputs)
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-            node.target = torch.ops.aten.reshape.default  # as Inductor does: strides are its own
-        with torch.no_grad():
-            outputs = GraphModule(self.module, graph)(*inputs)
-        return [*outputs, *inputs]
+        return [*interpreted(self.module, graph, inputs), *inputs]
+
+
+def interpreted(module: GraphModule, graph: Graph, inputs: list[Any]) -> Sequence[Any]:
+    """What `graph` gives, run node by node with the attributes of a module."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # as Inductor does: strides are its own
+    with torch.no_grad():
+        return GraphModule(module, graph)(*inputs)
 
 
 @functools.cache
@@ -140,17 +144,17 @@ def lowered(program: str) -> dict[str, Lowered]:
     """The graphs of a program below AOTAutograd, forward and backward."""
     graphs: dict[str, Lowered] = {}
 
-    def watch(graph: Any, compiled: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
+    def keep(graph: LoweredGraph) -> Callable[..., Any]:
         def run(arguments: list[Any]) -> Sequence[Any]:
             direction = direction_of(graph.module.graph)
             graphs[direction] = Lowered(graph.module, copies(arguments))
-            return compiled(arguments)
+            return interpreted(graph.module, copy.deepcopy(graph.module.graph), arguments)
 
         run._boxed_call = True
         return run
 
     def backend(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return compile_watched(graph, example_inputs, watch)
+        return capture_lowered(graph, example_inputs, keep)
 
     execute(program, backend, backward=True, dtype=torch.float64)
     return graphs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from paritas.diagnosis.regions.finding import find_place, find_region
 from paritas.diagnosis.regions.phrases import worded
 from quality.diagnosis_regions import Planted, benign, planted
 
-# The rule was made by looking at the first two, and not at the others.
-TUNING = (0, 1)
-HELD_OUT = (200, 201)
+# The rule was made by looking at the first two, and not at the others. The usual run has one each.
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
+TUNING = (0, 1) if WHOLE else (0,)
+HELD_OUT = (200, 201) if WHOLE else (200,)
 
 
 def misses(seeds: tuple[int, ...]) -> tuple[int, list[str]]:

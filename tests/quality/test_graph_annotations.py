@@ -24,6 +24,7 @@ def test_there_are_enough_kinds_of_them():
     assert len({planted.kind for planted in [*SPLITS, *MISFITS]}) >= 45
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planted", [*SPLITS, *MISFITS], ids=names)
 def test_a_wrong_annotation_is_reported_with_its_source_line(planted, dtype):

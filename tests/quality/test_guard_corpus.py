@@ -25,19 +25,40 @@ pytestmark = [
 # Its comparisons fall as rounding decides, so eager and compiled code need not agree on them.
 DECIDED_BY_ROUNDING = {"threshold_that_rounding_decides"}
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-# Two thirds of the correct programs are for those who ask for all of it, and so are some that take
-# long and have their like among the others.
-ALIKE = {
-    "checkpointed_dropout_with_random_numbers_of_eager",
-    "data_parallel_not_split",
-    "float16",
-    "recurrent_cell",
+# A share of the correct programs, one of each kind; the rest is for those who ask for all of it.
+USUAL = (
+    list(PROGRAMS)
+    if WHOLE
+    else [
+        "adam_training",
+        "autocast_bfloat16",
+        "branch_inside_the_graph",
+        "complex_numbers",
+        "convolution_batch_norm_relu_training",
+        "custom_operator_that_writes",
+        "data_parallel_without_optimization",
+        "float64",
+        "several_that_write_and_index",
+        "shapes_that_turn_dynamic",
+        "threshold_that_rounding_decides",
+    ]
+)
+# Those that draw random numbers, of Inductor and of eager.
+UNGUARDED = [
+    "checkpointed_dropout",
+    "dropout_with_random_numbers_of_eager",
+    *(["dropout_inside_a_model", "sgd_training", "random_numbers"] if WHOLE else []),
+]
+# One is compiled in parts for more than a minute before it is named; the others have their like:
+# a wrong operator in `relu_codegen_behind_dropout` and `tiny_output_wrong`, a wrong pass over
+# lowered graphs in `post_grad_pass_in_backward`.
+LEFT_OUT = {
+    "gradients_of_pooled_convolution",
+    "log1p_codegen",
+    "post_grad_pass_in_forward",
+    "relu_codegen",
 }
-USUAL = list(PROGRAMS) if WHOLE else [name for name in list(PROGRAMS)[::3] if name not in ALIKE]
-# Compiled in parts for more than a minute before it is named.
-LONG = set() if WHOLE else {"gradients_of_pooled_convolution"}
-USUAL_FAULTS = [name for name in FAULTS if name not in LONG]
-UNGUARDED = ["dropout_inside_a_model", *(["sgd_training", "random_numbers"] if WHOLE else [])]
+USUAL_FAULTS = [name for name in FAULTS if WHOLE or name not in LEFT_OUT]
 # In a set of nodes that must be compiled together, more than these is no help to a person.
 LARGEST_FUSION = 12
 
@@ -59,15 +80,22 @@ def assert_silent(verdict: Verdict) -> None:
     assert not [finding for finding in verdict.findings if finding.status is Status.UNVERIFIED]
 
 
-@pytest.mark.parametrize("name", USUAL)
-def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str) -> None:
+def assert_correct(name: str) -> Any:
+    """What a correct program computes when guarded: as eager does, and without a word."""
     expected = run(PROGRAMS[name], None)
     result, verdict = watched(PROGRAMS[name])
     assert_silent(verdict)
     if name not in DECIDED_BY_ROUNDING:
         assert not disagreements(expected, result)
+    return result
 
 
+@pytest.mark.parametrize("name", [name for name in USUAL if name not in UNGUARDED])
+def test_a_correct_program_is_silent_and_computes_what_eager_computes(name: str) -> None:
+    assert_correct(name)
+
+
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", USUAL_FAULTS)
 def test_a_fault_is_found_and_named(name: str) -> None:
     fault = FAULTS[name]
@@ -95,10 +123,10 @@ def test_the_same_program_without_the_fault_is_silent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNGUARDED)
-def test_a_guarded_program_computes_to_the_bit_what_an_unguarded_one_does(name: str) -> None:
+def test_a_correct_program_computes_to_the_bit_what_it_does_unguarded(name: str) -> None:
     """And draws the same random numbers: the state of the generators is part of the result."""
     plain = [run(PROGRAMS[name], "inductor"), torch.get_rng_state()]
-    result = [watched(PROGRAMS[name])[0], torch.get_rng_state()]
+    result = [assert_correct(name), torch.get_rng_state()]
     for left, right in zip(leaves(plain), leaves(result), strict=True):
         assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 

@@ -31,6 +31,7 @@ def test_a_tensor_of_the_same_kind_and_content_passes(reference, twin, gradients
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("reference", "wrong"), cases(KINDS, "wrong"))
 def test_a_tensor_of_another_kind_or_content_does_not_pass(reference, wrong):
     assert not verify([kinds_of_tensors.example()], reference, wrong, QUIET)
@@ -58,6 +59,7 @@ def test_the_same_structure_and_content_passes(reference, twin):
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(("reference", "wrong"), cases(STRUCTURES, "wrong"))
 def test_another_structure_or_content_is_different(reference, wrong):
     verdict = verify([kinds_of_structures.example()], reference, wrong, QUIET)

@@ -11,10 +11,11 @@ import builtins
 import dataclasses
 import functools
 import math
+import operator
 import random
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -157,13 +158,15 @@ class ProcessState:
     def __init__(self) -> None:
         """Read them now."""
         self._settings = [(setting, setting.read()) for setting in _SETTINGS]
-        self._functions = [(space, _functions(space)) for space in _NAMESPACES]
+        self._names = [(space, dict(vars(space))) for space in _NAMESPACES]
 
     def put_back(self) -> dict[str, str]:
         """Put back what is no longer as it was, and say what that is: name -> what it became."""
         changed: dict[str, str] = {}
-        for space, before in self._functions:
-            now = _functions(space)
+        for space, names in self._names:
+            if _is_same(names, vars(space)):
+                continue
+            before, now = _functions(names), _functions(vars(space))
             for name in {**before, **now}:
                 function = before.get(name)
                 if now.get(name) is function or _is_torchs_doing(vars(space).get(name)):
@@ -181,9 +184,22 @@ class ProcessState:
         return changed
 
 
-def _functions(space: Any) -> dict[str, Any]:
+# By names of our own: those of Python are among the functions that a call may have replaced.
+_all, _map, _len = all, map, len
+
+
+def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether nothing has happened to thousands of names, which is so nearly always."""
+    return (
+        _len(before) == _len(now)
+        and _all(_map(operator.is_, before, now))
+        and _all(_map(operator.is_, before.values(), now.values()))
+    )
+
+
+def _functions(names: Mapping[str, Any]) -> dict[str, Any]:
     kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
-    return {name: value for name, value in vars(space).items() if isinstance(value, kinds)}
+    return {name: value for name, value in names.items() if isinstance(value, kinds)}
 
 
 def _is_torchs_doing(function: Any) -> bool:

@@ -31,6 +31,14 @@ class Net(nn.Module):
         return self.last(self.norm(torch.tanh(self.first(x))))
 
 
+class Small(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+
 def made(kind=Net, seed=0):
     torch.manual_seed(seed)
     return kind(), [torch.randn(6, 8)]
@@ -39,7 +47,7 @@ def made(kind=Net, seed=0):
 @pytest.fixture(scope="module")
 def report():
     model, inputs = made()
-    return paritas.power(inputs, model, faults=40, seconds=3600)
+    return paritas.power(inputs, model, faults=24, seconds=3600)
 
 
 def fault(band="clear", status=Status.DIFFERENT, native=Status.DIFFERENT, **said):
@@ -54,10 +62,10 @@ def fault(band="clear", status=Status.DIFFERENT, native=Status.DIFFERENT, **said
 
 def test_nearly_all_faults_above_the_noise_are_caught_forward_and_backward(report):
     clear = report.share("clear")
-    assert clear.of >= 20
+    assert clear.of >= 12
     assert clear.value >= 0.95
     assert {one.backward for one in report.judged} == {True, False}
-    assert report.planned == len(report.faults) == 40
+    assert report.planned == len(report.faults) == 24
     assert report.stopped == ""
 
 
@@ -78,9 +86,9 @@ def test_the_lifted_run_sees_smaller_faults_than_the_native_one(report):
 
 
 def test_the_same_seed_gives_the_same_report_and_another_seed_other_faults():
-    model, inputs = made()
+    model, inputs = made(Small)
     reports = [
-        paritas.power(inputs, model, faults=6, seconds=3600, gradients=False, seed=seed)
+        paritas.power(inputs, model, faults=2, seconds=3600, gradients=False, seed=seed)
         for seed in (3, 3, 4)
     ]
     first, again, other = (one.to_json().partition(b'"seconds"')[0] for one in reports)
@@ -89,10 +97,10 @@ def test_the_same_seed_gives_the_same_report_and_another_seed_other_faults():
 
 
 def test_the_model_and_the_random_state_are_left_as_they_were():
-    model, inputs = made(lambda: nn.Sequential(Net(), nn.BatchNorm1d(4), nn.Dropout(0.5)))
+    model, inputs = made(lambda: nn.Sequential(Small(), nn.BatchNorm1d(4), nn.Dropout(0.5)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    found = paritas.power(inputs, model, faults=4, seconds=3600)
+    found = paritas.power(inputs, model, faults=2, seconds=3600)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -100,7 +108,7 @@ def test_the_model_and_the_random_state_are_left_as_they_were():
 
 
 def test_keyword_inputs_are_taken():
-    model, (x,) = made()
+    model, (x,) = made(Small)
     given = paritas.Inputs(kwargs={"x": x})
     found = paritas.power(given, model, faults=3, seconds=3600, gradients=False)
     assert found.share("clear").of + len(found.silent) > 0
