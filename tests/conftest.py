@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
+import runpy
 import shutil
 import signal
 import tempfile
@@ -65,6 +68,33 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     from paritas.checking.explaining import Explainer
 
     monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+
+
+@pytest.fixture
+def scripts_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the script that shrinking ends with in this process: another imports torch for seconds.
+
+    Tests of the scripts themselves run them as users do.
+    """
+    import torch
+
+    from paritas.minimizing import comparisons, scripts
+
+    def run(path: Path, _: float) -> tuple[bool, bool, str]:
+        code, printed = 0, io.StringIO()
+        torch.compiler.reset()
+        with contextlib.chdir(path.parent), contextlib.redirect_stdout(printed):
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    runpy.run_path(path.name, run_name="__main__")
+            except SystemExit as ended:
+                code = ended.code  # type: ignore[assignment]
+        torch.compiler.reset()
+        torch.set_printoptions(profile="default")
+        return True, code == 1 and scripts.SHOWN in printed.getvalue(), printed.getvalue()
+
+    monkeypatch.setattr(scripts, "run_script", run)
+    monkeypatch.setattr(comparisons, "run_script", run)
 
 
 def _link_with_gold(config: pytest.Config) -> None:

@@ -64,7 +64,7 @@ def has_python(page):
         if has_python(page) and page.name not in ELSEWHERE
     ],
 )
-def test_the_code_of_a_page_runs_as_written(page, folder, capsys):
+def test_the_code_of_a_page_runs_as_written(page, folder, capsys, scripts_in_process):
     printed = []
     run_page(page, after=lambda block, text: printed.append(text))
     text = "".join(printed)

@@ -14,7 +14,7 @@ PAGE = DOCS / "tutorial.md"
 
 
 @pytest.mark.slow
-def test_the_tutorial_goes_as_it_is_told(tmp_path, monkeypatch):
+def test_the_tutorial_goes_as_it_is_told(tmp_path, monkeypatch, scripts_in_process):
     monkeypatch.chdir(tmp_path)
     torch.compiler.reset()
     printed = []

@@ -195,7 +195,9 @@ def compared(net):
     return net / "compared"
 
 
-def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared, net):
+def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(
+    compared, net, scripts_in_process
+):
     result = shrink(compared, "--output", "out")
     assert result.exit_code == 1, result.output
     first, diagnosis, *_ = result.stdout.splitlines()

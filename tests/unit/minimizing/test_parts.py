@@ -23,7 +23,7 @@ def test_parts_side_by_side_do_not_write_to_one_tensor():
     assert part.input_of == (0, 1)
 
 
-def test_operators_that_only_read_the_same_value_are_tried_together(tmp_path):
+def test_operators_that_only_read_the_same_value_are_tried_together(tmp_path, scripts_in_process):
     def waves(x):
         angles = x * 3
         for _ in range(6):
