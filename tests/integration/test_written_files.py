@@ -76,7 +76,8 @@ SLOW_COMMANDS = {
     ),
 }
 # These compile a model of their own, each for long, and have tests of what they say.
-if os.environ.get("PARITAS_WHOLE_CORPUS") == "1":
+WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
+if WHOLE:
     SLOW_COMMANDS |= {"demo": (0, set()), "doctor": (0, set())}
 WATCHED = {"HOME": "home", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config"}
 TEMPORARY = "temporary"
@@ -120,12 +121,16 @@ def seen(folder):
     }
 
 
-def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places):
+def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places, monkeypatch):
+    if not WHOLE:  # torch is looked at in a process of its own, for long
+        monkeypatch.setattr("paritas.doctoring.examination._of_torch", lambda *_, quick: iter(()))
     check_written(places, COMMANDS)
 
 
 @pytest.mark.slow
-def test_so_does_one_that_runs_processes_of_its_own_or_compiles(places, monkeypatch):
+def test_so_does_one_that_runs_processes_of_its_own_or_compiles(
+    places, monkeypatch, scripts_in_process
+):
     # What the processes compile of the modules they import is Python's own.
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     compared = next(line for line in COMMANDS if line.startswith("compare "))
