@@ -228,46 +228,30 @@ def test_the_output_of_a_convolution_can_be_viewed_as_in_eager(freezing: bool, d
 
 
 @on_devices
-def test_writing_through_a_view_of_an_input(device: str) -> None:
-    def double(x: Tensor) -> None:
-        x.view(3, 2).mul_(2)
-
-    x = torch.ones(2, 3, device=device)
-    compiled, backend = guarded(double)
-    compiled(x)
-    assert torch.equal(x, torch.full_like(x, 2))
-    assert_checked(backend)
-
-
-@on_devices
-def test_writing_to_the_base_of_a_view(device: str) -> None:
-    def double(x: Tensor) -> Tensor:
-        y = x.view(3, 2)
-        x.mul_(2)
-        return y
-
-    x = torch.ones(2, 3, device=device)
-    compiled, backend = guarded(double)
-    y = compiled(x)
-    assert torch.equal(y, torch.full_like(y, 2))
-    assert torch.equal(x.view(3, 2), y)
-    assert_checked(backend)
-
-
-@on_devices
-@pytest.mark.parametrize("written", ["base", "view"])
-def test_writing_to_the_output_of_a_convolution(written: str, device: str) -> None:
+def test_writing_to_a_view_or_to_what_is_viewed(device: str) -> None:
+    """Of inputs, and of the output of a convolution; all in one program, which is compiled once."""
     convolution = nn.Conv2d(3, 64, kernel_size=3, stride=2, bias=False).to(device)
 
-    def doubled(x: Tensor) -> Tensor:
+    def doubled(x: Tensor, written: str) -> Tensor:
         base = convolution(x)
         view = base.view(-1)
         (base if written == "base" else view).mul_(2)
         return view if written == "base" else base
 
-    x = torch.rand(2, 3, 16, 16, device=device)
-    compiled, backend = guarded(doubled)
-    assert not disagreements(doubled(x), compiled(x))
+    def program(viewed: Tensor, base: Tensor, image: Tensor) -> list[Tensor]:
+        viewed.view(3, 2).mul_(2)
+        view = base.view(3, 2)
+        base.mul_(2)
+        return [view, doubled(image, "base"), doubled(image, "view")]
+
+    viewed, base = torch.ones(2, 3, device=device), torch.ones(2, 3, device=device)
+    image = torch.rand(2, 3, 16, 16, device=device)
+    compiled, backend = guarded(program)
+    view, *outputs = compiled(viewed, base, image)
+    assert torch.equal(viewed, torch.full_like(viewed, 2))
+    assert torch.equal(view, torch.full_like(view, 2))
+    assert torch.equal(base.view(3, 2), view)
+    assert not disagreements([doubled(image, "base"), doubled(image, "view")], outputs)
     assert_checked(backend)
 
 
