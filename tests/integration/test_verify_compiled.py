@@ -27,7 +27,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(8, 16), nn.LayerNorm(16)
+        self.linear, self.norm = nn.Linear(8, 16, bias=False), nn.LayerNorm(16)
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         hidden = nn.functional.gelu(self.norm(self.linear(x)))
