@@ -11,10 +11,11 @@ import builtins
 import dataclasses
 import functools
 import math
+import operator
 import random
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,8 @@ _NAMESPACES: tuple[Any, ...] = (
     builtins,
 )
 
+# As they are before a candidate may replace them.
+_all, _is, _len, _map = all, operator.is_, len, map
 
 # The state of a random generator is longer.
 _LONGEST_VALUE = 40
@@ -157,21 +160,23 @@ class ProcessState:
     def __init__(self) -> None:
         """Read them now."""
         self._settings = [(setting, setting.read()) for setting in _SETTINGS]
-        self._functions = [(space, _functions(space)) for space in _NAMESPACES]
+        self._names = [(space, dict(vars(space))) for space in _NAMESPACES]
 
     def put_back(self) -> dict[str, str]:
         """Put back what is no longer as it was, and say what that is: name -> what it became."""
         changed: dict[str, str] = {}
-        for space, before in self._functions:
-            now = _functions(space)
+        for space, names in self._names:
+            if _is_same(names, vars(space)):
+                continue
+            before, now = _functions(names), _functions(vars(space))
             for name in {**before, **now}:
-                function = before.get(name)
-                if now.get(name) is function or _is_torchs_doing(vars(space).get(name)):
+                same = now.get(name) is before.get(name)
+                if same or _is_torchs_doing(vars(space).get(name)):
                     continue
-                if function is None:
-                    delattr(space, name)  # in front of one that the class inherits
+                if name in names:  # maybe a class, in whose place there is a function now
+                    setattr(space, name, names[name])
                 else:
-                    setattr(space, name, function)
+                    delattr(space, name)  # in front of one that the class inherits
                 changed[_full_name(space, name)] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
@@ -181,9 +186,17 @@ class ProcessState:
         return changed
 
 
-def _functions(space: Any) -> dict[str, Any]:
+def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether all names stand for the very same things: nearly always, and quickly seen."""
+    if _len(before) != _len(now):
+        return False
+    names, values = _map(_is, before, now), _map(_is, before.values(), now.values())
+    return _all(names) and _all(values)
+
+
+def _functions(names: Mapping[str, Any]) -> dict[str, Any]:
     kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
-    return {name: value for name, value in vars(space).items() if isinstance(value, kinds)}
+    return {name: value for name, value in names.items() if isinstance(value, kinds)}
 
 
 def _is_torchs_doing(function: Any) -> bool:
