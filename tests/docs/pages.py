@@ -20,6 +20,7 @@ import types
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+import torch
 from click.testing import CliRunner
 
 from paritas.cli import main
@@ -130,6 +131,8 @@ def run_command(words):
                 runpy.run_path(words[1], run_name="__main__")
         except SystemExit as ended:
             return ended.code, out.getvalue()
+        finally:
+            torch.set_printoptions(profile="default")
         return 0, out.getvalue()
     assert words[0] == "paritas", words
     result = CliRunner().invoke(main, words[1:])

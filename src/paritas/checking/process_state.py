@@ -147,6 +147,8 @@ _NAMESPACES: tuple[Any, ...] = (
     builtins,
 )
 
+# As they are before a candidate may replace them.
+_all, _is, _len, _map = all, operator.is_, len, map
 
 # The state of a random generator is longer.
 _LONGEST_VALUE = 40
@@ -168,13 +170,13 @@ class ProcessState:
                 continue
             before, now = _functions(names), _functions(vars(space))
             for name in {**before, **now}:
-                function = before.get(name)
-                if now.get(name) is function or _is_torchs_doing(vars(space).get(name)):
+                same = now.get(name) is before.get(name)
+                if same or _is_torchs_doing(vars(space).get(name)):
                     continue
-                if function is None:
-                    delattr(space, name)  # in front of one that the class inherits
+                if name in names:  # maybe a class, in whose place there is a function now
+                    setattr(space, name, names[name])
                 else:
-                    setattr(space, name, function)
+                    delattr(space, name)  # in front of one that the class inherits
                 changed[_full_name(space, name)] = "replaced"
         for setting, value in self._settings:
             now = setting.read()
@@ -184,17 +186,12 @@ class ProcessState:
         return changed
 
 
-# By names of our own: those of Python are among the functions that a call may have replaced.
-_all, _map, _len = all, map, len
-
-
 def _is_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether nothing has happened to thousands of names, which is so nearly always."""
-    return (
-        _len(before) == _len(now)
-        and _all(_map(operator.is_, before, now))
-        and _all(_map(operator.is_, before.values(), now.values()))
-    )
+    """Whether all names stand for the very same things: nearly always, and quickly seen."""
+    if _len(before) != _len(now):
+        return False
+    names, values = _map(_is, before, now), _map(_is, before.values(), now.values())
+    return _all(names) and _all(values)
 
 
 def _functions(names: Mapping[str, Any]) -> dict[str, Any]:
