@@ -20,7 +20,7 @@ import threading
 import traceback
 import types
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import connection, forkserver, reduction
+from multiprocessing import connection, forkserver, reduction, util
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LIMIT_S = 600
 PRELOADED = "processes_preloaded"
 _SERVER = multiprocessing.get_context("forkserver")
+util.get_temp_dir()  # made now: the socket's name is limited, and a test may move what is temporary
 
 
 class Process:
