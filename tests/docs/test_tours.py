@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import unittest
+from pathlib import Path
+
 import pytest
 
 from docs.pages import DOCS
+
+DYNAMOS = Path(__file__).parents[3] / "shared" / "seeds" / "002_d07be24ce99cc33f.txt"
 
 NAMED = {
     "tt_forge.md": """
@@ -56,3 +62,23 @@ def test_the_index_leads_to_every_tour():
     tours = {path.relative_to(DOCS).as_posix() for path in (DOCS / "coming_from").glob("*.md")}
     assert tours
     assert {tour for tour in tours if f"({tour})" not in index} == set()
+
+
+@pytest.mark.skipif(not DYNAMOS.exists(), reason="the document is not there")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_dynamos_own_test_passes_with_its_decorators_replaced():
+    (source,) = re.findall(r"```python\n(.*?)```", DYNAMOS.read_text(encoding="utf-8"), re.DOTALL)
+    for theirs, ours in {
+        'config.patch("verify_correctness", True)': "paritas.guard_everywhere()",
+        'config.patch("verify_correctness", False)': "paritas.guard_everywhere(enabled=False)",
+        "import torch._dynamo.test_case": "import paritas, unittest",  # theirs needs expecttest
+        "(torch._dynamo.test_case.TestCase)": "(unittest.TestCase)",
+    }.items():
+        assert source.count(theirs) == 1
+        source = source.replace(theirs, ours)
+    names = {"__name__": "replaced"}
+    exec(source, names)
+    tests = unittest.defaultTestLoader.loadTestsFromTestCase(names["TestVerifyCorrectness"])
+    result = unittest.TestResult()
+    tests.run(result)
+    assert (result.testsRun, result.failures, result.errors) == (4, [], [])
