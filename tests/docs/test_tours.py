@@ -65,7 +65,7 @@ def test_the_index_leads_to_every_tour():
 
 
 @pytest.mark.skipif(not DYNAMOS.exists(), reason="the document is not there")
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")  # those of TorchScript
 def test_dynamos_own_test_passes_with_its_decorators_replaced():
     (source,) = re.findall(r"```python\n(.*?)```", DYNAMOS.read_text(encoding="utf-8"), re.DOTALL)
     for theirs, ours in {
