@@ -8,6 +8,7 @@ Where the import itself is what a test is about, it starts `sys.executable`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -55,7 +56,7 @@ class Process:
                 [str(argument) for argument in arguments],
                 {**os.environ, **(environment or {})},
                 str(cwd or Path.cwd()),
-                [reduction.DupFd(write) for _, write in ends],
+                [_End(write) for _, write in ends],
             ),
         )
         self._process.start()
@@ -94,6 +95,7 @@ class Process:
         reading.join()
         self.wait()
         ending.cancel()
+        ending.join()
         self.stdout.close()
         self.stderr.close()
         return output, errors[0]
@@ -130,7 +132,8 @@ def run_ranks(
                 ended = left.pop(sentinel)
                 if ended.wait():
                     for rank in left.values():
-                        rank.send_signal(signal.SIGTERM)
+                        with contextlib.suppress(ProcessLookupError):
+                            rank.send_signal(signal.SIGTERM)
     return [
         subprocess.CompletedProcess(arguments, rank.returncode, *words.result())
         for rank, words in zip(ranks, told, strict=True)
@@ -156,18 +159,35 @@ def stop_server() -> None:
     forkserver._forkserver._stop()
 
 
+class _End:
+    """An end of a pipe, handed over with the process that starts.
+
+    A `DupFd` that is made before would start a thread here, and with a second thread paritas does
+    not fork its ranks.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple:
+        return _End.opened, (reduction.DupFd(self.number),)
+
+    @staticmethod
+    def opened(end: object) -> int:
+        return end.detach()
+
+
 # --- in the forked process ------------------------------------------------------------------------
 
 
 def _begin(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: str, ends: Sequence
+    arguments: Sequence[str], environment: Mapping[str, str], folder: str, ends: Sequence[int]
 ) -> NoReturn:
     """Be the process that `python` with these arguments would be, and end as it would."""
     assert PRELOADED in sys.modules, "a server says nothing of what it could not import"
     for target, end in enumerate(ends, 1):
-        opened = end.detach()
-        os.dup2(opened, target)
-        os.close(opened)
+        os.dup2(end, target)
+        os.close(end)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     os.environ.clear()

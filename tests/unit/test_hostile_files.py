@@ -68,7 +68,8 @@ def place(tmp_path, monkeypatch):
 
 def read_journal(path):
     about = journal.About(graph="g", calls="c", settings={}, versions={})
-    with journal.Journal(path.parent, about):
+    report = GraphReport(graph=about.graph, kind="fx", ended=False)
+    with journal.Journal(path.parent, about, report):
         pass
 
 
