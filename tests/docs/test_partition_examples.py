@@ -7,7 +7,6 @@ is compared with what is here where it lies beside this repository.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 
@@ -188,16 +187,6 @@ RIGHT: dict[str, VerifyConfig] = {
 ALL = {**RIGHT, "fullslice, which has no options": FULLSLICE}
 DRIFTS = "instance norm, by samples"
 LARGE = {name for name in RIGHT if "8192" in name} | {"embedding, by columns"}
-# As written where all is asked for, see tests/README.md; else with a 64th of the channels.
-WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-
-
-def as_run(name: str) -> VerifyConfig:
-    config = RIGHT[name]
-    if WHOLE or "8192" not in name:
-        return config
-    sizes = [[size // 64 if size >= 512 else size for size in arg.value] for arg in config.args]
-    return dataclasses.replace(config, args=[shape(*each) for each in sizes])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +194,7 @@ def as_run(name: str) -> VerifyConfig:
     [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in RIGHT],
 )
 def test_an_option_that_is_right_is_found_right(name):
-    config = as_run(name)
+    config = RIGHT[name]
     verdict = check_partition(config)
     assert verdict.passed, str(verdict)
     for option in config.parti_options:
