@@ -2,7 +2,8 @@
 
 To import torch, Dynamo and Inductor takes a process 6 seconds, and many tests need a process of
 their own: for what is said to a terminal, for signals, for ranks, for the end of the interpreter.
-Where the import itself is what a test is about, it starts `sys.executable`.
+Where the import itself is what a test is about, it starts `sys.executable`; so does every test on
+a machine with an accelerator.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import sys
 import threading
 import traceback
 import types
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import connection, forkserver, reduction, util
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing import forkserver, reduction, util
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -34,31 +35,16 @@ _SERVER = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # made now: the socket's name is limited, and a test may move what is temporary
 
 
-class Process:
-    """As `subprocess.Popen` with pipes and text, as far as the tests use it.
-
-    Args:
-        arguments: those of `python`: a script, `-m module` or `-c code`, and what follows.
-        environment: added to the environment of the tests.
-    """
+class Forked:
+    """As `subprocess.Popen` with pipes and text, as far as the tests use it."""
 
     def __init__(
-        self,
-        *arguments: str | Path,
-        environment: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: str
     ) -> None:
         _start_server()
         ends = [os.pipe(), os.pipe()]
-        self._process = _SERVER.Process(
-            target=_begin,
-            args=(
-                [str(argument) for argument in arguments],
-                {**os.environ, **(environment or {})},
-                str(cwd or Path.cwd()),
-                [_End(write) for _, write in ends],
-            ),
-        )
+        given = (arguments, environment, folder, [_End(write) for _, write in ends])
+        self._process = _SERVER.Process(target=_begin, args=given)
         self._process.start()
         for _, write in ends:
             os.close(write)
@@ -66,20 +52,13 @@ class Process:
         self.stderr: TextIO
         self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in ends)
 
-        self._ending = threading.Lock()  # its exit code can be read once
-
     @property
     def returncode(self) -> int | None:
-        with self._ending:
-            return self._process.exitcode
-
-    def wait(self) -> int:
-        with self._ending:
-            self._process.join()
-        return self.returncode
+        return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         self._process.kill()
@@ -93,12 +72,38 @@ class Process:
         ending.start()
         output = self.stdout.read()
         reading.join()
-        self.wait()
+        self._process.join()
         ending.cancel()
         ending.join()
         self.stdout.close()
         self.stderr.close()
         return output, errors[0]
+
+
+def start(
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Forked | subprocess.Popen[str]:
+    """Start python.
+
+    Args:
+        arguments: those of `python`: a script, `-m module` or `-c code`, and what follows.
+        environment: added to the environment of the tests.
+    """
+    words = [str(argument) for argument in arguments]
+    whole = {**os.environ, **(environment or {})}
+    if not _can_fork():
+        paths = os.pathsep.join([whole.get("PYTHONPATH", ""), *sys.path])
+        return subprocess.Popen(
+            [sys.executable, *words],
+            env={**whole, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    return Forked(words, whole, str(cwd or Path.cwd()))
 
 
 def run(
@@ -107,7 +112,7 @@ def run(
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run python to its end, as `subprocess.run` does."""
-    process = Process(*arguments, environment=environment, cwd=cwd)
+    process = start(*arguments, environment=environment, cwd=cwd)
     output, errors = process.communicate()
     return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
@@ -121,23 +126,28 @@ def run_ranks(
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     ranks = [
-        Process(*arguments, environment={**common, "RANK": str(rank)}, cwd=cwd)
+        start(*arguments, environment={**common, "RANK": str(rank)}, cwd=cwd)
         for rank in range(world_size)
     ]
     with ThreadPoolExecutor(world_size) as pool:
-        told = [pool.submit(rank.communicate) for rank in ranks]
-        left = {rank._process.sentinel: rank for rank in ranks}
-        while left:
-            for sentinel in connection.wait(left):
-                ended = left.pop(sentinel)
-                if ended.wait():
-                    for rank in left.values():
-                        with contextlib.suppress(ProcessLookupError):
-                            rank.send_signal(signal.SIGTERM)
+        told = {pool.submit(rank.communicate): rank for rank in ranks}
+        for ended in as_completed(told):
+            if told[ended].returncode:
+                for other, rank in told.items():
+                    if not other.done():
+                        rank.send_signal(signal.SIGTERM)
     return [
         subprocess.CompletedProcess(arguments, rank.returncode, *words.result())
-        for rank, words in zip(ranks, told, strict=True)
+        for words, rank in told.items()
     ]
+
+
+@functools.cache
+def _can_fork() -> bool:
+    """With an accelerator, torch refuses to work in a process that was forked."""
+    import torch
+
+    return not torch.accelerator.is_available()
 
 
 @functools.cache

@@ -337,7 +337,7 @@ def test_threads_are_let_go_and_waited_for_as_python_does():
 )
 def test_a_script_that_is_stopped_is_reported_as_far_as_it_came(left, number, code, words):
     write("endless.py", TRAIN + left)
-    process = processes.Process("-m", "paritas", "run", "--json", "v.json", "endless.py")
+    process = processes.start("-m", "paritas", "run", "--json", "v.json", "endless.py")
     try:
         for line in process.stdout:
             if line == "ready\n":

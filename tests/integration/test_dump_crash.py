@@ -20,7 +20,7 @@ TIMES = 24
 
 def start(command, path, *numbers, **environment):
     arguments = (dump_scripts.__file__, command, path, *map(str, numbers))
-    return processes.Process(*arguments, environment=environment)
+    return processes.start(*arguments, environment=environment)
 
 
 def finish(process):
