@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 # Where GCC looks for its compiler and linker first.
 PROGRAMS = "COMPILER_PATH"
+QUICK = """#!/bin/sh
+case "$*" in
+*--output-pch*) exec '{0}' "$@" ;;
+*) exec '{0}' "$@" -O1 -g0 ;;
+esac
+"""
 
 
 # A loaded machine is not a bug, and the same commit has the same result. The examples of a test may
@@ -105,7 +111,7 @@ def _build_quickly(config: pytest.Config) -> None:
 
     Hundreds of them are built, each against the whole of torch. What a kernel computes is the same
     with little optimisation, which saves a fifth of a second; so does gold in place of the usual
-    linker.
+    linker. Headers that are compiled beforehand are not ours alone, and stay as they are.
     """
     compiler, gold = shutil.which("g++"), shutil.which("ld.gold")
     if compiler is None or gold is None or PROGRAMS in os.environ:
@@ -116,7 +122,7 @@ def _build_quickly(config: pytest.Config) -> None:
     proper = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if Path(proper).is_absolute():
         quick = Path(folder.name) / "cc1plus"
-        quick.write_text(f'#!/bin/sh\nexec {proper} "$@" -O1 -g0\n')
+        quick.write_text(QUICK.format(proper))
         quick.chmod(0o755)
     os.environ[PROGRAMS] = folder.name
 
