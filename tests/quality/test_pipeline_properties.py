@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from torch import nn
 
 import paritas
-from paritas.numerics.findings import Status, Verdict
+from paritas.results.findings import Status, Verdict
 
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from paritas.numerics.trees import children, leaves, map_leaves
+from paritas.numerics.contents import children, leaves, map_leaves
 
 
 class Pair(NamedTuple):
