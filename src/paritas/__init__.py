@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paritas.results import callbacks
+from paritas.results import callbacks as _callbacks
 
 __all__ = [
     "AllCloseValueChecker",
@@ -117,7 +117,7 @@ def _html_of(result: object) -> str:
 
 
 # Results lie below what makes HTML of them; this package is above both.
-callbacks.show_by(_html_of)
+_callbacks.show_by(_html_of)
 
 
 def _guard_as_the_environment_says() -> None:

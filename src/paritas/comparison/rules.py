@@ -1,4 +1,47 @@
-"""What a user says about two dumps: what belongs together, may differ, does not count."""
+r"""What a user says of two dumps: what belongs together, what may differ, what does not count.
+
+A file of rules is TOML; all of it may be left out:
+
+.. code-block:: toml
+
+    ignore = ['rotary_emb', '^lm_head']       # regular expressions
+    steps = ["1-3:0-2"]                       # my steps 1 to 3 against golden ones 0 to 2
+
+    [rules]                                   # where several match, the first counts
+    'layers\.\d+\.attn' = "rel_l2 <= 1e-3 and max_abs < 1"
+    '.*' = "cosine_similarity >= 0.999"
+
+    [[rename]]                                # the name of mine is searched, what it finds replaced
+    my = '^model\.'
+    golden = 'transformer.'
+
+    [[rename]]                                # mine is transposed
+    my = '(.*)\.fc\.weight'
+    golden = '\1.c_fc.weight'
+    permute = [1, 0]
+
+    [[rename]]                                # mine is one, the golden side has three
+    my = '(.*)\.qkv\.weight'
+    golden = '\1.{part}_proj.weight'
+    split = { dim = 0, parts = ["q", "k", "v"], sizes = [64, 16, 16] }
+
+    [[rename]]                                # mine are two, the golden side has one
+    my = '(.*)\.{part}_proj\.bias'
+    golden = '\1.gate_up.bias'
+    concat = { dim = 0, of = ["gate", "up"] }
+
+    [[dims]]                                  # how the ranks of a run share a tensor
+    name = 'attn\.out'
+    dims = "b s[cp] h[tp] d"
+
+    [mesh]
+    cp = 2
+    tp = 4
+
+A regular expression is searched in the canonical name (`forward/graph_0/mm#0/output.0`), in the
+plain one, which is the same without pass, call and side (`graph_0/mm`), and in the module's path;
+one that is found in any of them matches. What is given on the command line comes before the file.
+"""
 
 from __future__ import annotations
 
@@ -302,49 +345,6 @@ class Renaming:
 
 
 # --- The file of rules ----------------------------------------------------------------------------
-
-# A file of rules is TOML; all of it may be left out:
-#
-# .. code-block:: toml
-#
-#     ignore = ['rotary_emb', '^lm_head']       # regular expressions
-#     steps = ["1-3:0-2"]                       # my steps 1 to 3 against golden ones 0 to 2
-#
-#     [rules]                                   # where several match, the first counts
-#     'layers\.\d+\.attn' = "rel_l2 <= 1e-3 and max_abs < 1"
-#     '.*' = "cosine_similarity >= 0.999"
-#
-#     [[rename]]                                # the name of mine is searched, what it finds
-#     replaced
-#     my = '^model\.'
-#     golden = 'transformer.'
-#
-#     [[rename]]                                # mine is transposed
-#     my = '(.*)\.fc\.weight'
-#     golden = '\1.c_fc.weight'
-#     permute = [1, 0]
-#
-#     [[rename]]                                # mine is one, the golden side has three
-#     my = '(.*)\.qkv\.weight'
-#     golden = '\1.{part}_proj.weight'
-#     split = { dim = 0, parts = ["q", "k", "v"], sizes = [64, 16, 16] }
-#
-#     [[rename]]                                # mine are two, the golden side has one
-#     my = '(.*)\.{part}_proj\.bias'
-#     golden = '\1.gate_up.bias'
-#     concat = { dim = 0, of = ["gate", "up"] }
-#
-#     [[dims]]                                  # how the ranks of a run share a tensor
-#     name = 'attn\.out'
-#     dims = "b s[cp] h[tp] d"
-#
-#     [mesh]
-#     cp = 2
-#     tp = 4
-#
-# A regular expression is searched in the canonical name (`forward/graph_0/mm#0/output.0`), in the
-# plain one, which is the same without pass, call and side (`graph_0/mm`), and in the module's path;
-# one that is found in any of them matches. What is given on the command line comes before the file.
 
 _ID = re.compile(r"(?:forward|backward)/(.*)#\d+/(?:input|output)\.[^/]*", re.DOTALL)
 _T = TypeVar("_T")

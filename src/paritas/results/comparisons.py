@@ -1,6 +1,6 @@
 """Two dumps, compared: a row for each pair of values, and where they part.
 
-Everything here is data. `paritas.comparison` fills it in, `paritas.reporting` puts it into words.
+Everything here is data. `paritas.comparison` fills it in, `paritas.reports` puts it into words.
 """
 
 from __future__ import annotations

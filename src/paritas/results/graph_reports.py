@@ -1,6 +1,6 @@
 """A graph whose operators were checked: how each ended, split by split.
 
-Everything here is data. `paritas.graphs` fills it in, `paritas.reporting` puts it into words.
+Everything here is data. `paritas.graphs` fills it in, `paritas.reports` puts it into words.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
     tmp_path, monkeypatch, checked
 ):
     """Which it may end again, at no cost to the others."""
-    key = verify.group_calls(FINE, verify.Settings())[1].key
+    key = verify.group_calls(FINE, verify.GraphSettings())[1].key
     begin = verify.Journal.begin
 
     def die(self, one):

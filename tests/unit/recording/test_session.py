@@ -188,11 +188,11 @@ def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_p
         from paritas.errors import ParitasError
         from paritas.recording.pipeline import SessionOptions
         from paritas.recording.selection import Selection
-        from paritas.recording.session import Session
+        from paritas.recording.session import RecordingSession
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         options = SessionOptions(queue_bytes={room})
-        recording = Session(r"{tmp_path / "dump"}", Selection.of(), options)
+        recording = RecordingSession(r"{tmp_path / "dump"}", Selection.of(), options)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
         try:
             for number in range(40):
