@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from paritas._torch.operators import Traits, traits
 from paritas.errors import UnsupportedTorchError
+from paritas.results.items import Item, ItemKind, input_of, nth_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -322,46 +323,51 @@ def captured_input_names(module: GraphModule) -> list[str]:
 
 def lowered_input_names(module: GraphModule, captured: list[str]) -> list[str]:
     """The inputs of a graph below AOTAutograd."""
+    described = [_described_item(node.meta.get("desc"), captured) for node in placeholders(module)]
     return [
-        _describe_value(node.meta.get("desc"), captured) or node.name
-        for node in placeholders(module)
+        node.name if item is None else item.text
+        for node, item in zip(placeholders(module), described, strict=True)
     ]
 
 
-def lowered_output_names(module: GraphModule, captured: list[str]) -> list[str]:
-    """The outputs of a graph below AOTAutograd, each named once."""
+def lowered_outputs(module: GraphModule, captured: list[str]) -> list[Item]:
+    """What the outputs of a graph below AOTAutograd are; each is another item."""
     values = returned(module)
     described = output_node(module).meta.get("desc") or [None] * len(values)
-    names: list[str] = []
+    items: list[Item] = []
     for position, (value, description) in enumerate(zip(values, described, strict=False)):
-        name = _describe_value(description, captured)
-        if not name:
-            name = f"output[{position}]" if value is None else f"value {value}"
-        if name in names:
-            name = f"{name} (output {position})"
-        names.append(name)
-    return names
+        item = _described_item(description, captured)
+        if item is None:
+            item = nth_output(position) if value is None else Item(ItemKind.NAMED, f"value {value}")
+        if item in items:
+            item = item.named(f"{item.name} (output {position})")
+        items.append(item)
+    return items
 
 
-def _describe_value(description: Any, captured: list[str]) -> str:
+# What AOTAutograd says an output is -> our kind, and the field that names what it is of.
+_KINDS_OF_OUTPUTS = {
+    "GradAOTOutput": (ItemKind.GRADIENT, "grad_of"),
+    "TangentAOTInput": (ItemKind.UPSTREAM_GRADIENT, "output"),
+    "InputMutationAOTOutput": (ItemKind.CHANGED_INPUT, "mutated_input"),
+}
+
+
+def _described_item(description: Any, captured: list[str]) -> Item | None:
     kind = type(description).__name__
     if kind in {"PlainAOTInput", "ParamAOTInput", "BufferAOTInput"}:
         position = getattr(description, "idx", None)
         if isinstance(position, int) and position < len(captured):
-            return captured[position]
-        return str(getattr(description, "target", "") or "")
+            return input_of(captured[position])
+        target = str(getattr(description, "target", "") or "")
+        return input_of(target) if target else None
     if kind == "PlainAOTOutput":
-        return f"output[{description.idx}]"
-    if kind == "GradAOTOutput":
-        of = _describe_value(description.grad_of, captured)
-        return f"gradient of {of}" if of else ""
-    if kind == "TangentAOTInput":
-        of = _describe_value(description.output, captured)
-        return f"upstream gradient of {of}" if of else ""
-    if kind == "InputMutationAOTOutput":
-        of = _describe_value(description.mutated_input, captured)
-        return f"{of}, as changed" if of else ""
-    return ""
+        return nth_output(description.idx)
+    if kind in _KINDS_OF_OUTPUTS:
+        known, field = _KINDS_OF_OUTPUTS[kind]
+        of = _described_item(getattr(description, field), captured)
+        return None if of is None else Item(known, of.text)
+    return None
 
 
 def _source_name(node: Any) -> str:

@@ -13,17 +13,22 @@ from paritas.checks.failures import Explainer, likely_mixups
 from paritas.execution.evidence import ItemEvidence, NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
-    GRADIENT,
-    SECOND_GRADIENT,
-    STATE,
     input_tensors,
-    is_afterwards,
-    place_of,
     same_value,
 )
 from paritas.numerics.contents import Opaque
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import (
+    BACKWARD,
+    CALL,
+    GRADIENTS,
+    RANDOM_STATE,
+    Item,
+    ItemKind,
+    in_order,
+    output,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +47,8 @@ RANDOM_ADVICE = (
     "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
     "program draws the numbers that eager draws"
 )
+ALL_INPUTS = Item(ItemKind.INPUT_AFTER_CALL, "inputs")
+ALL_STATE = Item(ItemKind.STATE_AFTER_CALL)
 # Rounding in float64 is 5e8 times smaller than in float32, and a fault is as large as ever.
 VANISHING = 1e-4
 INFERENCE_ADVICE = (
@@ -60,10 +67,12 @@ class CollectedFindings:
     unmatched: list[str] = dataclasses.field(default_factory=list)
     compared: int = 0
 
-    def add(self, path: str, aspect: Aspect, status: Status, reason: str, advice: str = "") -> None:
+    def add(
+        self, item: Item, aspect: Aspect, status: Status, reason: str, advice: str = ""
+    ) -> None:
         """Add a finding without numbers."""
         self.findings.append(
-            Finding(path=path, aspect=aspect, status=status, reason=reason, advice=advice)
+            Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice)
         )
 
     def take(self, other: CollectedFindings) -> None:
@@ -98,13 +107,19 @@ class Comparer:
     """Compares what the candidate did in one call with what the reference did."""
 
     def __init__(
-        self, runs: SubjectRuns, config: VerifyConfig, call: int, label: str, *, lifts: bool = True
+        self,
+        runs: SubjectRuns,
+        config: VerifyConfig,
+        call: int,
+        occasion: Item,
+        *,
+        lifts: bool = True,
     ) -> None:
-        """`call` says which call of the runs is compared; `label` is appended to every path."""
+        """`call` says which call of the runs is compared, `occasion` how findings name it."""
         self.runs = runs
         self.config = config
         self.call = call
-        self.label = label
+        self.occasion = occasion
         self.lifts = lifts
         self.out = CollectedFindings()
         self.checks = Checks(
@@ -117,13 +132,13 @@ class Comparer:
             checkers=config.checkers,
         )
         self.random_differs = False
-        self._put_off: list[tuple[int, str, Any, Any]] = []
+        self._put_off: list[tuple[int, Item, Any, Any]] = []
         self.explainer = Explainer(notes=self.out.notes)
 
     def compare(self, reference: Observation, candidate: Observation) -> CollectedFindings:
         """Collect everything the two disagree in."""
         if reference.error is not None or candidate.error is not None:
-            self._compare_errors(reference.error, candidate.error, f"call{self.label}")
+            self._compare_errors(reference.error, candidate.error, self._shown(CALL))
             return self.out
         self._compare_random(reference, candidate)
         # One perturbed run with a backward pass for everything costs as much as all other runs.
@@ -133,7 +148,7 @@ class Comparer:
             self._compare_aliases(reference, candidate)
         if self.config.verify_mutation:
             written = list(dict.fromkeys((*reference.after, *candidate.after)))
-            self._compare_after("inputs", written, reference, candidate)
+            self._compare_after(ALL_INPUTS, written, reference, candidate)
             self._compare_written_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
@@ -147,34 +162,43 @@ class Comparer:
             self._compare_second(reference, candidate)
         return self.out
 
+    def _shown(self, item: Item) -> Item:
+        """The item as findings name it: with the call and the set of inputs."""
+        return item.during(self.occasion.call, self.occasion.inputs)
+
+    def _add_findings(self, findings: Iterable[Finding]) -> None:
+        self.out.findings += [
+            msgspec.structs.replace(finding, item=self._shown(finding.item)) for finding in findings
+        ]
+
     def _compare_errors(
-        self, reference: Exception | None, candidate: Exception | None, path: str
+        self, reference: Exception | None, candidate: Exception | None, item: Item
     ) -> None:
         left, right = _describe_exception(reference), _describe_exception(candidate)
         if reference is None or candidate is None:
             self.out.compared += 1
             reason = f"the reference {left}, the candidate {right}"
-            self.out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            self.out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         elif _same_kind(reference, candidate):
             reason = f"both sides raised, so nothing was compared: the reference {left}"
             advice = "if the inputs are as meant, the two agree in failing; otherwise mend them"
-            self.out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason, advice)
+            self.out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason, advice)
         else:
             self.out.compared += 1
             reason = f"the reference {left}, the candidate {right}"
-            self.out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            self.out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
 
     def _compare_random(self, reference: Observation, candidate: Observation) -> None:
         left, right = reference.rng_after, candidate.rng_after
         if left is None or right is None:
             return
-        path = f"random state{self.label}"
+        item = self._shown(RANDOM_STATE)
         # Inductor's own generators may happen to leave torch's where eager leaves them.
         own_streams = not all(map(draws_like_eager, self.runs.candidate.backends))
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
-                self._compare_random_backward(path, reference, candidate)
+                self._compare_random_backward(item, reference, candidate)
             return
         candidate_side = self.runs.candidate
         if reference.drew_random_numbers and (
@@ -184,45 +208,45 @@ class Comparer:
             self.random_differs = True
             advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
             reason = "the program draws random numbers, and the candidate draws others"
-            self.out.add(path, Aspect.RNG, Status.UNVERIFIED, reason, advice)
+            self.out.add(item, Aspect.RNG, Status.UNVERIFIED, reason, advice)
         elif self.config.verify_rng:
             self.out.compared += 1
             drew = "draws" if reference.drew_random_numbers else "draws none of"
             reason = (
                 f"the generators are left in another state; the reference {drew} random numbers"
             )
-            self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
+            self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_random_backward(
-        self, path: str, reference: Observation, candidate: Observation
+        self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
         """The call leaves the generators alike; the backward pass has to as well."""
         self.out.compared += 1
         left, right = reference.rng_after_backward, candidate.rng_after_backward
         if left is None or right is None or left.same_torch(right):
-            self.out.add(path, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+            self.out.add(item, Aspect.RNG, Status.IDENTICAL, "the generators agree")
             return
         drew = "draws" if reference.backward_drew else "draws none of"
         reason = (
             "the backward pass leaves the generators in another state; the reference's "
             f"{drew} random numbers"
         )
-        self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
+        self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
-        matching = match(reference.returned, candidate.returned, self.checks)
+        matching = match(reference.returned, candidate.returned, self.checks, output())
         self.out.findings += matching.findings
         self.out.notes += matching.notes
         self.out.unmatched += matching.unmatched
-        for path, left, right in matching.pairs:
-            self._compare_item(path, left, right)
-            self._compare_layout(path, reference, candidate)
+        for item, left, right in matching.pairs:
+            self._compare_item(item, left, right)
+            self._compare_layout(item, reference, candidate)
 
-    def _compare_layout(self, path: str, reference: Observation, candidate: Observation) -> None:
-        shown = f"{path}{self.label}"
-        left, right = reference.strides.get(path), candidate.strides.get(path)
+    def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
+        shown = self._shown(item)
+        left, right = reference.strides.get(item), candidate.strides.get(item)
         if left is not None and right is not None and left != right and len(left) == len(right):
-            shape = tuple(candidate.outputs[path].shape)
+            shape = tuple(candidate.outputs[item].shape)
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
                 self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
@@ -231,19 +255,19 @@ class Comparer:
                 self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
             else:
                 self.out.notes.append(f"{shown}: {reason}")
-        self._compare_flags(path, reference, candidate)
+        self._compare_flags(item, reference, candidate)
 
-    def _compare_flags(self, path: str, reference: Observation, candidate: Observation) -> None:
+    def _compare_flags(self, item: Item, reference: Observation, candidate: Observation) -> None:
         """Whether a tensor can be differentiated further."""
-        shown = f"{path}{self.label}"
-        flags = reference.requires_grad.get(path), candidate.requires_grad.get(path)
+        shown = self._shown(item)
+        flags = reference.requires_grad.get(item), candidate.requires_grad.get(item)
         if None in flags or not self.config.compares_requires_grad:
             return
         if flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
             advice = INFERENCE_ADVICE if flags[0] else ""
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
-        elif path in candidate.inference and path not in reference.inference:
+        elif item in candidate.inference and item not in reference.inference:
             reason = "an inference tensor, which autograd refuses; the reference's is none"
             if torch.is_grad_enabled():
                 self.out.add(
@@ -256,44 +280,45 @@ class Comparer:
         if reference.outputs.keys() != candidate.outputs.keys():
             self.out.skipped.append("aliases: the two sides name their outputs differently")
             return
-        for pair in sorted(reference.aliases ^ candidate.aliases):
-            other, path = pair
+        for pair in in_order(reference.aliases ^ candidate.aliases):
+            other, item = pair
             dropped = pair in reference.aliases
             what = "no longer shares" if dropped else "shares"
             reason = f"{what} memory with {other}, unlike the reference's"
-            self.out.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason)
+            self.out.add(self._shown(item), Aspect.ALIAS, Status.DIFFERENT, reason)
 
     def _compare_after(
-        self, what: str, paths: list[str], reference: Observation, candidate: Observation
+        self, whole: Item, items: list[Item], reference: Observation, candidate: Observation
     ) -> None:
         """Compare what was changed; an item changed on one side only meets its old value."""
         sides = self.runs.reference, self.runs.candidate
-        for path in paths:
+        for item in items:
             left, right = (
-                self.runs.complete(seen, path, side)
+                self.runs.complete(seen, item, side)
                 for seen, side in zip((reference, candidate), sides, strict=True)
             )
             if left is MISSING and right is MISSING:
                 continue  # what stood there has made room for what it holds now
-            if not self._is_known_to_both(path, reference, candidate):
-                self._note_one_sided(path)
+            if not self._is_known_to_both(item, reference, candidate):
+                self._note_one_sided(item)
             else:
-                self._compare_effect(path, left, right)
-        if not paths:
+                self._compare_effect(item, left, right)
+        if not items:
             self.out.compared += 1
-            shown = f"{what} after the call{self.label}"
-            self.out.add(shown, Aspect.VALUE, Status.IDENTICAL, "unchanged on both sides")
+            self.out.add(
+                self._shown(whole), Aspect.VALUE, Status.IDENTICAL, "unchanged on both sides"
+            )
 
     def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
         """What a program writes into an input carries gradients on, or does not."""
-        for path in reference.after:
-            if path in candidate.after:
-                self._compare_flags(path, reference, candidate)
+        for item in reference.after:
+            if item in candidate.after:
+                self._compare_flags(item, reference, candidate)
 
-    def _compare_effect(self, path: str, left: Any, right: Any) -> None:
+    def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and the like are no values."""
-        shown = f"{path}{self.label}"
-        if not self._is_judged_by_noise(left, right) and not self.runs.is_repeated(path, self.call):
+        shown = self._shown(item)
+        if not self._is_judged_by_noise(left, right) and not self.runs.is_repeated(item, self.call):
             # The time, an address, a name drawn at random: no other run gives it again.
             self.out.skipped.append(f"{shown}: it is another in each run of the reference")
         elif left is MISSING or right is MISSING:
@@ -301,7 +326,7 @@ class Comparer:
             ours, theirs = _show_value(left), _show_value(right)
             reason = f"the reference leaves {ours} there, the candidate {theirs}"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
-        elif self._is_replaced(path, left, right):
+        elif self._is_replaced(item, left, right):
             self.out.compared += 1
             reason = "the candidate puts other code in its place, which was put back"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
@@ -309,7 +334,7 @@ class Comparer:
             opaque = left if isinstance(left, Opaque) else right
             self.out.skipped.append(f"{shown}: {opaque.reason}")
         else:
-            self._compare_item(path, left, right)
+            self._compare_item(item, left, right)
 
     @staticmethod
     def _is_judged_by_noise(left: Any, right: Any) -> bool:
@@ -317,9 +342,9 @@ class Comparer:
         both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
         return both or same_value(left, right)
 
-    def _is_replaced(self, path: str, left: Any, right: Any) -> bool:
+    def _is_replaced(self, item: Item, left: Any, right: Any) -> bool:
         """Whether a function or class that both use is another one after the candidate's call."""
-        first = self.runs.initial(path, self.runs.reference)
+        first = self.runs.initial(item, self.runs.reference)
         opaque = all(
             isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
         )
@@ -327,43 +352,41 @@ class Comparer:
             opaque
             and left.value is first.value
             and right.value is not first.value
-            and self._is_shared(path)
+            and self._is_shared(item)
         )
 
-    def _is_known_to_both(self, path: str, reference: Observation, candidate: Observation) -> bool:
+    def _is_known_to_both(self, item: Item, reference: Observation, candidate: Observation) -> bool:
         """Whether both sides have, had or made what one of them changed."""
         sides = (self.runs.reference, reference), (self.runs.candidate, candidate)
         known = [
-            path in seen.state or path in seen.after or self.runs.initial(path, side) is not MISSING
+            item in seen.state or item in seen.after or self.runs.initial(item, side) is not MISSING
             for side, seen in sides
         ]
-        return all(known) or self._is_shared(path)
+        return all(known) or self._is_shared(item)
 
-    def _is_shared(self, path: str) -> bool:
+    def _is_shared(self, item: Item) -> bool:
         """Whether both sides have the very object in which one of them left something.
 
         A parameter of the same name is the same for this: who reads its `.grad` reads either.
         """
-        name = place_of(path)
-        if not name.startswith(f"{STATE} "):
+        if not item.kind.is_state:
             return True  # inputs: both sides are given the same
-        name = name.removeprefix(f"{STATE} ")
+        name = item.name
         states = self.runs.reference.state, self.runs.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
             return True
         around = [state.container_of(name) for state in states]
         return around[0] is not None and around[0] is around[1]
 
-    def _note_one_sided(self, path: str) -> None:
+    def _note_one_sided(self, item: Item) -> None:
         """A side's own bookkeeping is its own affair; a buffer of the model is not."""
-        name = place_of(path).removeprefix(f"{STATE} ")
         owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
-        if name not in owned:
-            self.out.skipped.append(f"{path}{self.label}: only one side has it")
+        if item.name not in owned:
+            self.out.skipped.append(f"{self._shown(item)}: only one side has it")
             return
-        self.out.unmatched.append(f"{path}{self.label}")
+        self.out.unmatched.append(self._shown(item).text)
         reason = "changed on one side, and unknown on the other"
-        self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+        self.out.add(self._shown(item), Aspect.STRUCTURE, Status.UNVERIFIED, reason)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
         left, right = self.runs.reference.state, self.runs.candidate.state
@@ -374,111 +397,111 @@ class Comparer:
             return
         if left.tensors or right.tensors or reference.state or candidate.state:
             changed = list(dict.fromkeys((*reference.state, *candidate.state)))
-            self._compare_after("state", changed, reference, candidate)
+            self._compare_after(ALL_STATE, changed, reference, candidate)
 
     def _compare_process(self, reference: Observation, candidate: Observation) -> None:
         """Compare what the calls left changed in the process; it has been put back since."""
         ours, theirs = reference.process, candidate.process
         for name in sorted(ours.keys() | theirs.keys()):
             self.out.compared += 1
-            path = f"{name}{self.label}"
+            item = self._shown(Item(ItemKind.SETTING, name))
             if ours.get(name) == theirs.get(name):
-                self.out.add(path, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
+                self.out.add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
                 continue
             left = ours.get(name, "left alone")
             reason = f"{theirs.get(name, 'left alone')} by the candidate, {left} by the reference"
             advice = "it was put back; whatever runs after the candidate would be affected"
-            self.out.add(path, Aspect.SETTING, Status.DIFFERENT, reason, advice)
+            self.out.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         self.out.skipped += [
-            f"gradients through {path}{self.label}, {reference.kinds[path].name}: none of its "
-            "parts can be differentiated"
+            f"gradients through {self._shown(output(path))}, {reference.kinds[path].name}: none of "
+            "its parts can be differentiated"
             for path in reference.cut_off
         ]
         if reference.gradient_error is not None or candidate.gradient_error is not None:
             errors = reference.gradient_error, candidate.gradient_error
-            self._compare_errors(*errors, f"backward{self.label}")
+            self._compare_errors(*errors, self._shown(BACKWARD))
             return
-        shown = f"gradients{self.label}"
+        shown = self._shown(GRADIENTS)
         if reference.gradients and not any(candidate.requires_grad.values()):
             self.out.compared += 1
             count = len(reference.gradients)
             reason = f"{count} gradients: nothing the candidate returns can be differentiated"
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
-        missing = [path for path in reference.gradients if path not in candidate.gradients]
-        for path, left in reference.gradients.items():
-            if path not in missing:
-                self._compare_gradient(path, left, candidate.gradients[path])
-                self._compare_gradient_layout(path, reference, candidate)
-        frozen = [path for path in missing if self._is_frozen(path)]
-        for path in frozen:
-            missing.remove(path)
+        missing = [item for item in reference.gradients if item not in candidate.gradients]
+        for item, left in reference.gradients.items():
+            if item not in missing:
+                self._compare_gradient(item, left, candidate.gradients[item])
+                self._compare_gradient_layout(item, reference, candidate)
+        frozen = [item for item in missing if self._is_frozen(item)]
+        for item in frozen:
+            missing.remove(item)
             self.out.compared += 1
             reason = "the candidate's does not require grad, the reference's does"
-            self.out.add(f"{path}{self.label}", Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         if missing:
-            self.out.unmatched += [f"{path}{self.label}" for path in missing]
+            self.out.unmatched += [self._shown(item).text for item in missing]
             reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
             self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
         else:
             self._compare_extra_gradients(reference, candidate)
 
-    def _is_frozen(self, path: str) -> bool:
+    def _is_frozen(self, item: Item) -> bool:
         """Whether the candidate has the parameter behind a gradient, and does not train it."""
-        own = self.runs.candidate.state.tensors.get(path.removeprefix(f"{GRADIENT} of "))
+        own = self.runs.candidate.state.tensors.get(item.name)
         return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
         """What only the candidate would train. A gradient of zeros trains nothing."""
-        for path, gradient in candidate.gradients.items():
-            if path in reference.gradients or gradient is None or not bool(gradient.any()):
+        for item, gradient in candidate.gradients.items():
+            if item in reference.gradients or gradient is None or not bool(gradient.any()):
                 continue
             self.out.compared += 1
-            self.out.unmatched.append(f"{path}{self.label} (candidate only)")
+            self.out.unmatched.append(f"{self._shown(item)} (candidate only)")
             reason = "the candidate computes this gradient, the reference does not"
             advice = "a parameter that is not to be trained must not require grad"
-            shown = f"{path}{self.label}"
+            shown = self._shown(item)
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
 
     def _compare_further(self, reference: Observation, candidate: Observation) -> None:
         """Compare the gradients that the caller's own call does not make."""
-        for path, left in reference.further.items():
-            if path.startswith(SECOND_GRADIENT):
+        for item, left in reference.further.items():
+            if item.kind is ItemKind.SECOND_GRADIENT:
                 continue
-            if path in candidate.further or not self.runs.candidate.is_compiled:
-                self._compare_gradient(path, left, candidate.further.get(path))
+            if item in candidate.further or not self.runs.candidate.is_compiled:
+                self._compare_gradient(item, left, candidate.further.get(item))
             else:
-                self._compare_in_float64(path, left)
+                self._compare_in_float64(item, left)
 
     def _compare_second(self, reference: Observation, candidate: Observation) -> None:
         """Compare gradients of gradients. Where gradients differ, these tell nothing more."""
-        paths = [path for path in reference.further if path.startswith(SECOND_GRADIENT)]
-        if not paths:
+        items = [item for item in reference.further if item.kind is ItemKind.SECOND_GRADIENT]
+        if not items:
             return
         if not all(finding.status.passes() for finding in self.out.findings):
-            what = f"gradients of gradients{self.label}"
+            what = self._shown(GRADIENTS.named("gradients of gradients"))
             self.out.skipped.append(f"{what}: what they are made of differs already")
             return
         self.runs.go_on_to_second()
         self.runs.puts_off = True
-        for path in paths:
-            left, right = reference.further[path], candidate.further.get(path)
-            if left is not None or right is None or not self._vanishes(path, right):
-                self._compare_gradient(path, left, right)
+        for item in items:
+            left, right = reference.further[item], candidate.further.get(item)
+            if left is not None or right is None or not self._vanishes(item, right):
+                self._compare_gradient(item, left, right)
         self._compare_put_off()
-        for path, right in candidate.again.items():
-            self._compare_again(path, reference.again.get(path, reference.value(path)), right)
+        for item, right in candidate.again.items():
+            self._compare_again(item, reference.again.get(item, reference.value(item)), right)
 
-    def _vanishes(self, path: str, right: torch.Tensor) -> bool:
+    def _vanishes(self, item: Item, right: torch.Tensor) -> bool:
         """Whether what the reference has none of is nothing but rounding: in float64 it goes.
 
         Of something that is zero by its formula there is no noise to measure on the reference.
         """
         lifted = self.runs.lifted()
-        value = None if lifted is None else lifted[0].further.get(path)
+        value = None if lifted is None else lifted[0].further.get(item)
         if value is None or not bool(right.any()):
             return False
         largest = float(right.detach().abs().max())
@@ -486,82 +509,82 @@ class Comparer:
             return False
         self.out.compared += 1
         reason = f"zero up to rounding: at most {largest:.3g}, and all but gone in float64"
-        self.out.add(f"{path}{self.label}", Aspect.VALUE, Status.EQUIVALENT, reason)
+        self.out.add(self._shown(item), Aspect.VALUE, Status.EQUIVALENT, reason)
         return True
 
-    def _compare_again(self, path: str, left: Any, right: Any) -> None:
+    def _compare_again(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a second backward pass over one graph gives: something else than the first.
 
         A formula that can be differentiated may round otherwise, so this is judged like any value.
         """
         if left is None or right is None:
             return
-        self.runs.settled.discard((self.call, path))
-        evidence = ItemEvidence(self.runs, path, self.call, lifts=False)
-        shown = f"{path} (second backward pass over one graph)"
-        findings, _ = check_pair(shown, left, right, self.checks, evidence)
+        self.runs.settled.discard((self.call, item))
+        evidence = ItemEvidence(self.runs, item, self.call, lifts=False)
+        again = item.of(ItemKind.GRADIENT_AGAIN)
+        findings, _ = check_pair(again, left, right, self.checks, evidence)
         self.out.compared += 1
-        self.out.findings += relabel(findings, self.label)
+        self._add_findings(findings)
 
-    def _compare_in_float64(self, path: str, left: torch.Tensor | None) -> None:
+    def _compare_in_float64(self, item: Item, left: torch.Tensor | None) -> None:
         """What the compiled program does not compute as it is called, its lifted run does."""
         lifted = self.runs.lifted()
-        if lifted is None or path not in lifted[0].further:
+        if lifted is None or item not in lifted[0].further:
             why = "the compiled program was not run for it, and has no float64 run that was"
-            self.out.skipped.append(f"{path}, which does not require grad: {why}")
+            self.out.skipped.append(f"{item}, which does not require grad: {why}")
             return
-        right, arbiter = lifted[0].further[path], self.runs.arbiter()
+        right, arbiter = lifted[0].further[item], self.runs.arbiter()
         note = (
             "gradients of inputs that do not require grad: the compiled program's in float64 only"
         )
         self.out.notes.append(note)
-        if arbiter is not None and same_value(arbiter[0].further.get(path), right):
+        if arbiter is not None and same_value(arbiter[0].further.get(item), right):
             right = left
         elif left is not None and right is not None:
             right = right.to(left.dtype)
-        self._compare_gradient(path, left, right)
+        self._compare_gradient(item, left, right)
 
     def _compare_gradient(
-        self, path: str, left: torch.Tensor | None, right: torch.Tensor | None
+        self, item: Item, left: torch.Tensor | None, right: torch.Tensor | None
     ) -> None:
         """An unused input's gradient is None in one program and zeros in another: no difference."""
         if left is None and right is None:
             self.out.compared += 1
             reason = "unused on both sides"
-            self.out.add(f"{path}{self.label}", Aspect.VALUE, Status.IDENTICAL, reason)
+            self.out.add(self._shown(item), Aspect.VALUE, Status.IDENTICAL, reason)
             return
         some = left if left is not None else right
         if some is None:
             return
         zeros = torch.zeros_like(some)
-        self._compare_item(path, zeros if left is None else left, zeros if right is None else right)
+        self._compare_item(item, zeros if left is None else left, zeros if right is None else right)
 
     def _compare_gradient_layout(
-        self, path: str, reference: Observation, candidate: Observation
+        self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
         """Optimizers take sparse gradients in other ways than dense ones, or not at all."""
-        left, right = (seen.gradient_layouts.get(path) for seen in (reference, candidate))
+        left, right = (seen.gradient_layouts.get(item) for seen in (reference, candidate))
         if left is not None and right is not None and left is not right:
             reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
-            self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
-    def _compare_item(self, path: str, left: Any, right: Any) -> None:
-        evidence = ItemEvidence(self.runs, path, self.call, lifts=self.lifts)
+    def _compare_item(self, item: Item, left: Any, right: Any) -> None:
+        evidence = ItemEvidence(self.runs, item, self.call, lifts=self.lifts)
         if self.random_differs:
-            self._compare_random_item(path, left, right)
+            self._compare_random_item(item, left, right)
             return
         try:
-            findings, notes = check_pair(path, left, right, self.checks, evidence)
+            findings, notes = check_pair(item, left, right, self.checks, evidence)
             if not all(finding.status.passes() for finding in findings):
-                context = self._context(path, left)
+                context = self._context(item, left)
                 findings = self.explainer.explain(findings, left, right, evidence, context)
                 findings = [_add_advice(finding, self.runs.native[0]) for finding in findings]
         except NoiseNotYetMeasured:
-            self._put_off.append((len(self.out.findings), path, left, right))
+            self._put_off.append((len(self.out.findings), item, left, right))
             return
         self.out.compared += 1
-        self.runs.settled.add((self.call, path))
-        self.out.findings += relabel(findings, self.label)
+        self.runs.settled.add((self.call, item))
+        self._add_findings(findings)
         self.out.notes += notes
 
     def _compare_put_off(self) -> None:
@@ -569,21 +592,21 @@ class Comparer:
         self.runs.puts_off = False
         before, self.out.findings = self.out.findings, []
         told = 0
-        for position, path, left, right in self._put_off:
+        for position, item, left, right in self._put_off:
             self.out.findings += before[told:position]
             told = position
-            self._compare_item(path, left, right)
+            self._compare_item(item, left, right)
         self.out.findings += before[told:]
         self._put_off = []
 
-    def _context(self, path: str, value: Any) -> Context:
+    def _context(self, item: Item, value: Any) -> Context:
         """What a value may have been mixed up with."""
         from paritas.diagnosis.case import Context
 
-        before = self.runs.initial(path) if is_afterwards(path) else None
+        before = self.runs.initial(item) if item.kind.is_afterwards else None
         earlier = {"what it was before the call": before}
         if self.call:
-            first = self.runs.complete(self.runs.native[0], path)
+            first = self.runs.complete(self.runs.native[0], item)
             earlier["what it was in the call before"] = first
         shape = getattr(value, "shape", None)
         near = {**self.runs.reference.state.tensors, **dict(input_tensors(self.runs.inputs))}
@@ -594,17 +617,17 @@ class Comparer:
         }
         return Context(named=likely_mixups(near, value), earlier=known)
 
-    def _compare_random_item(self, path: str, left: Any, right: Any) -> None:
+    def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Shapes and dtypes still count; values only if they do not depend on the draws."""
         structure = dataclasses.replace(self.checks, values=False)
-        findings, _ = check_pair(path, left, right, structure)
+        findings, _ = check_pair(item, left, right, structure)
         if all(finding.status.passes() for finding in findings):
-            found, _ = check_pair(path, left, right, self.checks)
+            found, _ = check_pair(item, left, right, self.checks)
             if any(f.status is not Status.IDENTICAL for f in found):
                 reason = "depends on random numbers that the candidate draws differently"
                 findings = [
                     Finding(
-                        path=path,
+                        item=item,
                         aspect=Aspect.VALUE,
                         status=Status.UNVERIFIED,
                         reason=reason,
@@ -612,24 +635,19 @@ class Comparer:
                         shape=findings[0].shape,
                     )
                 ]
-                self.out.findings += relabel(findings, self.label)
+                self._add_findings(findings)
                 return
             findings = found
         self.out.compared += 1
-        self.out.findings += relabel(findings, self.label)
+        self._add_findings(findings)
 
 
 def _add_advice(finding: Finding, reference: Observation) -> Finding:
     """A finding about a gradient that the caller did not ask for says how not to."""
-    if finding.advice or finding.path not in reference.further or finding.status.passes():
+    if finding.advice or finding.item not in reference.further or finding.status.passes():
         return finding
-    is_second = finding.path.startswith(SECOND_GRADIENT)
+    is_second = finding.item.kind is ItemKind.SECOND_GRADIENT
     return msgspec.structs.replace(finding, advice=SECOND_ADVICE if is_second else INPUT_ADVICE)
-
-
-def relabel(findings: Iterable[Finding], label: str) -> list[Finding]:
-    """The same findings with a label behind their paths."""
-    return [msgspec.structs.replace(finding, path=f"{finding.path}{label}") for finding in findings]
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -21,13 +21,14 @@ from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.evidence import ItemEvidence, is_inexact
-from paritas.execution.observation import AFTER, Observation, storage_address
+from paritas.execution.observation import Observation, storage_address
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.flattening import flattened, is_dense
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.items import CALL, Item, ItemKind, after_call, harness, in_order
 from paritas.results.wording import headline
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class GraphEntry:
         failed: how many of those differed.
         compared: how many items were compared, over all calls.
         unguarded: why it could not be guarded at all, or "".
+        of_gradients: it is the page of a captured graph's gradients.
     """
 
     label: str
@@ -67,6 +69,7 @@ class GraphEntry:
     failed: int = 0
     compared: int = 0
     unguarded: str = ""
+    of_gradients: bool = False
 
 
 class GuardJournal:
@@ -186,7 +189,7 @@ def _unverified_findings(entry: GraphEntry) -> list[Finding]:
         return []
     return [
         Finding(
-            path=entry.label,
+            item=harness(entry.label),
             aspect=Aspect.HARNESS,
             status=Status.UNVERIFIED,
             reason=entry.unguarded,
@@ -198,6 +201,7 @@ def _unverified_findings(entry: GraphEntry) -> list[Finding]:
 # --- In what a call differs -----------------------------------------------------------------------
 
 CALL_CHECKS = Checks(device=True)
+RANDOM_NUMBERS = Item(ItemKind.RANDOM_STATE, "random numbers")
 # What was measured to be noise explains later errors up to so many times as large.
 MARGIN = 1.5
 # Errors so many times the reference's own are measured anew each time.
@@ -221,33 +225,33 @@ class Experience:
         """Start with none."""
         # One for all calls of a graph: a wrong program is wrong in the same way each time.
         self.explainer = Explainer()
-        self._differences: dict[str, Sizes] = {}
-        self._ratios: dict[str, Sizes] = {}
-        self._findings: dict[tuple[str, Status, torch.dtype, torch.Size], Finding] = {}
+        self._differences: dict[Item, Sizes] = {}
+        self._ratios: dict[Item, Sizes] = {}
+        self._findings: dict[tuple[Item, Status, torch.dtype, torch.Size], Finding] = {}
 
-    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
+    def learn(self, item: Item, difference: Sizes | None, ratios: Sizes | None) -> None:
         """Remember what was measured to be noise."""
-        _grow_sizes(self._differences, path, difference)
+        _grow_sizes(self._differences, item, difference)
         if ratios is not None and max(ratios) <= MOST_LEARNED:
-            _grow_sizes(self._ratios, path, ratios)
+            _grow_sizes(self._ratios, item, ratios)
 
-    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
+    def explains_difference(self, item: Item, difference: Sizes | None) -> bool:
         """Whether the two sides are no further apart than before, relative to their values."""
-        return _is_within_margin(difference, self._differences.get(path))
+        return _is_within_margin(difference, self._differences.get(item))
 
-    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
+    def explains_errors(self, item: Item, ratios: Sizes | None) -> bool:
         """Whether the candidate's errors over the reference's own are no larger than before."""
-        return _is_within_margin(ratios, self._ratios.get(path))
+        return _is_within_margin(ratios, self._ratios.get(item))
 
-    def finding(self, path: str, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
+    def finding(self, item: Item, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
         """Of a value that passes: the same one as long as nothing changes."""
-        key = (path, status, dtype, shape)
+        key = (item, status, dtype, shape)
         known = self._findings.get(key)
         if known is None:
             if len(self._findings) >= MOST_FINDINGS:
                 self._findings.clear()  # of a graph whose sizes change, say
             known = self._findings[key] = Finding(
-                path=path,
+                item=item,
                 aspect=Aspect.VALUE,
                 status=status,
                 dtype=str(dtype).removeprefix("torch."),
@@ -256,10 +260,10 @@ class Experience:
         return known
 
 
-def _grow_sizes(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
+def _grow_sizes(table: dict[Item, Sizes], item: Item, sizes: Sizes | None) -> None:
     if sizes is not None:
-        worst, rms = table.get(path, (0.0, 0.0))
-        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
+        worst, rms = table.get(item, (0.0, 0.0))
+        table[item] = (max(worst, sizes[0]), max(rms, sizes[1]))
 
 
 def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
@@ -269,7 +273,7 @@ def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
 
 
 class CallComparer:
-    """Compares one call, item by item; every path is preceded by the graph's label."""
+    """Compares one call, item by item; findings item the graph as well."""
 
     def __init__(self, runs: NoiseRuns, label: str, experience: Experience) -> None:
         """`runs` holds what the reference did."""
@@ -278,31 +282,31 @@ class CallComparer:
         self.experience = experience
         self.out = CollectedFindings()
 
-    def compare_values(self, reference: dict[str, Any], candidate: dict[str, Any]) -> None:
+    def compare_values(self, reference: dict[Item, Any], candidate: dict[Item, Any]) -> None:
         """Compare named values; one that only one side has is a finding."""
         alike = {
-            name: (_detach_value(candidate[name]), _detach_value(value))
-            for name, value in reference.items()
-            if name in candidate and _are_comparable(value, candidate[name])
+            item: (_detach_value(candidate[item]), _detach_value(value))
+            for item, value in reference.items()
+            if item in candidate and _are_comparable(value, candidate[item])
         }
         measured = dict(zip(alike, differences(list(alike.values())), strict=True))
-        for name, value in reference.items():
-            if name not in candidate:
-                self._add(name, Aspect.STRUCTURE, "the compiled code does not give it")
+        for item, value in reference.items():
+            if item not in candidate:
+                self._add(item, Aspect.STRUCTURE, "the compiled code does not give it")
                 continue
-            self.compare_value(name, value, candidate[name], measured.get(name))
-        for name in candidate:
-            if name not in reference:
-                self._add(name, Aspect.STRUCTURE, "the compiled code gives it, the graph does not")
+            self.compare_value(item, value, candidate[item], measured.get(item))
+        for item in candidate:
+            if item not in reference:
+                self._add(item, Aspect.STRUCTURE, "the compiled code gives it, the graph does not")
 
     def compare_value(
-        self, name: str, reference: Any, candidate: Any, measured: PairDifference | None = None
+        self, item: Item, reference: Any, candidate: Any, measured: PairDifference | None = None
     ) -> None:
         """Compare one value; `measured` if it has been already, with others."""
         if reference is None and candidate is None:
             return
         if _has_parts(reference) or _has_parts(candidate):
-            self._compare_parts(name, reference, candidate)
+            self._compare_parts(item, reference, candidate)
             return
         self.out.compared += 1
         difference: Sizes | None = None
@@ -311,46 +315,47 @@ class CallComparer:
             reference, candidate = _detach_value(reference), _detach_value(candidate)
             same = quickly_equal(reference, candidate) if measured is None else measured.identical
             if same:
-                self._add_pass(name, Status.IDENTICAL, reference)
+                self._add_pass(item, Status.IDENTICAL, reference)
                 return
             difference = measured.sizes if measured else relative_difference(candidate, reference)
-            if self.experience.explains_difference(name, difference):
-                self._add_pass(name, Status.EQUIVALENT, reference)
+            if self.experience.explains_difference(item, difference):
+                self._add_pass(item, Status.EQUIVALENT, reference)
                 return
-            arbiter = ItemEvidence(self.runs, name).arbiter()
+            arbiter = ItemEvidence(self.runs, item).arbiter()
             ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
-            if self.experience.explains_errors(name, ratios):
-                self.experience.learn(name, difference, None)
-                self._add_pass(name, Status.EQUIVALENT, reference)
+            if self.experience.explains_errors(item, ratios):
+                self.experience.learn(item, difference, None)
+                self._add_pass(item, Status.EQUIVALENT, reference)
                 return
-        self._judge(name, _detach_value(reference), _detach_value(candidate), difference, ratios)
+        self._judge(item, _detach_value(reference), _detach_value(candidate), difference, ratios)
 
-    def _compare_parts(self, name: str, reference: Any, candidate: Any) -> None:
+    def _compare_parts(self, item: Item, reference: Any, candidate: Any) -> None:
         """Compare tensors that are not dense by kind, then part by part."""
         left, right = (
-            flattened(_detach_value(reference), name),
-            flattened(_detach_value(candidate), name),
+            flattened(_detach_value(reference), item.name),
+            flattened(_detach_value(candidate), item.name),
         )
-        matching = match(left, right, CALL_CHECKS)
+        matching = match(left, right, CALL_CHECKS, item)
         for finding in matching.findings:
-            self._add(finding.path, finding.aspect, finding.reason)
-        for path, one, other in matching.pairs:
-            self.compare_value(path, one, other)
+            self._add(finding.item, finding.aspect, finding.reason)
+        for part, one, other in matching.pairs:
+            self.compare_value(part, one, other)
 
     def _judge(
         self,
-        name: str,
+        item: Item,
         reference: Any,
         candidate: Any,
         difference: Sizes | None,
         ratios: Sizes | None,
     ) -> None:
         """Ask for all there is to know of a value that experience does not explain."""
-        path = f"{self.label}: {name}"
-        evidence = ItemEvidence(self.runs, name)
-        findings, notes = check_pair(path, reference, candidate, CALL_CHECKS, evidence)
+        evidence = ItemEvidence(self.runs, item)
+        findings, notes = check_pair(
+            item.in_graph(self.label), reference, candidate, CALL_CHECKS, evidence
+        )
         if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
-            self.experience.learn(name, difference, ratios)
+            self.experience.learn(item, difference, ratios)
         else:
             findings = self._explained(findings, reference, candidate, evidence)
         self.out.findings += findings
@@ -364,9 +369,10 @@ class CallComparer:
 
         explainer = self.experience.explainer
         given = self.runs.given()
-        before = given.get(evidence.path.removesuffix(AFTER))
+        before = given.get(evidence.item.name)
+        is_after = evidence.item.kind is ItemKind.INPUT_AFTER_CALL
         earlier: dict[str, Tensor] = {}
-        if evidence.path.endswith(AFTER) and isinstance(before, torch.Tensor):
+        if is_after and isinstance(before, torch.Tensor):
             earlier["what it was before the call"] = before
         context = Context(named=likely_mixups(given, reference), earlier=earlier)
         found = explainer.explain(findings, reference, candidate, evidence, context)
@@ -375,44 +381,44 @@ class CallComparer:
         return found
 
     def compare_strides(
-        self, reference: Observation, candidate: Observation, promised: dict[str, tuple[int, ...]]
+        self, reference: Observation, candidate: Observation, promised: dict[Item, tuple[int, ...]]
     ) -> None:
         """Compare the strides of outputs that the user sees; `promised` holds what was traced."""
-        for name, traced in promised.items():
-            if name not in candidate.outputs:
+        for item, traced in promised.items():
+            if item not in candidate.outputs:
                 continue
             mine, theirs = (
-                _strides_of(candidate.outputs[name]),
-                _strides_of(reference.outputs[name]),
+                _strides_of(candidate.outputs[item]),
+                _strides_of(reference.outputs[item]),
             )
             if mine is None or theirs is None:
                 continue
-            shape = candidate.outputs[name].shape
-            if shape != reference.outputs[name].shape:
+            shape = candidate.outputs[item].shape
+            if shape != reference.outputs[item].shape:
                 continue  # told already
             if any(_have_same_strides(shape, mine, other) for other in (theirs, traced)):
                 continue
-            self._add(name, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
+            self._add(item, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
 
     def compare_aliases(
         self,
         reference: Observation,
         candidate: Observation,
-        visible: set[str],
-        donated: set[str] = frozenset(),  # type: ignore[assignment]
+        visible: set[Item],
+        donated: set[Item] = frozenset(),  # type: ignore[assignment]
     ) -> None:
         """Compare which visible outputs share memory, and with what; donated inputs may be used."""
 
-        def seen(observation: Observation) -> set[tuple[str, str]]:
+        def seen(observation: Observation) -> set[tuple[Item, Item]]:
             shared = {(a, b) for a, b in observation.aliases if b in visible}
             # Two outputs that share memory matter only if the user sees both.
             shared = {(a, b) for a, b in shared if a not in observation.outputs or a in visible}
             return {(a, b) for a, b in shared if a not in donated}
 
         left, right = seen(reference), seen(candidate)
-        for one, other in sorted(right - left):
+        for one, other in in_order(right - left):
             self._add(other, Aspect.ALIAS, f"shares memory with {one}, which the graph's does not")
-        for one, other in sorted(left - right):
+        for one, other in in_order(left - right):
             self._add(other, Aspect.ALIAS, f"does not share memory with {one}, as the graph's does")
 
     def compare_random(self, reference: Observation, candidate: Observation) -> None:
@@ -420,7 +426,7 @@ class CallComparer:
         left, right = reference.rng_after, candidate.rng_after
         if left is not None and right is not None and not left.same_torch(right):
             reason = "leaves torch's random generators in another state than the graph does"
-            self._add("random numbers", Aspect.RNG, reason)
+            self._add(RANDOM_NUMBERS, Aspect.RNG, reason)
 
     def compare_untouched(self, inputs: dict[str, tuple[Tensor, Any]]) -> None:
         """Report inputs, before and after, that were written to though the graph does not."""
@@ -431,7 +437,7 @@ class CallComparer:
                 continue
             self.out.findings.append(
                 Finding(
-                    path=f"{self.label}: {name}{AFTER}",
+                    item=after_call(name).in_graph(self.label),
                     aspect=Aspect.VALUE,
                     status=Status.DIFFERENT,
                     reason="the compiled code writes to this input; the graph leaves it alone",
@@ -439,14 +445,14 @@ class CallComparer:
                 )
             )
 
-    def _add_pass(self, name: str, status: Status, value: Tensor) -> None:
+    def _add_pass(self, item: Item, status: Status, value: Tensor) -> None:
         self.out.findings.append(
-            self.experience.finding(f"{self.label}: {name}", status, value.dtype, value.shape)
+            self.experience.finding(item.in_graph(self.label), status, value.dtype, value.shape)
         )
 
-    def _add(self, name: str, aspect: Aspect, reason: str) -> None:
+    def _add(self, item: Item, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
-        self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
+        self.out.add(item.in_graph(self.label), aspect, Status.DIFFERENT, reason)
 
 
 def _are_comparable(reference: Any, candidate: Any) -> bool:
@@ -521,26 +527,26 @@ class GuardedCode:
         """A verdict that says that the check itself failed; the program goes on."""
         out = CollectedFindings()
         reason = f"the check itself failed: {_describe_error(error)}"
-        out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
+        out.add(CALL.in_graph(self.entry.label), Aspect.HARNESS, Status.UNVERIFIED, reason)
         return out.verdict(strict=self.settings.strict)
 
     def judge_errors(
         self, out: CollectedFindings, reference: Exception | None, candidate: Exception | None
     ) -> bool:
         """Report what either side raised; whether there was anything to report."""
-        path = f"{self.entry.label}: call"
+        item = CALL.in_graph(self.entry.label)
         if reference is None and candidate is None:
             return False
         if candidate is None:
             reason = f"the graph itself, run op by op, raises {_describe_error(reference)}"
-            out.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
+            out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
             out.compared += 1
             reason = f"the compiled code raises {_describe_error(candidate)}; the graph does not"
-            out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         else:
             reason = f"both raise: the compiled code {_describe_error(candidate)}"
-            out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
+            out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
         return True
 
     def conclude(
@@ -585,8 +591,7 @@ class GuardedCode:
             note = f"{self.entry.label}: its arguments could not be kept: {_describe_error(error)}"
             self.journal.add((), [note])
             return None
-        gradients = self.entry.label.endswith("gradients")
-        return FailedGraph(self.entry.label, module, inputs, self.made_by, gradients)
+        return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
 def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
@@ -596,7 +601,7 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
     except Exception as error:  # noqa: BLE001
         return [
             Finding(
-                path=f"{suspect.label}: where it starts",
+                item=harness("where it starts").in_graph(suspect.label),
                 aspect=Aspect.HARNESS,
                 status=Status.UNVERIFIED,
                 reason=f"looking for it failed: {_describe_error(error)}",

@@ -18,7 +18,7 @@ from paritas._torch.graphs import (
     graph_source,
     is_undefined,
     lowered_input_names,
-    lowered_output_names,
+    lowered_outputs,
     placeholders,
     returned,
 )
@@ -34,10 +34,11 @@ from paritas.execution.graph_runs import (
     copy_argument,
     copy_written,
 )
-from paritas.execution.observation import AFTER, AFTER_BACKWARD, Observation, storage_address
+from paritas.execution.observation import Observation, storage_address
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Status
+from paritas.results.items import RANDOM_STATE, Item, ItemKind, after_call, gradient, input_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -170,7 +171,7 @@ class GuardedGraph(GuardedCode):
         self.reference = ReferenceGraph.of(
             lowered.module,
             lowered_input_names(lowered.module, captured_names),
-            lowered_output_names(lowered.module, captured_names),
+            lowered_outputs(lowered.module, captured_names),
         )
         self.late_findings: list[Finding] = []
         self._may_change = self.reference.written | lowered.donated
@@ -179,7 +180,7 @@ class GuardedGraph(GuardedCode):
         self._tolerant: tuple[ReferenceGraph, ...] | None = None
         positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
         named = zip(self.reference.outputs, returned(lowered.module), strict=False)
-        self._undefined = {name for name, node in named if is_undefined(node)}
+        self._undefined = {item for item, node in named if is_undefined(node)}
         self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
         # What the compiled code may use up, and what nobody looks at afterwards.
         self._given_away = lowered.donated - self.reference.written - {*self._handed_on}
@@ -287,10 +288,10 @@ class GuardedGraph(GuardedCode):
         reference = runs.native[0]
         if self.judge_errors(comparer.out, reference.error, candidate.error):
             return comparer.out
-        same = self._handed_on_names(candidate, given)
+        same = self._handed_on_items(candidate, given)
         comparer.out.compared += len(same)
         comparer.out.skipped += [
-            f"{self.entry.label}: {name}, which is not defined" for name in self._undefined
+            f"{item.in_graph(self.entry.label)}, which is not defined" for item in self._undefined
         ]
         same |= self._undefined
         comparer.compare_random(reference, candidate)
@@ -320,18 +321,18 @@ class GuardedGraph(GuardedCode):
         used = [place if mine is theirs else storage_address(mine) for mine, theirs, place in pairs]
         reference.aliases = self.reference.aliases(reference, runs.used, used, self._promised)
         candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
-        donated = {self.reference.inputs[position] for position in self.lowered.donated}
+        donated = {input_of(self.reference.inputs[position]) for position in self.lowered.donated}
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
 
-    def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
+    def _handed_on_items(self, candidate: Observation, given: list[Any]) -> set[Item]:
         """The outputs that are inputs, as they should be: no need to compare their bits."""
         same = set()
-        for name, position in zip(self.reference.outputs, self._handed_on, strict=False):
+        for item, position in zip(self.reference.outputs, self._handed_on, strict=False):
             if position is None or position in self.reference.written:
                 continue
-            value, original = candidate.outputs.get(name), given[position]
+            value, original = candidate.outputs.get(item), given[position]
             if value is original or is_same_memory(value, original):
-                same.add(name)
+                same.add(item)
         return same
 
     def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
@@ -349,7 +350,7 @@ class GuardedGraph(GuardedCode):
                 self._located = locate_safely(self.locator, suspect)
         return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
 
-    def _promised_strides(self) -> dict[str, tuple[int, ...]]:
+    def _promised_strides(self) -> dict[Item, tuple[int, ...]]:
         """The strides that outputs which the user sees had when the graph was traced."""
         promised = {}
         values = returned(self.lowered.module)
@@ -372,8 +373,8 @@ def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]
     return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
 
 
-def _leave_out(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
+def _leave_out(values: dict[Item, Any], items: set[Item]) -> dict[Item, Any]:
+    return {item: value for item, value in values.items() if item not in items}
 
 
 # --- A captured graph -----------------------------------------------------------------------------
@@ -423,6 +424,7 @@ class GuardedCapture(GuardedCode):
             entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
             self._backward = GuardedCode(self.settings, self.journal, entry)
             self._backward.made_by = self.made_by
+            entry.of_gradients = True
         return self._backward
 
     def __call__(self, *args: Any) -> Any:
@@ -462,28 +464,28 @@ class GuardedCapture(GuardedCode):
             (self.reference.module, kept),
         )
 
-    def _reused(self, results: Any, reference: Observation) -> list[str]:
+    def _reused(self, results: Any, reference: Observation) -> list[Item]:
         """The outputs in the memory of one that the call before gave away and that still exists.
 
         What the graph itself hands out again and again, an input or a constant, is none.
         """
         named = dict(zip(reference.outputs, results, strict=False))
-        tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+        tensors = {item: value for item, value in named.items() if isinstance(value, torch.Tensor)}
         held = {
             storage_address(tensor) for ref in self._given_away if (tensor := ref()) is not None
         } - {0}
         self._given_away = [weakref.ref(tensor) for tensor in tensors.values()]
-        handed_on = {name for pair in reference.aliases for name in pair}
+        handed_on = {item for pair in reference.aliases for item in pair}
         if self.made_by is not None and self.made_by.backend.name == "cudagraphs":
             return []  # as torch documents it
         return [
-            name
-            for name, tensor in tensors.items()
-            if storage_address(tensor) in held and name not in handed_on
+            item
+            for item, tensor in tensors.items()
+            if storage_address(tensor) in held and item not in handed_on
         ]
 
     def _judge(
-        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[str] = ()
+        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[Item] = ()
     ) -> Verdict:
         comparer = self.comparer(runs)
         reference = runs.native[0]
@@ -491,22 +493,22 @@ class GuardedCapture(GuardedCode):
             return self.rolled_up(comparer.out, runs)
         comparer.compare_random(reference, candidate)
         comparer.compare_values(reference.outputs, candidate.outputs)
-        written = sorted(reference.after.keys() | candidate.after.keys())
+        written = sorted(reference.after.keys() | candidate.after.keys(), key=str)
         comparer.compare_values(
-            {name: runs.complete(reference, name) for name in written},
-            {name: runs.complete(candidate, name) for name in written},
+            {item: runs.complete(reference, item) for item in written},
+            {item: runs.complete(candidate, item) for item in written},
         )
         comparer.compare_strides(reference, candidate, dict(reference.strides))
         comparer.compare_aliases(reference, candidate, set(reference.outputs))
-        for name in reused:
+        for item in reused:
             reason = "is in the memory of the output of the call before, which it overwrites"
-            path = f"{self.entry.label}: {name}"
-            comparer.out.add(path, Aspect.ALIAS, Status.DIFFERENT, reason)
-        for name, needs in reference.requires_grad.items():
-            if candidate.requires_grad.get(name, needs) != needs:
+            shown = item.in_graph(self.entry.label)
+            comparer.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
+        for item, needs in reference.requires_grad.items():
+            if candidate.requires_grad.get(item, needs) != needs:
                 reason = f"requires_grad is {not needs} instead of {needs}"
-                path = f"{self.entry.label}: {name}"
-                comparer.out.add(path, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+                shown = item.in_graph(self.entry.label)
+                comparer.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
         return self.rolled_up(comparer.out, runs)
 
     def _run_reference(self, args: tuple[Any, ...], kept: list[Any], rng: RandomState) -> Any:
@@ -524,9 +526,9 @@ class GuardedCapture(GuardedCode):
         rng: RandomState,
         surroundings: CallSurroundings,
         cotangents: dict[int, Tensor],
-        found: dict[str, Tensor | None],
-        besides: dict[str, tuple[Aspect, str]],
-    ) -> dict[str, Tensor | None]:
+        found: dict[Item, Tensor | None],
+        besides: dict[Item, tuple[Aspect, str]],
+    ) -> dict[Item, Tensor | None]:
         """Compare gradients; give those that the program is to go on with.
 
         `besides` is what the backward pass did besides: those of torch's own operators do nothing.
@@ -541,20 +543,20 @@ class GuardedCapture(GuardedCode):
             comparer = code.comparer(runs)
             reference = runs.native[0]
             if not code.judge_errors(comparer.out, reference.error, None):
-                for name, gradient in found.items():
-                    _compare_gradient(comparer, name, reference.gradients.get(name), gradient)
-            for name, (aspect, reason) in besides.items():
-                path = f"{code.entry.label}: {name}"
-                comparer.out.add(path, aspect, Status.DIFFERENT, reason)
+                for item, value in found.items():
+                    _compare_gradient(comparer, item, reference.gradients.get(item), value)
+            for item, (aspect, reason) in besides.items():
+                shown = item.in_graph(code.entry.label)
+                comparer.out.add(shown, aspect, Status.DIFFERENT, reason)
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
-            instead = {name: reference.gradients.get(name) for name in found}
+            instead = {item: reference.gradients.get(item) for item in found}
         except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
             verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
         called = (self.reference.module, kept)
-        result: dict[str, Tensor | None] = code.conclude(
+        result: dict[Item, Tensor | None] = code.conclude(
             verdict, found, None, lambda: instead, called
         )
         return result
@@ -596,13 +598,13 @@ class GuardedCapture(GuardedCode):
         return journal.verdict()
 
 
-def _compare_gradient(comparer: Any, name: str, reference: Any, candidate: Any) -> None:
+def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candidate: Any) -> None:
     """No gradient and a gradient of zeros are the same to whoever adds it up."""
     if (reference is None) != (candidate is None):
         known = candidate if reference is None else reference
         zeros = torch.zeros_like(known)
         reference, candidate = (zeros if v is None else v for v in (reference, candidate))
-    comparer.compare_value(name, reference, candidate)
+    comparer.compare_value(item, reference, candidate)
 
 
 class GradientWatch:
@@ -624,7 +626,7 @@ class GradientWatch:
         self.kept = kept
         self.rng = rng
         self.surroundings = surroundings
-        self.names: list[str] = []
+        self.items: list[Item] = []
         self.cotangents: dict[int, Tensor] = {}
         self._given: list[Any] = []
         self._untouched: dict[str, tuple[Tensor, Tensor]] = {}
@@ -634,13 +636,13 @@ class GradientWatch:
         """The arguments for the compiled code."""
         if not torch.is_grad_enabled() or reference.error is not None:
             return args
-        handed_out = {name for pair in reference.aliases for name in pair}
+        handed_out = {item for pair in reference.aliases for item in pair}
         positions = []
         names = self.code.reference.inputs
         for position, (name, value) in enumerate(zip(names, args, strict=False)):
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 continue
-            if name in handed_out or f"{name}{AFTER}" in reference.after:
+            if input_of(name) in handed_out or after_call(name) in reference.after:
                 label = self.code.entry.label
                 reason = "is not checked, since the graph writes to it or hands it out"
                 self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
@@ -649,7 +651,7 @@ class GradientWatch:
         if not positions:
             return args
         self._given = list(args)
-        self.names = [f"gradient of {names[p]}" for p in positions]
+        self.items = [gradient(names[position]) for position in positions]
         entering = [args[position] for position in positions]
         replaced = _WatchedIdentity.apply(self, *entering)  # type: ignore[no-untyped-call]
         args = list(args)
@@ -659,7 +661,7 @@ class GradientWatch:
 
     def leaving(self, results: Any) -> None:
         """Watch the outputs."""
-        if not self.names:
+        if not self.items:
             return
         seen: set[int] = set()
         for position, value in enumerate(results):
@@ -680,21 +682,24 @@ class GradientWatch:
             self._rng = RandomState.of_torch()
         self.cotangents[position] = cotangent.detach().clone()
 
-    def _besides(self) -> dict[str, tuple[Aspect, str]]:
+    def _besides(self) -> dict[Item, tuple[Aspect, str]]:
         """What changed since the backward pass began."""
         found = {
-            f"{name}{AFTER_BACKWARD}": (Aspect.VALUE, "the backward pass writes to this input")
+            Item(ItemKind.INPUT_AFTER_BACKWARD, name): (
+                Aspect.VALUE,
+                "the backward pass writes to this input",
+            )
             for name, (value, before) in self._untouched.items()
             if not bitwise_equal(value.detach(), before.detach())
         }
         if self._rng is not None and not self._rng.same_torch(RandomState.of_torch()):
-            found["random state"] = (Aspect.RNG, "the backward pass draws random numbers")
+            found[RANDOM_STATE] = (Aspect.RNG, "the backward pass draws random numbers")
         self._untouched, self._rng = {}, None
         return found
 
     def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Compare the gradients of the inputs, once they are there."""
-        cotangents, found = dict(self.cotangents), dict(zip(self.names, gradients, strict=True))
+        cotangents, found = dict(self.cotangents), dict(zip(self.items, gradients, strict=True))
         besides = self._besides()
         self.cotangents.clear()
         if not cotangents:

@@ -39,6 +39,7 @@ from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,10 +138,10 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
     Removing any one of them hides it, unless the time ran out before that was known.
     """
-    failed = {finding.path for finding in suspect.failures}
+    failed = {finding.item for finding in suspect.failures}
     outputs = returned(suspect.lowered.module)
     named = zip(suspect.runs.reference.outputs, outputs, strict=False)
-    wrong = [node for name, node in named if f"{suspect.label}: {name}" in failed]
+    wrong = [node for item, node in named if item.in_graph(suspect.label) in failed]
     before = ancestors(wrong) if wrong else None
     names = [
         name for name in compilable(suspect.lowered.module) if before is None or name in before
@@ -276,14 +277,14 @@ def _wrong_nodes(
             if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
                 continue
             if not _cannot_be_drawn_alone(node):
-                path, seed = f"{suspect.label}: node {node.name}", suspect.runs.seed
-                found = judge_node(node, table, own, path=path, seed=seed)
+                item, seed = _node_item(suspect, node), suspect.runs.seed
+                found = judge_node(node, table, own, item=item, seed=seed)
                 findings += _with_node_origin(traced[node.name], found)
     return findings
 
 
 def judge_node(
-    node: Node, table: dict[Node, Any], own: torch.Tensor, *, path: str, seed: int
+    node: Node, table: dict[Node, Any], own: torch.Tensor, *, item: Item, seed: int
 ) -> list[Finding]:
     """Judge the value that other code had for a node, by the node run alone.
 
@@ -291,7 +292,7 @@ def judge_node(
         node: of the reference.
         table: what the other code had for every node that this one reads.
         own: what it had for this one.
-        path: what the findings are called by.
+        item: what the findings are about.
         seed: of the perturbations.
 
     Returns:
@@ -302,7 +303,7 @@ def judge_node(
     if not isinstance(reference, torch.Tensor):
         return []
     evidence = ItemEvidence(runs, VALUE)
-    found, _ = check_pair(path, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
+    found, _ = check_pair(item, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
     if all(finding.status.passes() for finding in found):
         return found
     context = call_context(runs.parent.target, runs.args, runs.kwargs)
@@ -324,10 +325,13 @@ def _check_write(
     wanted = value.to(after.dtype).expand(after.shape)
     if bitwise_equal(after.detach(), wanted.detach().contiguous()):
         return []
-    found, _ = check_pair(
-        f"{suspect.label}: node {node.name}", wanted.detach(), after.detach(), _NODE_CHECKS
-    )
+    item = _node_item(suspect, node)
+    found, _ = check_pair(item, wanted.detach(), after.detach(), _NODE_CHECKS)
     return found
+
+
+def _node_item(suspect: Suspect, node: Node) -> Item:
+    return Item(ItemKind.NODE, node.name, graph=suspect.label)
 
 
 def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
@@ -525,10 +529,9 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
     outputs = dict(
         zip(suspect.runs.reference.outputs, returned(suspect.lowered.module), strict=False)
     )
-    prefix = f"{suspect.label}: "
     node: Node | None = None
     for finding in suspect.failures:
-        node = node or outputs.get(finding.path.removeprefix(prefix))
+        node = node or outputs.get(finding.item.in_graph(""))
     where = provenance(node) if node is not None else None
     named = (node.name,) if node is not None else ()
     return _located_finding(
@@ -541,13 +544,19 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
 def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
     worst = suspect.failures[0]
     return Finding(
-        path=f"{suspect.label}: {where.kind.value} {where.name}",
+        item=_origin_item(suspect, where),
         aspect=Aspect.VALUE,
         status=worst.status,
         reason=reason,
         source=where.source or None,
         origin=where,
     )
+
+
+def _origin_item(suspect: Suspect | CapturedSuspect, where: Origin) -> Item:
+    if where.kind is OriginKind.NODE:
+        return Item(ItemKind.NODE, where.name, graph=suspect.label)
+    return Item(ItemKind.ORIGIN, f"{where.kind.value} {where.name}", graph=suspect.label)
 
 
 def _join_names(names: list[str]) -> str:
@@ -683,7 +692,7 @@ def _gravest_of_part(
     except Exception:  # noqa: BLE001  (a part that does not work alone shows nothing)
         return None
     bad = [finding for finding in verdict.failures if finding.status is not Status.UNVERIFIED]
-    gradients = [finding for finding in bad if "gradient of" in finding.path]
+    gradients = [finding for finding in bad if finding.item.kind.is_gradient]
     return next(iter(gradients if suspect.gradients else bad), None)
 
 
@@ -699,7 +708,7 @@ def _captured_finding(
         what = "the gradient of " if suspect.gradients else ""
         reason = f"starts here: {what}{origin.operator} {told}; {about.reason}"
     return Finding(
-        path=f"{suspect.label}: {origin.kind.value} {origin.name}",
+        item=_origin_item(suspect, origin),
         aspect=about.aspect if worst is not None else Aspect.VALUE,
         status=about.status,
         reason=reason,

@@ -27,7 +27,7 @@ from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
 from paritas.execution.evidence import ItemEvidence, NoiseRuns, WideDefault
-from paritas.execution.observation import AFTER, Observation
+from paritas.execution.observation import Observation
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 from paritas.numerics.criterion import unit_roundoff
@@ -36,6 +36,7 @@ from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
 from paritas.results.findings import Aspect, Finding, Status
+from paritas.results.items import Item, ItemKind, after_call, output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -301,14 +302,15 @@ class PassProgram(abc.ABC):
         finally:
             rng.restore()
         for path, leaf in leaves(results):
-            seen.outputs[f"output{path}"] = leaf
+            item = output(f"output{path}")
+            seen.outputs[item] = leaf
             if mode is not None and isinstance(leaf, torch.Tensor):
                 decision = mode.decision_for(leaf)
                 if decision is not None:
-                    seen.decisions[f"output{path}"] = decision
+                    seen.decisions[item] = decision
         for name, value in after.items():
             if not bitwise_equal(value, inputs.copy(name, wide=wide, always=False)):
-                seen.after[f"{name}{AFTER}"] = value
+                seen.after[after_call(name)] = value
         return seen
 
     def seen(
@@ -387,19 +389,19 @@ class PassRuns(NoiseRuns):
         """In float64 the two are compared as they are."""
         return None
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run; an input it left alone has the value it came with."""
-        value = seen.value(path)
-        if value is None and path.endswith(AFTER):
-            return self.inputs.copy(path.removesuffix(AFTER), wide=not self.is_narrow)
+        value = seen.value(item)
+        if value is None and item.kind is ItemKind.INPUT_AFTER_CALL:
+            return self.inputs.copy(item.name, wide=not self.is_narrow)
         return value
 
 
 class _WideEvidence(ItemEvidence):
     """Both sides in float64: the one is the arbiter, the other the lifted run."""
 
-    def __init__(self, runs: PassRuns, path: str, before: Any, after: Any) -> None:
-        super().__init__(runs, path)
+    def __init__(self, runs: PassRuns, item: Item, before: Any, after: Any) -> None:
+        super().__init__(runs, item)
         self._pair = before, after
 
     def arbiter(self) -> Tensor | None:
@@ -496,31 +498,31 @@ def _compare_runs(
 ) -> PassComparison:
     result = PassComparison()
     checks = Checks(dtype=False)
-    paths = [*left.outputs, *left.after]
-    paths += [path for path in (*right.outputs, *right.after) if path not in paths]
-    for path in paths:
-        pair = as_plain(runs.complete(left, path)), as_plain(runs.complete(right, path))
+    items = [*left.outputs, *left.after]
+    items += [item for item in (*right.outputs, *right.after) if item not in items]
+    for item in items:
+        pair = as_plain(runs.complete(left, item)), as_plain(runs.complete(right, item))
         result.compared += 1
-        evidence = _WideEvidence(runs, path, *pair) if wide else ItemEvidence(runs, path)
+        evidence = _WideEvidence(runs, item, *pair) if wide else ItemEvidence(runs, item)
         kinds = [_kind_of_value(value) for value in pair]
         if kinds[0] != kinds[1]:
             reason = f"{kinds[1]} instead of {kinds[0]}"
             result.differ.append(
-                Finding(path=path, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
+                Finding(item=item, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
             )
             continue
-        findings, _ = check_pair(path, *pair, checks, evidence)
+        findings, _ = check_pair(item, *pair, checks, evidence)
         if not result.differ:  # the first is what a reader is told
             findings = Explainer(left=1).explain(findings, *pair, evidence)
         for finding in findings:
             if finding.status is Status.DIFFERENT and not wide and _is_unmeasured(runs, finding):
-                result.unknown.append(f"{path} differs, and its noise cannot be measured")
+                result.unknown.append(f"{item} differs, and its noise cannot be measured")
             elif finding.status is Status.DIFFERENT:
                 result.differ.append(finding)
             elif finding.status is Status.UNVERIFIED:
-                result.unknown.append(f"{path}: {finding.reason}")
+                result.unknown.append(f"{item}: {finding.reason}")
             elif finding.status is Status.UNSTABLE:
-                result.undecided.append(f"{path}: {finding.reason}")
+                result.undecided.append(f"{item}: {finding.reason}")
     return result
 
 
@@ -528,7 +530,7 @@ def _is_unmeasured(runs: PassRuns, finding: Finding) -> bool:
     """Whether a difference may be rounding, for all that is known: half of the digits agree."""
     size = finding.metrics.rel_l2 if finding.metrics is not None else math.inf
     small = size <= math.sqrt(runs.unit)
-    return small and runs.spread(runs.unit, 0, finding.path, 1) is None
+    return small and runs.spread(runs.unit, 0, finding.item, 1) is None
 
 
 def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> list[Finding]:
@@ -540,13 +542,13 @@ def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs)
     if any(seen.error is not None for seen in native):
         return []
     found = []
-    for path, left in native[0].outputs.items():
-        right = native[1].outputs.get(path)
+    for item, left in native[0].outputs.items():
+        right = native[1].outputs.get(item)
         dtypes = getattr(left, "dtype", None), getattr(right, "dtype", None)
         if dtypes[0] is not dtypes[1]:
             reason = f"dtype {dtypes[1]} instead of {dtypes[0]}"
             found.append(
-                Finding(path=path, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
+                Finding(item=item, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
             )
     return found
 

@@ -24,6 +24,7 @@ from paritas.checks.pass_programs import (
     output_dtypes,
 )
 from paritas.results.findings import Aspect, Finding, OriginKind, Status
+from paritas.results.items import Item, ItemKind, harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +45,8 @@ MOST_NODES_NAMED = 8
 
 def could_not_check(path: str, reason: str) -> Finding:
     """A finding about something that was not compared."""
-    return Finding(path=path, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
+    item = harness(path)
+    return Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
 
 
 def wrong_pass(
@@ -103,7 +105,7 @@ def _pass_finding(
     count = f"{len(comparison.differ)} of {comparison.compared} results differ"
     reason = f"{told}: {count}, the first in {worst.path}: {worst.reason}"
     return Finding(
-        path=path,
+        item=Item(ItemKind.ORIGIN, path),
         aspect=worst.aspect,
         status=Status.DIFFERENT,
         reason=reason,

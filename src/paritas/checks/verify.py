@@ -17,15 +17,10 @@ from paritas.checks.failures import FailedPair, remember_failed
 from paritas.errors import MismatchError, UsageError
 from paritas.execution.evidence import is_inexact
 from paritas.execution.observation import (
-    AFTER,
-    GRADIENT,
     OUTPUT,
-    SECOND_GRADIENT,
-    STATE,
     Observation,
     RunConditions,
     input_tensors,
-    place_of,
     running_subject,
     same_value,
     storage_address,
@@ -43,6 +38,7 @@ from paritas.execution.subjects import (
 from paritas.numerics.contents import SEQUENCE
 from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.results.items import CALL, Item, ItemKind, gradient, harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +95,7 @@ class FurtherGradients:
         stops = reference.gradients and not any(candidate.requires_grad.values())
         if not self.conditions.gradients or failed or stops:
             return natives
-        written = {place_of(path) for seen in natives for path in seen.after}
+        written = {item.name for seen in natives for item in seen.after}
         self.conditions = dataclasses.replace(
             self.conditions,
             also=frozenset(self._inputs(written)),
@@ -110,7 +106,7 @@ class FurtherGradients:
         return self._joined(reference, found[0]), self._joined(candidate, found[1])
 
     def _joined(self, native: Observation, seen: Observation) -> Observation:
-        further = {path: value for path, value in seen.further.items() if self._is_asked(path)}
+        further = {item: value for item, value in seen.further.items() if self._is_asked(item)}
         return dataclasses.replace(native, further=further, again=seen.again)
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
@@ -129,18 +125,18 @@ class FurtherGradients:
             status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
             reason = f"the {role} raises {_describe_error(error)}"
             advice = "verify_double_backward=True asks for them"
-            collected.add(_SECOND, Aspect.EXCEPTION, status, reason, advice)
+            collected.add(
+                Item(ItemKind.GRADIENTS, _SECOND), Aspect.EXCEPTION, status, reason, advice
+            )
 
     @property
     def _has_any(self) -> bool:
         return bool(self.conditions.also) or self.conditions.second
 
-    def _is_asked(self, path: str) -> bool:
-        return (
-            self.conditions.second
-            if path.startswith(SECOND_GRADIENT)
-            else bool(self.conditions.also)
-        )
+    def _is_asked(self, item: Item) -> bool:
+        if item.kind is ItemKind.SECOND_GRADIENT:
+            return self.conditions.second
+        return bool(self.conditions.also)
 
     def _inputs(self, written: set[str]) -> Iterator[str]:
         if not self.config.verify_input_gradients:
@@ -154,10 +150,10 @@ class FurtherGradients:
             if tensor.requires_grad or not _is_differentiable(tensor):
                 continue
             if path in written and places.count(storage_address(tensor)) > 1:
-                self._skip(f"{GRADIENT} of {path}", "it is written to and shares memory")
+                self._skip(gradient(path).text, "it is written to and shares memory")
             elif path in written and any(side.is_compiled for side in self.sides):
                 # It would have to be no leaf, of which Dynamo warns the user.
-                self._skip(f"{GRADIENT} of {path}", "a compiled program writes to it")
+                self._skip(gradient(path).text, "a compiled program writes to it")
             else:
                 yield path
 
@@ -219,7 +215,7 @@ class FurtherGradients:
         """Run one side; of what the caller's own call has shown, make no more than is needed."""
         conditions = dataclasses.replace(
             self.conditions,
-            wanted=frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also),
+            wanted=frozenset(map(gradient, self.conditions.also)),
             changing=frozenset(),
         )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
@@ -228,7 +224,7 @@ class FurtherGradients:
 
     def _give_up_inputs(self, why: str) -> None:
         for path in sorted(self.conditions.also):
-            self._skip(f"{GRADIENT} of {path}, which does not require grad", why)
+            self._skip(f"{gradient(path)}, which does not require grad", why)
         self.conditions = dataclasses.replace(self.conditions, also=frozenset())
 
     def _skip(self, what: str, why: str) -> None:
@@ -295,8 +291,8 @@ def verify(
     try:
         with around:
             for position, given in enumerate(sets):
-                label = f" (inputs {position + 1})" if len(sets) > 1 else ""
-                one = _Verification(reference, candidate, given, config, label, tell)
+                number = position + 1 if len(sets) > 1 else 0
+                one = _Verification(reference, candidate, given, config, number, tell)
                 verdicts.append(one.run())
     finally:
         rng.restore()
@@ -319,19 +315,19 @@ class _Verification:
         candidate: Subject,
         inputs: Inputs,
         config: VerifyConfig,
-        label: str,
+        number: int,
         tell: Callable[[str], None],
     ) -> None:
         self.reference = reference
         self.candidate = candidate
         self.inputs = inputs
         self.config = config
-        self.label = label
+        self.number = number
         self.tell = tell
         self.rng = RandomState.now()
         self.repeats = False
-        self.overwritten: list[str] = []
-        self.reused: list[str] = []
+        self.overwritten: list[Item] = []
+        self.reused: list[Item] = []
         self.conditions = RunConditions(
             gradients=self._differentiates(),
             seed=config.seed,
@@ -364,7 +360,7 @@ class _Verification:
             runs.notes.append("outputs are matched by order: the two sides name them differently")
             mine, (my_first,) = runs.named(mine), runs.named([my_first])
         runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
-        collected = Comparer(runs, self.config, 0, self.label).compare(first, my_first)
+        collected = Comparer(runs, self.config, 0, self._shown(CALL)).compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
         if self.repeats or len(mine) > 1:
@@ -378,6 +374,10 @@ class _Verification:
         collected.notes += runs.notes
         return collected.verdict(strict=self.config.strict)
 
+    def _shown(self, item: Item, call: int = 0) -> Item:
+        """The item as findings name it: with the set of inputs, where there are several."""
+        return item.during(call, self.number)
+
     def _intrusions(self) -> CollectedFindings:
         """What the candidate's calls changed of the reference's own state, which is put back."""
         collected = CollectedFindings()
@@ -387,8 +387,8 @@ class _Verification:
         for name in ours.changed():
             collected.compared += 1
             reason = "the candidate's call changes this part of the reference, and not its own"
-            path = f"{STATE} {name}{AFTER}{self.label}"
-            collected.add(path, Aspect.VALUE, Status.DIFFERENT, reason)
+            item = self._shown(Item(ItemKind.STATE_AFTER_CALL, name))
+            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason)
         ours.restore()
         return collected
 
@@ -413,12 +413,13 @@ class _Verification:
         with running_subject(self.reference, self.rng, conditions) as call:
             one, two = call(self.inputs), call(self.inputs)
         usual = {*one.written_later, *_outputs_in_reused_memory(one, two)}
-        for path, what in wrong.items():
-            if path not in usual:
+        for item, what in wrong.items():
+            if item not in usual:
                 collected.compared += 1
                 reason = f"{what}, unlike the reference's"
                 advice = "return a tensor of its own, or a copy"
-                collected.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+                shown = self._shown(item)
+                collected.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason, advice)
         return collected
 
     def _run_again(self, runs: SubjectRuns, first: Observation) -> CollectedFindings:
@@ -429,25 +430,26 @@ class _Verification:
         with running_subject(self.reference, self.rng, self.conditions) as call:
             last = call(self.inputs)
         for name, reason in self._unreadable().items():
-            collected.skipped.append(f"{STATE} {name}{self.label}: {reason}")
+            collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
         failures = {**self.reference.state.failures, **self.candidate.state.failures}
         for name, reason in failures.items():
-            path = f"{STATE} {name}{self.label}"
-            collected.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
+            item = self._shown(Item(ItemKind.STATE, name))
+            collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if first.error is not None or _same_observation(first, last):
             return collected
         runs.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
-        found = Comparer(runs, quiet, 0, "", lifts=False).compare(first, last)
+        found = Comparer(runs, quiet, 0, CALL, lifts=False).compare(first, last)
         moved = [finding.path for finding in found.findings if not finding.status.passes()]
-        moved += [path for path, _ in first.items() if not runs.repeats(path, first, last)]
+        moved += [item.text for item, _ in first.items() if not runs.repeats(item, first, last)]
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
             return collected
         named = ", ".join(list(dict.fromkeys(moved))[:3])
         reason = f"run once more at the end, it no longer gives the same {named}"
         advice = "what the two share was changed and could not be put back, or it is not repeatable"
-        collected.add(f"reference{self.label}", Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+        item = self._shown(harness("reference"))
+        collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
         return collected
 
     def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
@@ -463,7 +465,7 @@ class _Verification:
     def _uncompiled(self) -> CollectedFindings:
         collected = CollectedFindings()
         collected.add(
-            f"candidate{self.label}",
+            self._shown(harness("candidate")),
             Aspect.HARNESS,
             Status.UNVERIFIED,
             "torch.compile compiled nothing, so eager was compared with eager",
@@ -517,7 +519,7 @@ class _Verification:
         self, runs: SubjectRuns, natives: list[Observation], mine: list[Observation]
     ) -> CollectedFindings:
         """A program without state does the same again; one with state goes on from it."""
-        label = f" (second call){self.label}"
+        occasion = self._shown(CALL, call=2)
         unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
         if unseen:
             collected = CollectedFindings()
@@ -527,19 +529,20 @@ class _Verification:
         if self.repeats:
             collected = CollectedFindings(compared=1)
             reason = "the candidate does the same again, bit for bit"
-            collected.add(f"call{label}", Aspect.VALUE, Status.IDENTICAL, reason)
+            collected.add(occasion, Aspect.VALUE, Status.IDENTICAL, reason)
             return collected
         if len(natives) == 1:
             # It changed its mind. Its lifted run was of the first call only.
             runs.unsettle()
-            return Comparer(runs, self.config, 0, label, lifts=False).compare(natives[0], mine[1])
-        return Comparer(runs, self.config, 1, label).compare(natives[1], mine[1])
+            comparer = Comparer(runs, self.config, 0, occasion, lifts=False)
+            return comparer.compare(natives[0], mine[1])
+        return Comparer(runs, self.config, 1, occasion).compare(natives[1], mine[1])
 
 
-def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[str]:
+def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:
     """The outputs of a call that stand in memory which the call before gave away."""
     taken = {storage_address(tensor) for tensor in first.live.values()} - {0}
-    return [path for path, tensor in second.live.items() if storage_address(tensor) in taken]
+    return [item for item, tensor in second.live.items() if storage_address(tensor) in taken]
 
 
 def _same_observation(first: Observation, second: Observation) -> bool:
@@ -550,7 +553,7 @@ def _same_observation(first: Observation, second: Observation) -> bool:
     left, right = dict(first.items()), dict(second.items())
     if left.keys() != right.keys():
         return False
-    return all(same_value(value, right[path]) for path, value in left.items())
+    return all(same_value(value, right[item]) for item, value in left.items())
 
 
 def _hang_on_accumulation(reference: Subject, candidate: Subject) -> bool:

@@ -26,6 +26,7 @@ from paritas.placement.recipes import Concat, Recipe, Split
 from paritas.reports.progress import Progress
 from paritas.reports.terminal import STYLES, details, last_line, listed
 from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import ItemKind, harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -330,7 +331,7 @@ def _check_split(
         return CheckedSplit(label, "", _unverified(f"option {label}", recipe))
     from paritas.partition.recipe_checks import check_confirmed
 
-    split_by = recipe.words.rpartition("split by ")[2] or recipe.words
+    split_by = recipe.identifier or recipe.words
     try:
         verdict = check_confirmed(
             call,
@@ -369,7 +370,7 @@ def _check_unsplit(
 def _label_verdict(verdict: Verdict, label: str) -> Verdict:
     from paritas.partition.recipe_checks import labelled
 
-    own = labelled(verdict, f"{label}, ")
+    own = labelled(verdict, label)
     if own.passed or own.failures:
         return own
     # Beside others that did compare something, this one must not go unnoticed.
@@ -378,7 +379,9 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
 
 
 def _unverified(path: str, reason: str) -> Verdict:
-    finding = Finding(path=path, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
+    finding = Finding(
+        item=harness(path), aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason
+    )
     return Verdict(findings=(finding,))
 
 
@@ -388,7 +391,6 @@ def _nothing_to_check(call: OperatorCall) -> Verdict:
 
 # --- The splits for a terminal --------------------------------------------------------------------
 
-GRADIENT = "gradient of "
 SPLIT_COLUMNS = ("option", "split by", "forward", "backward", "status", "off by")
 SPLIT_LEGEND = (
     "option: argument, dimension\noff by: size of the largest difference over that of the reference"
@@ -439,8 +441,8 @@ def _split_table(rows: Iterable[CheckedSplit]) -> Table:
     for name in SPLIT_COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "split by")
     for row in rows:
-        backward = [one for one in row.verdict.findings if GRADIENT in one.path]
-        forward = [one for one in row.verdict.findings if GRADIENT not in one.path]
+        backward = [one for one in row.verdict.findings if one.item.kind is ItemKind.GRADIENT]
+        forward = [one for one in row.verdict.findings if one not in backward]
         table.add_row(
             Text(row.option),
             Text(row.split_by),

@@ -20,6 +20,7 @@ from paritas.reports.annotations import verdict_account
 from paritas.reports.files import write_verdict
 from paritas.reports.terminal import GraphCounts, guard_report
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import harness
 from paritas.results.wording import headline
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class RankReport:
 def unverified(path: str, reason: str, advice: str = "") -> Finding:
     """A finding about something that kept the program from being checked."""
     return Finding(
-        path=path,
+        item=harness(path),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=reason,
@@ -81,7 +82,7 @@ def merge_ranks(ranks: Ranks, reports: Mapping[int, RankReport]) -> RankReport:
                 msgspec.structs.replace(graph, label=f"{label}: {graph.label}")
                 for graph in reports[rank].graphs
             ]
-            verdicts.append(_label_verdict(reports[rank].verdict, label))
+            verdicts.append(_label_verdict(reports[rank].verdict, rank))
         else:
             verdicts.append(_missing_report(label))
     verdict = Verdict.merge(verdicts)
@@ -98,9 +99,9 @@ def _rank_words(here: range) -> str:
     return f"rank {here[0]}" if len(here) == 1 else f"ranks {here[0]} to {here[-1]}"
 
 
-def _label_verdict(verdict: Verdict, label: str) -> Verdict:
+def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
     def named(items: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"{label}: {item}" for item in items)
+        return tuple(f"rank {rank}: {item}" for item in items)
 
     coverage = verdict.coverage
     # Merged with its own silence told, which gets the label too.
@@ -108,7 +109,7 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
     return msgspec.structs.replace(
         spoken,
         findings=tuple(
-            msgspec.structs.replace(finding, path=f"{label}: {finding.path}")
+            msgspec.structs.replace(finding, item=msgspec.structs.replace(finding.item, rank=rank))
             for finding in spoken.findings
         ),
         coverage=Coverage(

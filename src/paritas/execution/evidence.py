@@ -17,13 +17,14 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import as_traced
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
-from paritas.execution.observation import Observation, is_afterwards
+from paritas.execution.observation import Observation
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
 from paritas.reports.progress import Progress
+from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ class NoiseNotYetMeasured(Exception):  # noqa: N818  (nothing went wrong: it is 
 @dataclasses.dataclass
 class _Spread:
     runs: int = 0
-    squares: dict[tuple[int, str], Tensor] = dataclasses.field(default_factory=dict)
+    squares: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
 
 
 class NoiseRuns(abc.ABC):
@@ -84,7 +85,7 @@ class NoiseRuns(abc.ABC):
     Attributes:
         native: what the reference did, call by call.
         notes: why something could not be run, for the verdict.
-        settled: paths that need no evidence any more; their spread is not kept.
+        settled: items that need no evidence any more; their spread is not kept.
         puts_off: perturbed runs are refused for now, until it is known what needs them.
         tell: hears of every step that may take long.
         dtype: the floating dtype that most of the program is in.
@@ -102,7 +103,7 @@ class NoiseRuns(abc.ABC):
         """`dtypes` counts the values of each floating dtype of the program."""
         self.native = native
         self.notes: list[str] = []
-        self.settled: set[tuple[int, str]] = set()
+        self.settled: set[tuple[int, Item]] = set()
         self.puts_off = False
         self.tell: Callable[[str], None] = lambda _: None
         self.default = own_default()
@@ -143,7 +144,7 @@ class NoiseRuns(abc.ABC):
         """The candidate in float64, call by call, or None if that cannot be."""
 
     @abc.abstractmethod
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
 
     def given(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class NoiseRuns(abc.ABC):
         """Whether there is a wider precision to lift the program to."""
         return self.unit > UNIT_F64
 
-    def spread(self, unit: float, call: int, path: str, runs: int) -> Tensor | None:
+    def spread(self, unit: float, call: int, item: Item, runs: int) -> Tensor | None:
         """The rms deviation of one item over perturbed runs; infinite where one left it."""
         spread = self._spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
@@ -194,24 +195,24 @@ class NoiseRuns(abc.ABC):
                 return None
             self._add_run(spread, seen)
             spread.runs += 1
-        squares = spread.squares.get((call, path))
+        squares = spread.squares.get((call, item))
         if squares is None:
             return None
         if float(torch.isinf(squares).double().mean()) > MOST_LEAVING:
-            self.notes.append(f"{path}: most of it left the finite numbers when perturbed")
+            self.notes.append(f"{item}: most of it left the finite numbers when perturbed")
             return None
         return (squares / spread.runs).sqrt()
 
     def _add_run(self, spread: _Spread, seen: list[Observation]) -> None:
         base = self._base()
         for call, (still, moved) in enumerate(zip(base, seen, strict=False)):
-            for path, value in still.items():
-                key = (call, path)
+            for item, value in still.items():
+                key = (call, item)
                 if key in self.settled or not is_inexact(value):
                     continue
                 if spread.runs and key not in spread.squares:
                     continue
-                deviation = _squared_deviation(value, self.complete(moved, path))
+                deviation = _squared_deviation(value, self.complete(moved, item))
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
 
@@ -320,7 +321,7 @@ def is_inexact(value: Any) -> bool:
 
 # --- Programs that give one value: an operator, or a few in a row ---------------------------------
 
-VALUE = "value"
+VALUE = Item(ItemKind.NAMED, "value")
 
 
 class ValueRuns(NoiseRuns):
@@ -372,9 +373,9 @@ class ValueRuns(NoiseRuns):
         """There is no other form of it."""
         return None
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """The value."""
-        return seen.value(path)
+        return seen.value(item)
 
 
 # --- The runs, seen at one item -------------------------------------------------------------------
@@ -383,10 +384,10 @@ class ValueRuns(NoiseRuns):
 class ItemEvidence:
     """The runs, seen at one item of one call."""
 
-    def __init__(self, runs: NoiseRuns, path: str, call: int = 0, *, lifts: bool = True) -> None:
+    def __init__(self, runs: NoiseRuns, item: Item, call: int = 0, *, lifts: bool = True) -> None:
         """`lifts=False` where the candidate has no lifted run of this call."""
         self.runs = runs
-        self.path = path
+        self.item = item
         self.call = call
         self.lifts = lifts
 
@@ -407,7 +408,7 @@ class ItemEvidence:
     def arbiter(self) -> Tensor | None:
         """The reference's value in float64."""
         value = self._value(self.runs.arbiter())
-        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
         if value is None or not isinstance(native, torch.Tensor):
             return None
         return value if value.shape == native.shape else None
@@ -422,22 +423,22 @@ class ItemEvidence:
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """The rms deviation over perturbed runs."""
-        return self.runs.spread(unit, self.call, self.path, runs)
+        return self.runs.spread(unit, self.call, self.item, runs)
 
     def least_spread(self) -> Tensor | None:
         """What the last sum behind a narrow value rounds, as the arbiter shows it."""
         arbiter = self.runs.arbiter()
-        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
         if arbiter is None or len(arbiter) <= self.call or not isinstance(native, torch.Tensor):
             return None
-        least = arbiter[self.call].least_noise.get(self.path)
+        least = arbiter[self.call].least_noise.get(self.item)
         # Of a sum in float64 there is no such rounding.
         narrow = native.dtype in WIDE and least is not None and least.shape == native.shape
         return least if narrow else None
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's value and this one."""
-        native: Any = self.runs.complete(self.runs.native[self.call], self.path)
+        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
         if not isinstance(native, torch.Tensor) or candidate.shape != native.shape:
             return None
         reference, candidate = promotable(native, candidate.to(native.device))
@@ -445,7 +446,7 @@ class ItemEvidence:
         margins = [
             decision.margin(reference, candidate)
             for run in runs
-            if (decision := run.decisions.get(self.path)) is not None
+            if (decision := run.decisions.get(self.item)) is not None
         ]
         known = [margin for margin in margins if margin is not None]
         if runs and len(known) == len(runs):
@@ -454,7 +455,7 @@ class ItemEvidence:
             moves = torch.stack([(margin - plain).double() for margin in moved])
             spread = moves.square().mean(dim=0).sqrt()
             near = plain.abs() <= MAX_Z * spread
-            if runs[0].decisions[self.path].kind in COMPARISONS:
+            if runs[0].decisions[self.item].kind in COMPARISONS:
                 # Of two equal scores either may be chosen, and a half may be rounded either way;
                 # but what no rounding moves lies on the side where the comparison puts it.
                 near &= spread > 0
@@ -462,7 +463,7 @@ class ItemEvidence:
         # Nothing is known of how it came about: rounding decides where it gives the candidate's.
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:
-            value = self.runs.complete(run, self.path)
+            value = self.runs.complete(run, self.item)
             if isinstance(value, torch.Tensor) and value.shape == reference.shape:
                 reached |= torch.eq(*promotable(value, candidate))
         return reached & (reference != candidate)
@@ -470,10 +471,10 @@ class ItemEvidence:
     def _value(self, observations: list[Observation] | None) -> Tensor | None:
         if observations is None or len(observations) <= self.call:
             return None
-        value = self.runs.complete(observations[self.call], self.path)
+        value = self.runs.complete(observations[self.call], self.item)
         if not isinstance(value, torch.Tensor):
             return None
         if value.dtype in WIDE:
             # Not float64, so not lifted, unless it is what came in and was left alone.
-            return value.to(WIDE[value.dtype]) if is_afterwards(self.path) else None
+            return value.to(WIDE[value.dtype]) if self.item.kind.is_afterwards else None
         return value

@@ -24,11 +24,12 @@ from paritas._torch.graphs import (
 )
 from paritas.execution.differences import all_equal
 from paritas.execution.evidence import NoiseRuns
-from paritas.execution.observation import AFTER, Observation, find_aliases, storage_address
+from paritas.execution.observation import Observation, find_aliases, storage_address
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode
 from paritas.precision.widening import widen_graph
+from paritas.results.items import Item, ItemKind, after_call, gradient, input_of, nth_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +93,7 @@ class ReferenceGraph:
     Attributes:
         module: the graph, drawing the random numbers that compiled code draws.
         inputs: a name for each input.
-        outputs: a name for each output.
+        outputs: what each output is.
         written: positions of the inputs it may write to.
         dtypes: the floating dtypes it computes in, counted.
         draws: whether it draws random numbers.
@@ -102,7 +103,7 @@ class ReferenceGraph:
 
     module: GraphModule
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[Item, ...]
     written: frozenset[int]
     dtypes: dict[torch.dtype, int]
     draws: bool
@@ -114,7 +115,7 @@ class ReferenceGraph:
         cls,
         module: GraphModule,
         inputs: list[str] | None = None,
-        outputs: list[str] | None = None,
+        outputs: list[Item] | None = None,
     ) -> ReferenceGraph:
         """Copy a graph; without names, positions name its inputs and outputs."""
         mine = copy_graph(module)
@@ -123,7 +124,7 @@ class ReferenceGraph:
         return cls(
             module=mine,
             inputs=tuple(inputs or [node.name for node in placeholders(mine)]),
-            outputs=tuple(outputs or [f"output[{i}]" for i in range(len(returned(mine)))]),
+            outputs=tuple(outputs or map(nth_output, range(len(returned(mine))))),
             written=written,
             dtypes=node_dtypes(module),
             draws=draws_random_numbers(module),
@@ -153,22 +154,24 @@ class ReferenceGraph:
         for position in sorted(self.written):
             value = args[position]
             if isinstance(value, torch.Tensor):
-                seen.after[f"{self.inputs[position]}{AFTER}"] = value.detach()
+                seen.after[after_call(self.inputs[position])] = value.detach()
         if mode is None:
             return
-        for name, value in seen.outputs.items():
+        for item, value in seen.outputs.items():
             decision = mode.decision_for(value) if isinstance(value, torch.Tensor) else None
             if decision is not None:
-                seen.decisions[name] = decision
+                seen.decisions[item] = decision
 
     def aliases(
-        self, seen: Observation, args: list[Any], addresses: list[int], names: Iterable[str]
-    ) -> frozenset[tuple[str, str]]:
-        """Which of the named outputs share memory, and with what; `addresses` are of the inputs."""
-        outputs = {name: seen.outputs[name] for name in names if name in seen.outputs}
+        self, seen: Observation, args: list[Any], addresses: list[int], items: Iterable[Item]
+    ) -> frozenset[tuple[Item, Item]]:
+        """Which of these outputs share memory, and with what; `addresses` are of the inputs."""
+        outputs = {item: seen.outputs[item] for item in items if item in seen.outputs}
         places = {storage_address(value) for value in outputs.values()}
         given = zip(self.inputs, args, addresses, strict=False)
-        return find_aliases(outputs, {name: value for name, value, at in given if at in places})
+        return find_aliases(
+            outputs, {input_of(name): value for name, value, at in given if at in places}
+        )
 
 
 class WideGraph:
@@ -198,7 +201,7 @@ class WideGraph:
         seen = self._observe(self._module, reference, args)
         values = dict(truth.items())
         self._trusted = seen.error is None and all(
-            _is_same_value(value, values.get(name)) for name, value in seen.items()
+            _is_same_value(value, values.get(item)) for item, value in seen.items()
         )
 
     def _observe(
@@ -215,7 +218,7 @@ class WideGraph:
         seen.outputs = dict(zip(reference.outputs, results[:count], strict=True))
         for position, value in zip(sorted(self._written), results[count:], strict=True):
             if isinstance(value, torch.Tensor):
-                seen.after[f"{reference.inputs[position]}{AFTER}"] = value
+                seen.after[after_call(reference.inputs[position])] = value
         return seen
 
 
@@ -307,9 +310,9 @@ class GraphRuns(NoiseRuns):
         """Compiled code is judged as it is: in float64 it would be another program."""
         return None
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run."""
-        return seen.value(path)
+        return seen.value(item)
 
     def _restore_random(self) -> None:
         if self.reference.draws:
@@ -375,19 +378,20 @@ class CapturedReference:
     ) -> None:
         """Put results, and the arguments that were written to, into an observation."""
         for position, value in enumerate(results):
-            name = f"output[{position}]"
-            seen.outputs[name] = value
+            item = nth_output(position)
+            seen.outputs[item] = value
             if isinstance(value, torch.Tensor):
-                seen.requires_grad[name] = value.requires_grad
+                seen.requires_grad[item] = value.requires_grad
                 if value.layout is torch.strided:
-                    seen.strides[name] = tuple(value.stride())
+                    seen.strides[item] = tuple(value.stride())
         named = zip(self.inputs, args, kept, strict=False)
         tensors = {name: pair for name, *pair in named if isinstance(pair[0], torch.Tensor)}
         pairs = [(value.detach(), before.detach()) for value, before in tensors.values()]
         for name, (value, _), same in zip(tensors, pairs, all_equal(pairs), strict=True):
             if not same:
-                seen.after[f"{name}{AFTER}"] = value.clone()
-        seen.aliases = find_aliases(seen.outputs, self.named(args))
+                seen.after[after_call(name)] = value.clone()
+        given = {input_of(name): value for name, value in self.named(args).items()}
+        seen.aliases = find_aliases(seen.outputs, given)
 
 
 class CapturedRuns(NoiseRuns):
@@ -447,11 +451,11 @@ class CapturedRuns(NoiseRuns):
         except Exception as error:  # noqa: BLE001  (the judge is told of it)
             seen.error = error
         if mode is not None:
-            for name, value in seen.outputs.items():
+            for item, value in seen.outputs.items():
                 decision = mode.decision_for(value) if _is_discrete(value) else None
                 if decision is not None:
-                    seen.decisions[name] = decision
-        seen.outputs = {name: _detach_tensor(value) for name, value in seen.outputs.items()}
+                    seen.decisions[item] = decision
+        seen.outputs = {item: _detach_tensor(value) for item, value in seen.outputs.items()}
         return [seen]
 
     def arguments(self, *, wide: bool = False) -> list[Any]:
@@ -467,11 +471,11 @@ class CapturedRuns(NoiseRuns):
         """Compiled code is judged as it is: in float64 it would be another program."""
         return None
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run; an argument it left alone has the value it came with."""
-        value = seen.value(path)
-        if value is None and path.endswith(AFTER):
-            return self.reference.named(self.kept).get(path.removesuffix(AFTER))
+        value = seen.value(item)
+        if value is None and item.kind is ItemKind.INPUT_AFTER_CALL:
+            return self.reference.named(self.kept).get(item.name)
         return value
 
     @contextlib.contextmanager
@@ -523,8 +527,7 @@ class GradientRuns(CapturedRuns):
             gradients = torch.autograd.grad(
                 outputs, list(wanted.values()), given, allow_unused=True
             )
-        for name, gradient in zip(wanted, gradients, strict=True):
-            seen.gradients[f"gradient of {name}"] = gradient
+        seen.gradients |= zip(map(gradient, wanted), gradients, strict=True)
 
 
 @dataclasses.dataclass(frozen=True)

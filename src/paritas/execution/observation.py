@@ -26,6 +26,8 @@ from paritas.execution.saved_state import ProcessState, RandomState
 from paritas.numerics.contents import contents, map_leaves, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
+from paritas.results.items import Item, ItemKind, output
+from paritas.results.items import gradient as gradient_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,19 +38,8 @@ if TYPE_CHECKING:
     from paritas.numerics.contents import ContainerKind
     from paritas.precision.lifting import Decision, LiftMode
 
-OUTPUT, INPUT, STATE, GRADIENT = "output", "input", "state", "gradient"
-SECOND_GRADIENT = f"second {GRADIENT}"
-AFTER, AFTER_BACKWARD = " after the call", " after backward"
-
-
-def place_of(path: str) -> str:
-    """The input, parameter or buffer whose value afterwards a path names."""
-    return path.removesuffix(AFTER).removesuffix(AFTER_BACKWARD)
-
-
-def is_afterwards(path: str) -> bool:
-    """Whether a path names what an input, parameter or buffer is afterwards."""
-    return path.endswith((AFTER, AFTER_BACKWARD))
+# The names of what is returned and given begin with these.
+OUTPUT, INPUT = "output", "input"
 
 
 @dataclasses.dataclass
@@ -56,25 +47,25 @@ class Observation:
     """What one call did. Tensors are copies: nothing that runs later can change them.
 
     Attributes:
-        outputs: path -> leaf of what was returned.
+        outputs: item -> leaf of what was returned.
         kinds: path -> what the leaves were taken out of: containers, objects, sparse tensors ...
         cut_off: the paths of returned tensors whose gradients cannot be asked for.
-        after: path -> what an input holds after the call and after backward, where that changed.
-        state: path -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
+        after: item -> what an input holds after the call and after backward, where that changed.
+        state: item -> what the program keeps (parameters, buffers, `.grad`, attributes, variables)
             after the call and after backward, where that changed.
         process: name -> what became of a setting or function of the process.
-        live: path -> returned tensor itself, to see who writes to it later; not differentiable.
-        gradients: path -> gradient of an input or parameter that requires grad, dense.
-        further: path -> gradient that the caller's own call does not make: of an input that does
+        live: item -> returned tensor itself, to see who writes to it later; not differentiable.
+        gradients: item -> gradient of an input or parameter that requires grad, dense.
+        further: item -> gradient that the caller's own call does not make: of an input that does
             not require grad, or of gradients.
-        again: path -> gradient as a second backward pass over one graph gives it, if otherwise.
-        gradient_layouts: path -> the layout a gradient came in.
-        strides: path -> strides of the returned tensors.
-        requires_grad: path -> flag of the returned tensors, and of inputs that were written to.
-        inference: paths of the returned tensors that were made under `torch.inference_mode()`.
-        aliases: pairs of paths that share memory, an output being one of each.
-        decisions: path -> what decided a discrete output (lifted runs only).
-        least_noise: path -> what its last sum must have rounded, per element (the arbiter only).
+        again: item -> gradient as a second backward pass over one graph gives it, if otherwise.
+        gradient_layouts: item -> the layout a gradient came in.
+        strides: item -> strides of the returned tensors.
+        requires_grad: item -> flag of the returned tensors, and of inputs that were written to.
+        inference: the returned tensors that were made under `torch.inference_mode()`.
+        aliases: pairs of items that share memory, an output being one of each.
+        decisions: item -> what decided a discrete output (lifted runs only).
+        least_noise: item -> what its last sum must have rounded, per element (the arbiter only).
         rng_before: the random state it started from.
         rng_after: the random state that the call left.
         rng_after_backward: the random state that the backward pass left, if there was one.
@@ -83,23 +74,23 @@ class Observation:
         second_error: why there are no gradients of gradients, where they were asked for.
     """
 
-    outputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    outputs: dict[Item, Any] = dataclasses.field(default_factory=dict)
     kinds: dict[str, ContainerKind] = dataclasses.field(default_factory=dict)
     cut_off: list[str] = dataclasses.field(default_factory=list)
-    after: dict[str, Any] = dataclasses.field(default_factory=dict)
-    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    after: dict[Item, Any] = dataclasses.field(default_factory=dict)
+    state: dict[Item, Any] = dataclasses.field(default_factory=dict)
     process: dict[str, str] = dataclasses.field(default_factory=dict)
-    live: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    gradients: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
-    further: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
-    again: dict[str, Tensor | None] = dataclasses.field(default_factory=dict)
-    gradient_layouts: dict[str, torch.layout] = dataclasses.field(default_factory=dict)
-    strides: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    requires_grad: dict[str, bool] = dataclasses.field(default_factory=dict)
-    inference: set[str] = dataclasses.field(default_factory=set)
-    aliases: frozenset[tuple[str, str]] = frozenset()
-    decisions: dict[str, Decision] = dataclasses.field(default_factory=dict)
-    least_noise: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    live: dict[Item, Tensor] = dataclasses.field(default_factory=dict)
+    gradients: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
+    further: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
+    again: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
+    gradient_layouts: dict[Item, torch.layout] = dataclasses.field(default_factory=dict)
+    strides: dict[Item, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    requires_grad: dict[Item, bool] = dataclasses.field(default_factory=dict)
+    inference: set[Item] = dataclasses.field(default_factory=set)
+    aliases: frozenset[tuple[Item, Item]] = frozenset()
+    decisions: dict[Item, Decision] = dataclasses.field(default_factory=dict)
+    least_noise: dict[Item, Tensor] = dataclasses.field(default_factory=dict)
     rng_before: RandomState | None = None
     rng_after: RandomState | None = None
     rng_after_backward: RandomState | None = None
@@ -125,21 +116,21 @@ class Observation:
     @property
     def backward_changes_things(self) -> bool:
         """Whether the backward pass does anything but give gradients."""
-        paths = (*self.after, *self.state)
-        return self.backward_drew or any(path.endswith(AFTER_BACKWARD) for path in paths)
+        items = (*self.after, *self.state)
+        return self.backward_drew or any(item.kind.is_after_backward for item in items)
 
     @property
     def changed_state(self) -> list[str]:
         """The names of what changed of the program's state."""
-        return [place_of(path).removeprefix(f"{STATE} ") for path in self.state]
+        return [item.name for item in self.state]
 
     @property
-    def written_later(self) -> list[str]:
-        """The paths of the returned tensors that somebody has written to since."""
+    def written_later(self) -> list[Item]:
+        """The returned tensors that somebody has written to since."""
         return [
-            path
-            for path, tensor in self.live.items()
-            if not is_same_leaf(self.outputs[path], as_plain(tensor))
+            item
+            for item, tensor in self.live.items()
+            if not is_same_leaf(self.outputs[item], as_plain(tensor))
         ]
 
     @property
@@ -150,9 +141,9 @@ class Observation:
     @property
     def returned(self) -> Flat:
         """What was returned, to be matched."""
-        return Flat(self.outputs, self.kinds)
+        return Flat({item.name: leaf for item, leaf in self.outputs.items()}, self.kinds)
 
-    def items(self) -> Iterator[tuple[str, Any]]:
+    def items(self) -> Iterator[tuple[Item, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
         yield from self.outputs.items()
         yield from self.after.items()
@@ -160,11 +151,11 @@ class Observation:
         yield from self.gradients.items()
         yield from self.further.items()
 
-    def value(self, path: str) -> Any:
-        """One item by its path, or None."""
+    def value(self, item: Item) -> Any:
+        """What an item is, or None."""
         for table in (self.outputs, self.after, self.state, self.gradients, self.further):
-            if path in table:
-                return table[path]
+            if item in table:
+                return table[item]
         return None
 
 
@@ -177,8 +168,8 @@ def named_like(seen: Observation, reference: Observation) -> Observation:
         return seen
     names = dict(zip(seen.outputs, reference.outputs, strict=True))
 
-    def renamed(table: dict[str, Any]) -> dict[str, Any]:
-        return {names.get(path, path): value for path, value in table.items()}
+    def renamed(table: dict[Item, Any]) -> dict[Item, Any]:
+        return {names.get(item, item): value for item, value in table.items()}
 
     return dataclasses.replace(
         seen,
@@ -187,8 +178,8 @@ def named_like(seen: Observation, reference: Observation) -> Observation:
         strides=renamed(seen.strides),
         requires_grad=renamed(seen.requires_grad),
         live=renamed(seen.live),
-        inference={names.get(path, path) for path in seen.inference},
-        aliases=frozenset((names.get(other, other), names[path]) for other, path in seen.aliases),
+        inference={names.get(item, item) for item in seen.inference},
+        aliases=frozenset((names.get(other, other), names[item]) for other, item in seen.aliases),
     )
 
 
@@ -199,7 +190,7 @@ class RunConditions:
     Attributes:
         gradients: differentiate, with cotangents from `seed`.
         seed: see above.
-        wanted: the paths of the gradients to make; None for all of them.
+        wanted: the gradients to make; None for all of them.
         also: inputs to differentiate although the caller's do not require grad.
         written: inputs that a program writes to, which a leaf that requires grad forbids.
         second: differentiate the gradients too.
@@ -209,12 +200,12 @@ class RunConditions:
         watch: entered around the program's own code only, like the mode.
         changing: the names of the state to look at after the call; None for all of it.
         holds: keep the returned tensors themselves as well.
-        precisions: output path -> dtype that its cotangent is drawn in, set by the first run.
+        precisions: item -> dtype that its cotangent is drawn in, set by the first run.
     """
 
     gradients: bool
     seed: int
-    wanted: frozenset[str] | None = None
+    wanted: frozenset[Item] | None = None
     also: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     second: bool = False
@@ -224,7 +215,7 @@ class RunConditions:
     watch: contextlib.AbstractContextManager[Any] | None = None
     changing: frozenset[str] | None = None
     holds: bool = False
-    precisions: dict[str, torch.dtype] = dataclasses.field(default_factory=dict)
+    precisions: dict[Item, torch.dtype] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def around_the_program(self) -> Iterator[None]:
@@ -321,39 +312,46 @@ def _observe_call(
         seen.process = process.put_back()
     seen.rng_after = RandomState.now()
     returned = flattened(result, OUTPUT)
-    live, seen.kinds, seen.cut_off = returned.leaves, returned.kinds, returned.cut_off
-    state = {f"{STATE} {path}": tensor for path, tensor in values.items()}
-    seen.aliases = find_aliases(live, {**named_inputs, **state})
+    live = {output(path): leaf for path, leaf in returned.leaves.items()}
+    seen.kinds, seen.cut_off = returned.kinds, returned.cut_off
+    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
+    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in values.items()}
+    seen.aliases = find_aliases(live, given)
     del result, returned
     _note_outputs(live, conditions, seen)
-    _note_inputs(inputs, before, seen, AFTER)
+    _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_CALL)
     changed = subject.state.changed(conditions.changing)
     for name, value in changed.items():
-        seen.state |= _values_after(f"{STATE} {name}", value, AFTER)
+        seen.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
     if conditions.gradients:
-        live |= {f"{path}{AFTER}": t for path, t in named_inputs.items() if t.grad_fn is not None}
+        live |= {
+            Item(ItemKind.INPUT_AFTER_CALL, path): tensor
+            for path, tensor in named_inputs.items()
+            if tensor.grad_fn is not None
+        }
         subject.state.touch()
         try:
             _differentiate(live, targets, conditions, seen)
         finally:
             seen.process |= process.put_back()
         seen.rng_after_backward = RandomState.now()
-        _note_inputs(inputs, before, seen, AFTER_BACKWARD)
+        _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_BACKWARD)
         _note_state_after_backward(subject, changed, conditions, seen)
 
 
-def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, when: str) -> None:
+def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
     """Write down what an input holds where it is not what it was before, and is from now on."""
     now = input_contents(inputs, copy_tensors=False)
     for path in [*before, *(path for path in now if path not in before)]:
         value = now.get(path, MISSING)
         if is_same_leaf(before.get(path, MISSING), value):
             continue
-        seen.after |= _values_after(path, value, when)
+        item = Item(kind, path)
+        seen.after |= _values_after(item, value)
         before[path] = value
         if isinstance(value, torch.Tensor):
             before[path] = detached_copy(value)
-            seen.requires_grad[f"{path}{when}"] = value.requires_grad
+            seen.requires_grad[item] = value.requires_grad
 
 
 def _note_state_after_backward(
@@ -366,91 +364,91 @@ def _note_state_after_backward(
         left, right = changed.get(name, first), now.get(name, first)
         same = is_same_leaf(left, right, widened=conditions.wide)
         if not same and not is_same_leaf(right, left, widened=conditions.wide):
-            seen.state |= _values_after(f"{STATE} {name}", right, AFTER_BACKWARD)
+            seen.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
 
 
-def _values_after(path: str, value: Any, when: str) -> dict[str, Any]:
-    """A value after the call, or the parts of a tensor that is not dense."""
+def _values_after(item: Item, value: Any) -> dict[Item, Any]:
+    """A value afterwards, or the parts of a tensor that is not dense."""
     if not isinstance(value, torch.Tensor):
-        return {f"{path}{when}": _keep_leaf(value)}
-    leaves = flattened(value.detach(), path).leaves
-    return {f"{where}{when}": _keep_leaf(leaf) for where, leaf in leaves.items()}
+        return {item: _keep_leaf(value)}
+    leaves = flattened(value.detach(), item.name).leaves
+    return {item.named(name): _keep_leaf(leaf) for name, leaf in leaves.items()}
 
 
-def _note_outputs(live: dict[str, Any], conditions: RunConditions, seen: Observation) -> None:
+def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observation) -> None:
     """Copy what was returned, and let go of each that nobody differentiates."""
-    for path, leaf in live.items():
-        _note_output(path, leaf, conditions, seen)
+    for item, leaf in live.items():
+        _note_output(item, leaf, conditions, seen)
         if not conditions.gradients:
-            live[path] = None
+            live[item] = None
 
 
-def _note_output(path: str, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
+def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
     mode = conditions.mode
-    seen.outputs[path] = _keep_leaf(leaf)
+    seen.outputs[item] = _keep_leaf(leaf)
     if not isinstance(leaf, torch.Tensor):
         return
-    seen.requires_grad[path] = leaf.requires_grad
+    seen.requires_grad[item] = leaf.requires_grad
     if conditions.holds:
-        seen.live[path] = leaf.detach()
+        seen.live[item] = leaf.detach()
     if leaf.is_inference():
-        seen.inference.add(path)
+        seen.inference.add(item)
     if leaf.layout is torch.strided and not leaf.is_nested:
-        seen.strides[path] = tuple(leaf.stride())
+        seen.strides[item] = tuple(leaf.stride())
     if mode is None:
         return
     if leaf.is_floating_point():
-        _note_least_noise(path, leaf, mode, seen)
+        _note_least_noise(item, leaf, mode, seen)
     elif not leaf.is_complex():
         decision = mode.decision_for(leaf)
         if decision is not None:
-            seen.decisions[path] = decision
+            seen.decisions[item] = decision
 
 
-def _note_least_noise(path: str, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
+def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
     least = mode.least_noise_of(leaf)
     if least is not None:
-        seen.least_noise[path] = least
+        seen.least_noise[item] = least
 
 
 def _gradient_targets(
     values: dict[str, Tensor], named_inputs: dict[str, Tensor], conditions: RunConditions
-) -> dict[str, Any]:
-    """What gradients are asked of, by path, as it is before the call.
+) -> dict[Item, Any]:
+    """What gradients are asked of, as it is before the call.
 
     What an operator made is known by its place in the graph: the program may write to it.
     """
     if not conditions.gradients:
         return {}
-    named = {f"{GRADIENT} of {name}": t for name, t in values.items() if t.is_leaf}
-    named |= {f"{GRADIENT} of {path}": t for path, t in named_inputs.items()}
+    named = {gradient_of(name): t for name, t in values.items() if t.is_leaf}
+    named |= {gradient_of(path): t for path, t in named_inputs.items()}
     return {
-        path: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
-        for path, t in named.items()
+        item: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
+        for item, t in named.items()
         if t.requires_grad
-        and (conditions.wanted is None or conditions.second or path in conditions.wanted)
+        and (conditions.wanted is None or conditions.second or item in conditions.wanted)
     }
 
 
 def _differentiate(
-    live: dict[str, Any], targets: dict[str, Any], conditions: RunConditions, seen: Observation
+    live: dict[Item, Any], targets: dict[Item, Any], conditions: RunConditions, seen: Observation
 ) -> None:
     outputs = {
-        path: leaf
-        for path, leaf in live.items()
+        item: leaf
+        for item, leaf in live.items()
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    also = {f"{GRADIENT} of {path}" for path in conditions.also}
+    also = {gradient_of(path) for path in conditions.also}
     if not outputs:  # then nothing flows back to them either
-        seen.further |= {path: None for path in targets if path in also}
+        seen.further |= {item: None for item in targets if item in also}
     if not outputs or not targets:
         return
     names = _names_of_first_run(outputs, conditions)
     cotangents = {
-        path: cotangent(
+        item: cotangent(
             name, leaf, conditions.seed, conditions.precisions.setdefault(name, leaf.dtype)
         )
-        for name, (path, leaf) in zip(names, outputs.items(), strict=True)
+        for name, (item, leaf) in zip(names, outputs.items(), strict=True)
     }
     try:
         with _no_autocast(outputs.values()), conditions.around_the_program():
@@ -458,34 +456,34 @@ def _differentiate(
     except Exception as error:  # noqa: BLE001
         seen.gradient_error = error
         return
-    for path, gradient in gradients.items():
-        table = seen.further if path in also else seen.gradients
-        table[path] = _keep_leaf(gradient)
+    for item, gradient in gradients.items():
+        table = seen.further if item in also else seen.gradients
+        table[item] = _keep_leaf(gradient)
         if gradient is not None:
-            seen.gradient_layouts[path] = gradient.layout
+            seen.gradient_layouts[item] = gradient.layout
         if gradient is not None and conditions.mode is not None:
-            _note_least_noise(path, gradient, conditions.mode, seen)
+            _note_least_noise(item, gradient, conditions.mode, seen)
     if conditions.second:
         try:
             with _no_autocast(outputs.values()), conditions.around_the_program():
                 firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
             seen.further |= seconds
             seen.again = {
-                path: first
-                for path, first in firsts.items()
-                if not same_value(first, seen.value(path))
+                item: first
+                for item, first in firsts.items()
+                if not same_value(first, seen.value(item))
             }
         except Exception as error:  # noqa: BLE001
             seen.second_error = error
 
 
 def _first_gradients(
-    outputs: dict[str, Tensor],
-    targets: dict[str, Any],
-    cotangents: dict[str, Tensor],
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
     conditions: RunConditions,
-) -> dict[str, Tensor | None]:
-    """The gradients by path, as `torch.autograd.grad` gives them or as `.grad` gets them."""
+) -> dict[Item, Tensor | None]:
+    """The gradients, as `torch.autograd.grad` gives them or as `.grad` gets them."""
     if not conditions.accumulates:
         found = torch.autograd.grad(
             list(outputs.values()),
@@ -495,8 +493,8 @@ def _first_gradients(
             allow_unused=True,
         )
         return dict(zip(targets, found, strict=True))
-    leaves_of = {path: t for path, t in targets.items() if isinstance(t, torch.Tensor)}
-    kept = {path: leaf.grad for path, leaf in leaves_of.items()}
+    leaves_of = {item: t for item, t in targets.items() if isinstance(t, torch.Tensor)}
+    kept = {item: leaf.grad for item, leaf in leaves_of.items()}
     try:
         for leaf in leaves_of.values():
             leaf.grad = None
@@ -506,18 +504,18 @@ def _first_gradients(
             retain_graph=conditions.second,
             inputs=list(leaves_of.values()),
         )
-        return {path: leaf.grad for path, leaf in leaves_of.items()}
+        return {item: leaf.grad for item, leaf in leaves_of.items()}
     finally:
-        for path, leaf in leaves_of.items():
-            leaf.grad = kept[path]
+        for item, leaf in leaves_of.items():
+            leaf.grad = kept[item]
 
 
 def _second_gradients(
-    outputs: dict[str, Tensor],
-    targets: dict[str, Any],
-    cotangents: dict[str, Tensor],
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
     conditions: RunConditions,
-) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
     """The gradients once more, and the gradients of them, each dotted with a random cotangent.
 
     The first cotangents are variables too: how a gradient depends on them is what most programs
@@ -533,43 +531,43 @@ def _second_gradients(
         allow_unused=True,
     )
     known = {
-        path: first
-        for path, first in zip(targets, firsts, strict=True)
+        item: first
+        for item, first in zip(targets, firsts, strict=True)
         if first is not None and first.requires_grad
     }
     if not known:
         message = "none of the gradients requires grad, even with create_graph=True"
         raise RuntimeError(message)
     refuse_once_differentiable(known.values())
-    variables = {path.removeprefix(f"{GRADIENT} of "): target for path, target in targets.items()}
-    variables |= {f"the cotangent of {path}": value for path, value in cotangents.items()}
+    variables = {item.name: target for item, target in targets.items()}
+    variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
     drawn = [
-        cotangent(path, first, conditions.seed, conditions.precisions.setdefault(path, first.dtype))
-        for path, first in known.items()
+        cotangent(item, first, conditions.seed, conditions.precisions.setdefault(item, first.dtype))
+        for item, first in known.items()
     ]
     seconds = torch.autograd.grad(
         list(known.values()), list(variables.values()), drawn, allow_unused=True
     )
     return dict(zip(targets, map(_keep_leaf, firsts), strict=True)), {
-        f"{SECOND_GRADIENT} of {name}": _keep_leaf(second)
+        Item(ItemKind.SECOND_GRADIENT, name): _keep_leaf(second)
         for name, second in zip(variables, seconds, strict=True)
     }
 
 
-def _names_of_first_run(outputs: Iterable[str], conditions: RunConditions) -> list[str]:
-    """The paths of outputs, or those of the first run, in order, if it had others."""
+def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
+    """The outputs, or those of the first run, in order, if it had others."""
     names = list(outputs)
-    first = [path for path in conditions.precisions if not path.startswith(GRADIENT)]
+    first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
     return first if len(first) == len(names) and set(first) != set(names) else names
 
 
-def cotangent(path: str, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
+def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
     """A random upstream gradient: the same numbers for every side and in every run.
 
     They have the bits of the reference's own dtype, so that they are exact in every run and their
     sums round as in any program.
     """
-    generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(path))
+    generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(item.text))
     shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     real = precision.to_real() if precision.is_complex else precision
@@ -601,19 +599,19 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
     return found
 
 
-def find_aliases(outputs: dict[str, Any], given: dict[str, Any]) -> frozenset[tuple[str, str]]:
+def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[tuple[Item, Item]]:
     """Which outputs share memory: with what was given, and with each other."""
-    known: dict[int, list[str]] = {}
-    for path, value in given.items():
+    known: dict[int, list[Item]] = {}
+    for item, value in given.items():
         key = storage_address(value)
         if key:
-            known.setdefault(key, []).append(path)
-    pairs: set[tuple[str, str]] = set()
-    for path, leaf in outputs.items():
+            known.setdefault(key, []).append(item)
+    pairs: set[tuple[Item, Item]] = set()
+    for item, leaf in outputs.items():
         key = storage_address(leaf)
         if key:
-            pairs |= {(other, path) for other in known.get(key, [])}
-            known.setdefault(key, []).append(path)
+            pairs |= {(other, item) for other in known.get(key, [])}
+            known.setdefault(key, []).append(item)
     return frozenset(pairs)
 
 

@@ -19,16 +19,11 @@ from paritas._torch.operators import WIDE
 from paritas.execution.evidence import NoiseRuns, WideDefault, is_inexact
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
-    AFTER,
-    AFTER_BACKWARD,
-    STATE,
     Observation,
     RunConditions,
     input_contents,
     input_tensors,
-    is_afterwards,
     named_like,
-    place_of,
     running_subject,
     same_value,
 )
@@ -47,6 +42,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.saved_state import RandomState
     from paritas.execution.subjects import Inputs, Subject
+    from paritas.results.items import Item
 
 _LONGEST_REASON = 200
 
@@ -82,7 +78,7 @@ class SubjectRuns(NoiseRuns):
         self.at_second = False
         self.by_order = False
         super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
-        self._wanted: frozenset[str] | None = None
+        self._wanted: frozenset[Item] | None = None
         self._makes_second = True
         self._lifted: list[Observation] | None = None
         self._again: list[Observation] | None = None
@@ -232,9 +228,9 @@ class SubjectRuns(NoiseRuns):
         self._makes_second = self.at_second
         if self.can_make_less():
             self._wanted = frozenset(
-                path
-                for path in (*self.native[0].gradients, *self.native[0].further)
-                if (0, path) not in self.settled and not remember_decisions
+                item
+                for item in (*self.native[0].gradients, *self.native[0].further)
+                if (0, item) not in self.settled and not remember_decisions
             )
         try:
             return super().perturbed(unit, seed, remember_decisions=remember_decisions)
@@ -246,20 +242,19 @@ class SubjectRuns(NoiseRuns):
         self.at_second = True
         self._spreads.clear()
 
-    def complete(self, seen: Observation, path: str, side: Subject | None = None) -> Any:
+    def complete(self, seen: Observation, item: Item, side: Subject | None = None) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
-        if is_afterwards(path) and path not in seen.after and path not in seen.state:
-            if path.endswith(AFTER_BACKWARD):
-                return self.complete(seen, f"{place_of(path)}{AFTER}", side)
-            return self.initial(path, side)
-        return seen.value(path)
+        if item.kind.is_afterwards and item not in seen.after and item not in seen.state:
+            if item.kind.is_after_backward:
+                return self.complete(seen, item.of(item.kind.after_call), side)
+            return self.initial(item, side)
+        return seen.value(item)
 
-    def initial(self, path: str, side: Subject | None = None) -> Any:
+    def initial(self, item: Item, side: Subject | None = None) -> Any:
         """What an input, or something of a side's state, was before the call; or `MISSING`."""
-        name = place_of(path)
-        if not name.startswith(f"{STATE} "):
+        name = item.name
+        if not item.kind.is_state:
             return as_plain(_find_part(input_contents(self.inputs, copy_tensors=False), name))
-        name = name.removeprefix(f"{STATE} ")
         for one in (self.reference, self.candidate) if side is None else (side,):
             value = one.state.initial(name)
             value = _find_part(one.state.saved, name) if value is MISSING else value
@@ -267,37 +262,37 @@ class SubjectRuns(NoiseRuns):
                 return as_plain(value)
         return MISSING
 
-    def repeats(self, path: str, first: Observation, last: Observation) -> bool:
+    def repeats(self, item: Item, first: Observation, last: Observation) -> bool:
         """Whether two native runs of the reference differ in an item by rounding alone.
 
         Its own error is no yardstick here: if something has changed it between the runs, that is
         what its error consists of. Two runs in float64 must agree far better than it rounds, and
         then the spread of the perturbed runs is what rounding does.
         """
-        values = self.complete(first, path), self.complete(last, path)
+        values = self.complete(first, item), self.complete(last, item)
         if not (is_inexact(values[0]) and is_inexact(values[1])) or values[0].is_complex():
             return True
         arbiter, again = self.arbiter(), self._repeated_arbiter()
         if arbiter is not None and again is not None:
-            wide = self.complete(arbiter[0], path), self.complete(again[0], path)
+            wide = self.complete(arbiter[0], item), self.complete(again[0], item)
             if not (is_inexact(wide[0]) and is_inexact(wide[1])):
                 return False
             apart = criterion.rms_difference(wide[0], wide[1])
             if apart > UNIT_F32 * criterion.rms(wide[0]):
                 return False
-        spread = self.spread(self.unit, 0, path, RUNS[1])
+        spread = self.spread(self.unit, 0, item, RUNS[1])
         if spread is None:
             return True
         unit = unit_roundoff(values[0].dtype)
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
         return criterion.score(values[1], values[0], noise).score.passed
 
-    def is_repeated(self, path: str, call: int) -> bool:
+    def is_repeated(self, item: Item, call: int) -> bool:
         """Whether another native run of the reference leaves the same there, to the bit."""
         if self._repeat is None:
             self._repeat = self._observe(self.reference)
         first, again = (
-            self.complete(seen[call], path, self.reference) for seen in (self.native, self._repeat)
+            self.complete(seen[call], item, self.reference) for seen in (self.native, self._repeat)
         )
         return same_value(first, again)
 

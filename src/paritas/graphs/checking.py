@@ -27,7 +27,6 @@ from paritas.partition.annotation import Annotation, Option, expand
 from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
-from paritas.partition.runner import GRADIENT, OUTPUT
 from paritas.placement.parts import moved
 from paritas.placement.recipes import Concat, OperatorCall, Recipe, Reduce, Split
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
@@ -38,6 +37,7 @@ from paritas.results.graph_reports import (
     OperatorResult,
     OptionResult,
 )
+from paritas.results.items import ItemKind, harness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -225,7 +225,7 @@ def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> It
     right = [one for one in found if one.backward is not False]
     for one in right:
         idx, dim = _first_split(one.recipe, call)
-        words = one.recipe.words.rpartition(": ")[2] or "split"
+        words = one.recipe.split_words
         yield SplitOption(
             idx, dim, words, str(one.annotation or ""), "discovered", one.recipe, even=True
         )
@@ -236,9 +236,7 @@ def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> It
 def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
     """A recipe as it is: nobody claims of it that the parts are equal."""
     idx, dim = _first_split(recipe, call)
-    _, found, name = recipe.words.rpartition("split by ")
-    split = f"split by {name}" if found else recipe.words or "split"
-    return SplitOption(idx, dim, split, recipe.words or "a recipe", "declared", recipe)
+    return SplitOption(idx, dim, recipe.split_words, recipe.words or "a recipe", "declared", recipe)
 
 
 def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
@@ -276,8 +274,10 @@ def sum_of_results(seen: OperatorRun | None) -> float | None:
         return None
     sums = [
         float(value.detach().sum(dtype=torch.float64))
-        for path, value in seen.results.items()
-        if path.startswith(OUTPUT) and isinstance(value, torch.Tensor) and value.is_floating_point()
+        for item, value in seen.results.items()
+        if item.kind is ItemKind.OUTPUT
+        and isinstance(value, torch.Tensor)
+        and value.is_floating_point()
     ]
     return sum(sums) if sums else None
 
@@ -285,8 +285,8 @@ def sum_of_results(seen: OperatorRun | None) -> float | None:
 def gradient_words(examined: ExaminedRecipe) -> str:
     """`2 equal; gradient of args[1]: different, 2x`; empty where no gradient was compared."""
     verdict = examined.verdict
-    found = [one for one in verdict.findings if one.path.startswith(GRADIENT)]
-    whole = [one for one in verdict.findings if one.path == "gradients"]
+    found = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENT]
+    whole = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENTS]
     bad = [one for one in found if not one.status.passes(strict=True)]
     told = [f"{len(found) - len(bad)} equal"] if len(found) > len(bad) else []
     for one in bad:
@@ -294,8 +294,10 @@ def gradient_words(examined: ExaminedRecipe) -> str:
         told.append(f"{one.path}: {one.status}{', ' * bool(factor)}{factor}")
     told += [f"{one.status}: {one.reason}" for one in whole]
     if not told:
-        told = [item for item in verdict.coverage.skipped if item.startswith(GRADIENT)]
-        return "none: nothing depends on the arguments" if told else ""
+        runs = () if examined.lifted is None else examined.lifted[0].gradients
+        values = [value for gradients in runs for value in gradients.values()]
+        unused = bool(values) and all(value is None for value in values)
+        return "none: nothing depends on the arguments" if unused else ""
     return "; ".join(told)
 
 
@@ -306,7 +308,7 @@ def _factor(examined: ExaminedRecipe, finding: Finding) -> str:
     whole, split = examined.lifted
     factors: list[float] = []
     for one, other in zip(whole.gradients, split.gradients, strict=False):
-        expected, got = one.get(finding.path), other.get(finding.path)
+        expected, got = one.get(finding.item), other.get(finding.item)
         if expected is None:
             return ""
         if got is None:
@@ -642,8 +644,8 @@ class _Splits:
             return []
         made = [
             tuple(value.shape)
-            for path, value in seen.results.items()
-            if path.startswith(OUTPUT) and isinstance(value, torch.Tensor)
+            for item, value in seen.results.items()
+            if item.kind is ItemKind.OUTPUT and isinstance(value, torch.Tensor)
         ]
         said = [value.shape for value in self.call.outputs]
         if made == said:
@@ -653,7 +655,7 @@ class _Splits:
     def _wrong_claim(self, offer: Offer, ranks: int) -> OptionResult:
         """An annotation is none, or does not fit: the claim itself is wrong."""
         finding = Finding(
-            path="annotation",
+            item=harness("annotation"),
             aspect=Aspect.STRUCTURE,
             status=Status.DIFFERENT,
             reason=offer.fault,
@@ -673,7 +675,8 @@ class _Splits:
 
 
 def _unverified(path: str, reason: str) -> Verdict:
-    finding = Finding(path=path, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
+    item = harness(path)
+    finding = Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
     return Verdict(findings=(finding,))
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.execution.observation import AFTER
 from paritas.files.folders import Lock
 from paritas.graphs.checking import offers, prepare_call
 from paritas.graphs.operators import subject_of
@@ -32,6 +31,7 @@ from paritas.reports.files import check_writable, write_whole
 from paritas.reports.graphs import counted
 from paritas.results.findings import Status, spell_nonfinite
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
+from paritas.results.items import after_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -233,7 +233,7 @@ def _collect_facts(
         written=tuple(
             place
             for place in (*range(len(call.args)), *call.kwargs)
-            if any(one.path == f"{name_of(place)}{AFTER}" for one in option.verdict.findings)
+            if any(one.item == after_call(name_of(place)) for one in option.verdict.findings)
         ),
         seed=work.settings.seed,
         imports=work.settings.imports,

@@ -18,6 +18,7 @@ from paritas.mutants.programs import (
     number_in,
     result_position,
 )
+from paritas.results.items import ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +124,7 @@ def _droppable(place: CallPlace) -> list[str]:
 
 def is_gradient(place: CallPlace) -> bool:
     """Whether the call's result is the gradient of something, but for views."""
-    return any(name.startswith("gradient of ") for name in place.ends.values())
+    return any(item.kind is ItemKind.GRADIENT for item in place.ends.values())
 
 
 def _dropped(call: RunningCall, detail: str) -> Any:
@@ -684,11 +685,7 @@ INDEXING_FAULTS: dict[str, FaultRule] = {
 
 
 def _buffers(place: CallPlace) -> list[str]:
-    return [
-        f"argument {position}"
-        for position, name in place.writes.items()
-        if name.startswith("buffer ")
-    ]
+    return [f"argument {position}" for position in place.writes if place.writes_buffer(position)]
 
 
 def _without_write(call: RunningCall, detail: str) -> Any:
@@ -705,7 +702,7 @@ def _written_in_place(place: CallPlace) -> list[str]:
     """What writes in place, and not to a buffer: that one is called stale_buffer."""
     if 0 not in place.writes or place.kind.random or place.name in {"fill", "zero"}:
         return []
-    return [] if place.writes[0].startswith("buffer ") else [""]
+    return [] if place.writes_buffer(0) else [""]
 
 
 # --- 30: memory -----------------------------------------------------------------------------------

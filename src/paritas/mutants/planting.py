@@ -33,6 +33,7 @@ from paritas.numerics.automatic import (
 )
 from paritas.numerics.criterion import UNIT_F64, Noise
 from paritas.precision.lifting import LiftMode
+from paritas.results.items import CALL, Item
 
 if TYPE_CHECKING:
     from paritas.execution.subjects import Subject
@@ -204,7 +205,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
         if kind is None or "out" in node.kwargs or (kind.mutates and kind.name in _RESHAPES):
             continue
         writes = {
-            position: _named_result(value, results)
+            position: _written_result(value, results)
             for position, value in enumerate(node.args)
             if position in kind.mutates and isinstance(value, Node)
         }
@@ -221,14 +222,14 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
     return found
 
 
-def _ends(program: FlatProgram) -> dict[Node, dict[int | None, str]]:
+def _ends(program: FlatProgram) -> dict[Node, dict[int | None, Item]]:
     """Calls whose value is a result of the program, seen through views and tuples."""
-    found: dict[Node, dict[int | None, str]] = {}
-    for node, name in zip(returned(program.module), program.results, strict=True):
+    found: dict[Node, dict[int | None, Item]] = {}
+    for node, item in zip(returned(program.module), program.results, strict=True):
         current: Any = node
         part: Any = None
         while isinstance(current, Node) and current.op == "call_function":
-            found.setdefault(current, {}).setdefault(part, name)
+            found.setdefault(current, {}).setdefault(part, item)
             kind = node_traits(current)
             if current.target is operator.getitem:
                 part = current.args[1]
@@ -238,7 +239,7 @@ def _ends(program: FlatProgram) -> dict[Node, dict[int | None, str]]:
     return found
 
 
-def _named_result(value: Node, results: dict[Node, str]) -> str:
+def _written_result(value: Node, results: dict[Node, Item]) -> Item | None:
     """The result that a written argument is, or is a view of."""
     waiting, seen = [value], set()
     while waiting:
@@ -251,7 +252,7 @@ def _named_result(value: Node, results: dict[Node, str]) -> str:
         # What was written in place goes by the name of who wrote it last.
         same += [user for user in current.users if _gives_back(user, current)]
         waiting += [node for node in same if isinstance(node, Node) and node not in seen]
-    return ""
+    return None
 
 
 def _gives_back(user: Node, written: Node) -> bool:
@@ -356,15 +357,15 @@ class ProgramNoise:
         native: what the program did in its own dtype.
         base: what it did in float64, or the same again where it has no wider form.
         items: its floating results.
-        names: a name for every path.
+        names: what each result of the flat program is.
     """
 
     program: FlatProgram
     runs: SubjectRuns
     native: Observation
     base: Observation
-    items: dict[str, _ItemNoise]
-    names: dict[str, str]
+    items: dict[Item, _ItemNoise]
+    names: dict[Item, Item]
 
 
 def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
@@ -390,7 +391,7 @@ def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
         runs = SubjectRuns(whole, whole, inputs, rng, conditions, [native])
         arbiter = runs.arbiter()
         items = {
-            path: _measure_item(runs, path) for path, value in native.items() if is_inexact(value)
+            item: _measure_item(runs, item) for item, value in native.items() if is_inexact(value)
         }
     finally:
         before.restore()
@@ -399,10 +400,10 @@ def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
     return ProgramNoise(program, runs, native, base, items, names)
 
 
-def _measure_item(runs: SubjectRuns, path: str) -> _ItemNoise:
+def _measure_item(runs: SubjectRuns, item: Item) -> _ItemNoise:
     """The noise of one item, as the judge of a native run has it."""
-    evidence = ItemEvidence(runs, path)
-    reference, arbiter = runs.native[0].value(path), evidence.arbiter()
+    evidence = ItemEvidence(runs, item)
+    reference, arbiter = runs.native[0].value(item), evidence.arbiter()
     own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
     truth = reference if arbiter is None else arbiter
     unit = criterion.unit_roundoff(reference.dtype)
@@ -471,15 +472,14 @@ def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Obse
 
 def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:
     """The effects on all values, and on aliases; those of rounding only are left out."""
-    paths = dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after])
     found = []
-    for path in paths:
-        truth = noise.runs.complete(noise.base, path)
-        value = noise.runs.complete(seen, path)
-        item = noise.items.get(path)
-        name = noise.names.get(path, path)
-        if item is not None and isinstance(value, Tensor) and value.shape == item.truth.shape:
-            effect = _value_effect(item, value, name)
+    for item in dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after]):
+        truth = noise.runs.complete(noise.base, item)
+        value = noise.runs.complete(seen, item)
+        known = noise.items.get(item)
+        name = noise.names.get(item, item).text
+        if known is not None and isinstance(value, Tensor) and value.shape == known.truth.shape:
+            effect = _value_effect(known, value, name)
         else:
             effect = NO_CHANGE if _is_same(truth, value) else _clear_effect(name)
         if effect.band != "none":
@@ -524,12 +524,12 @@ def _form_effect(noise: ProgramNoise, seen: Observation) -> Effect:
         return _clear_effect("the call")
     if seen.aliases != native.aliases:
         return _clear_effect("memory")
-    for path, value in native.outputs.items():
-        other = seen.outputs.get(path)
+    for item, value in native.outputs.items():
+        other = seen.outputs.get(item)
         if not isinstance(value, Tensor) or not isinstance(other, Tensor):
             continue
         if (value.dtype, value.shape) != (other.dtype, other.shape):
-            return _clear_effect(noise.names.get(path, path))
+            return _clear_effect(noise.names.get(item, item).text)
     return NO_CHANGE
 
 
@@ -569,7 +569,7 @@ def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True)
         with running_subject(candidate, known.rng, known.conditions) as call:
             seen = call(known.inputs)
         runs = _SharedRuns(known, candidate, lift=lift)
-        comparer = Comparer(runs, config, 0, "")
+        comparer = Comparer(runs, config, 0, CALL)
         comparer.explainer.left = 0  # whether it is wrong is asked, not what kind of wrong
         verdict = comparer.compare(noise.native, seen).verdict(strict=False)
         notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *runs.notes)))
@@ -597,8 +597,8 @@ class _SharedRuns(SubjectRuns):
     def arbiter(self) -> list[Observation] | None:
         return self._shared.arbiter()
 
-    def spread(self, unit: float, call: int, path: str, runs: int) -> Tensor | None:
-        return self._shared.spread(unit, call, path, runs)
+    def spread(self, unit: float, call: int, item: Item, runs: int) -> Tensor | None:
+        return self._shared.spread(unit, call, item, runs)
 
     def decided(self, unit: float) -> list[list[Observation]]:
         return self._shared.decided(unit)

@@ -31,6 +31,7 @@ from paritas.mutants.programs import IDLE, trace_program
 from paritas.numerics.contents import leaves
 from paritas.reports.progress import Progress, shows_progress
 from paritas.results.findings import Status
+from paritas.results.items import Item, ItemKind
 from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Places:
         given = [node for node in self.nodes.values() if node.op == "placeholder"]
         # Inputs and cotangents follow, which belong to no module.
         self.owners = {node: _module_of(name) for node, name in zip(given, state, strict=False)}
-        self.returned: dict[Node, list[str]] = {}
+        self.returned: dict[Node, list[Item]] = {}
         for node, result in zip(returned(program.module), program.results, strict=True):
             self.returned.setdefault(node, []).append(result)
 
@@ -97,8 +98,9 @@ class Places:
         ]
 
     def _gradient_of(self, node: Node) -> str | None:
-        names = [name for name in self.returned.get(node, []) if name.startswith("gradient of ")]
-        return _module_of(names[0].removeprefix("gradient of ")) if names else None
+        items = self.returned.get(node, [])
+        names = [item.name for item in items if item.kind is ItemKind.GRADIENT]
+        return _module_of(names[0]) if names else None
 
 
 def _computes(node: Node) -> bool:

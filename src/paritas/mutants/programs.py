@@ -14,6 +14,7 @@ from torch.fx import Node
 from paritas._torch.graphs import node_traits, trace_calls
 from paritas.errors import UsageError
 from paritas.numerics.contents import leaves, map_leaves
+from paritas.results.items import Item, ItemKind, gradient, nth_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +47,7 @@ class FlatProgram:
 
     module: GraphModule
     inputs: tuple[Any, ...]
-    results: tuple[str, ...]
+    results: tuple[Item, ...]
     backward: frozenset[str]
 
     @property
@@ -109,7 +110,7 @@ class _Tracing:
         self.buffers = dict(module.named_buffers())
         self.inputs = inputs
         self.tensors = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)]
-        self.results: list[str] = []
+        self.results: list[Item] = []
 
     def program(self, seed: int) -> FlatProgram:
         given: list[Any] = [*self.parameters.values(), *self.buffers.values(), *self.tensors]
@@ -179,7 +180,7 @@ class _Tracing:
 
     def _step(self, *given: Tensor) -> list[Tensor]:
         outputs, wanted, buffers = self._forward(given)
-        self.results = [f"output[{i}]" for i in range(len(outputs))]
+        self.results = list(map(nth_output, range(len(outputs))))
         results = [out.detach() for out in outputs]
         if self.gradients:
             differentiable = [out for out in outputs if out.requires_grad]
@@ -187,11 +188,11 @@ class _Tracing:
             found = torch.autograd.grad(
                 differentiable, list(wanted.values()), cotangents, allow_unused=True
             )
-            for name, gradient in zip(wanted, found, strict=True):
-                if gradient is not None:
-                    self.results.append(f"gradient of {name}")
-                    results.append(gradient)
-        self.results += [f"buffer {name}" for name in buffers]
+            for name, found_one in zip(wanted, found, strict=True):
+                if found_one is not None:
+                    self.results.append(gradient(name))
+                    results.append(found_one)
+        self.results += [Item(ItemKind.BUFFER, name) for name in buffers]
         kept = [value.detach() if value.requires_grad else value for value in buffers.values()]
         return [*results, *kept]
 
@@ -237,18 +238,23 @@ class CallPlace:
         node: the call.
         kind: what its operator does.
         backward: whether it belongs to the backward pass.
-        ends: names of the results that it gives, but for views; by position where it gives several.
-        writes: positions of arguments it writes to, with the result that this argument is ("" for
-            none).
+        ends: the results that it gives, but for views; by position where it gives several.
+        writes: positions of arguments it writes to, with the result that this argument is, or
+            None.
         donor: position of an argument that is a program input which an equal output could take.
     """
 
     node: Node
     kind: Traits
     backward: bool = False
-    ends: dict[int | None, str] = dataclasses.field(default_factory=dict)
-    writes: dict[int, str] = dataclasses.field(default_factory=dict)
+    ends: dict[int | None, Item] = dataclasses.field(default_factory=dict)
+    writes: dict[int, Item | None] = dataclasses.field(default_factory=dict)
     donor: int | None = None
+
+    def writes_buffer(self, position: int) -> bool:
+        """Whether an argument that it writes to is a buffer of the model."""
+        item = self.writes[position]
+        return item is not None and item.kind is ItemKind.BUFFER
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueC
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import Item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paritas.numerics.automatic import Evidence
 
 _MOST_NAMED = 5
+_NAMED_ITEM = Item()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Checks:
 class Matching:
     """Pairs of leaves, and what has no partner."""
 
-    pairs: list[tuple[str, Any, Any]]
+    pairs: list[tuple[Item, Any, Any]]
     findings: list[Finding]
     unmatched: list[str]
     notes: list[str]
@@ -64,16 +66,19 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
     checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
     matching = match(flattened(reference, "value"), flattened(candidate, "value"), checks)
     findings, notes = list(matching.findings), list(matching.notes)
-    for path, left, right in matching.pairs:
-        found, noted = check_pair(path, left, right, checks)
+    for item, left, right in matching.pairs:
+        found, noted = check_pair(item, left, right, checks)
         findings += found
         notes += noted
     coverage = Coverage(compared=len(matching.pairs), unmatched=tuple(matching.unmatched))
     return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
 
 
-def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
-    """Pair leaves by path; what one side lacks, or has as another kind of thing, is different."""
+def match(reference: Flat, candidate: Flat, checks: Checks, like: Item = _NAMED_ITEM) -> Matching:
+    """Pair leaves by path; what one side lacks, or has as another kind of thing, is different.
+
+    Every item of it is `like` the one given, under the leaf's path as its name.
+    """
     findings: list[Finding] = []
     notes: list[str] = []
     apart: list[str] = []
@@ -84,7 +89,9 @@ def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
             kind = candidate.kinds.get(path)
             is_list = kind is not None and kind.family == SEQUENCE
             findings.append(
-                _structure_finding(path, words, _ORDER_ADVICE if is_grave and is_list else "")
+                _structure_finding(
+                    like.named(path), words, _ORDER_ADVICE if is_grave and is_list else ""
+                )
             )
         else:
             notes.append(words)
@@ -92,8 +99,8 @@ def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
         {path: leaf for path, leaf in side.leaves.items() if not _is_below(path, apart)}
         for side in (reference, candidate)
     )
-    findings += _find_unlike_names(left, right, checks)
-    pairs = [(path, leaf, right[path]) for path, leaf in left.items() if path in right]
+    findings += _find_unlike_names(left, right, checks, like)
+    pairs = [(like.named(path), leaf, right[path]) for path, leaf in left.items() if path in right]
     unmatched = [f"{path} (reference only)" for path in left if path not in right]
     unmatched += [f"{path} (candidate only)" for path in right if path not in left]
     return Matching(pairs, findings, unmatched, notes)
@@ -130,14 +137,14 @@ def _find_unlike_kinds(
 
 
 def _find_unlike_names(
-    left: dict[str, Any], right: dict[str, Any], checks: Checks
+    left: dict[str, Any], right: dict[str, Any], checks: Checks, like: Item
 ) -> list[Finding]:
     """A finding about leaves that only one side has."""
     gone = [path for path in left if path not in right]
     new = [path for path in right if path not in left]
     if not gone and not new:
         return []
-    root = re.split(r"[.\[]", next(iter([*left, *right])))[0]
+    root = like.named(re.split(r"[.\[]", next(iter([*left, *right])))[0])
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [_structure_finding(root, reason)] if checks.size else []
@@ -162,12 +169,12 @@ def _list_paths(paths: list[str]) -> str:
 
 
 def check_pair(
-    path: str, reference: Any, candidate: Any, checks: Checks, evidence: Evidence = NO_EVIDENCE
+    item: Item, reference: Any, candidate: Any, checks: Checks, evidence: Evidence = NO_EVIDENCE
 ) -> tuple[list[Finding], list[str]]:
     """Every finding about one pair of leaves, and what is worth a note."""
     findings: list[Finding] = []
     notes: list[str] = []
-    about: dict[str, Any] = {"path": path}
+    about: dict[str, Any] = {"item": item}
     if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
         about |= {"dtype": _dtype_name(reference.dtype), "shape": tuple(reference.shape)}
         if reference.shape != candidate.shape:
@@ -178,7 +185,7 @@ def check_pair(
                     **about, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason=reason
                 )
                 return [found], notes
-            notes.append(f"{path}: {reason}; compared in order, as asked")
+            notes.append(f"{item}: {reason}; compared in order, as asked")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:
             reason = (
@@ -189,7 +196,7 @@ def check_pair(
                     Finding(**about, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
                 )
             else:
-                notes.append(f"{path}: {reason}")
+                notes.append(f"{item}: {reason}")
         if reference.device != candidate.device:
             reason = f"on {candidate.device} instead of {reference.device}"
             if checks.device:
@@ -197,7 +204,7 @@ def check_pair(
                     Finding(**about, aspect=Aspect.DEVICE, status=Status.DIFFERENT, reason=reason)
                 )
             else:
-                notes.append(f"{path}: {reason}")
+                notes.append(f"{item}: {reason}")
     if checks.values:
         findings.append(_check_value(about, reference, candidate, checks, evidence))
     elif not findings:
@@ -242,9 +249,9 @@ def _unwrap_object(leaf: Any) -> Any:
     return leaf.value if is_object else leaf
 
 
-def _structure_finding(path: str, reason: str, advice: str = "") -> Finding:
+def _structure_finding(item: Item, reason: str, advice: str = "") -> Finding:
     return Finding(
-        path=path, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
+        item=item, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
     )
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.results.items import Item, ItemKind, output
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -428,41 +430,43 @@ class StepItem:
     """One thing that is compared.
 
     Attributes:
-        path: within its step.
+        item: what it is, within its step.
         kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`.
         name: of the parameter or buffer.
         reference: its value on one device; None if no gradient arrives there.
         ranks: what the ranks hold.
     """
 
-    path: str
+    item: Item
     kind: str
     name: str
     reference: Tensor | None
     ranks: Assembled
 
+    @property
+    def path(self) -> str:
+        """The item in words."""
+        return self.item.text
 
-def reference_values(step: StepTrace) -> dict[str, Tensor | None]:
-    """Path -> value on one device."""
-    return {path: None if piece is None else piece.local for path, _, _, piece in _list_step(step)}
+
+def reference_values(step: StepTrace) -> dict[Item, Tensor | None]:
+    """Item -> value on one device."""
+    return {item: None if piece is None else piece.local for item, _, _, piece in _list_step(step)}
 
 
-def _list_step(step: StepTrace) -> list[tuple[str, str, str, RankPiece | None]]:
-    """Path, kind, name and piece of everything in a step, in the order in which it comes about."""
-    found: list[tuple[str, str, str, RankPiece | None]] = []
-    found += [(_output_path(p), OUTPUT, p, piece) for p, piece in step.outputs.items()]
+def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]:
+    """Item, kind, name and piece of everything in a step, in the order in which it comes about."""
+    found: list[tuple[Item, str, str, RankPiece | None]] = []
+    found += [(output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()]
     if step.loss is not None:
-        found.append((LOSS, LOSS, "", step.loss))
-    found += [(f"{GRADIENT} {n}", GRADIENT, n, piece) for n, piece in step.gradients.items()]
-    found += [
-        (f"{PARAMETER} {n} after step", PARAMETER, n, piece) for n, piece in step.parameters.items()
-    ]
-    found += [(f"{BUFFER} {n}", BUFFER, n, piece) for n, piece in step.buffers.items()]
+        found.append((Item(ItemKind.LOSS, LOSS), LOSS, "", step.loss))
+    for kind, known, pieces in (
+        (GRADIENT, ItemKind.TRAINING_GRADIENT, step.gradients),
+        (PARAMETER, ItemKind.PARAMETER, step.parameters),
+        (BUFFER, ItemKind.BUFFER, step.buffers),
+    ):
+        found += [(Item(known, name), kind, name, piece) for name, piece in pieces.items()]
     return found
-
-
-def _output_path(path: str) -> str:
-    return path if path.startswith(OUTPUT) else f"{OUTPUT}{path}"
 
 
 def step_items(
@@ -475,7 +479,7 @@ def step_items(
     """What there is to compare of one step; `number` counts from 0."""
     steps = {trace.rank: trace.steps[number] for trace in ranks}
     found: list[StepItem] = []
-    for path, kind, name, piece in _list_step(reference):
+    for item, kind, name, piece in _list_step(reference):
         pieces = {
             rank: held for rank, step in steps.items() for held in _held_pieces(step, kind, name)
         }
@@ -486,7 +490,7 @@ def step_items(
             together = _assemble_output(program, ranks, pieces, value)
         else:
             together = _assemble_state(pieces, value, slots.get(name))
-        found.append(StepItem(path, kind, name, value, together))
+        found.append(StepItem(item, kind, name, value, together))
     return found
 
 
@@ -500,7 +504,8 @@ def initial_items(
             trace.rank: trace.initial[name] for trace in ranks if name in trace.initial
         }
         together = _assemble_state(pieces, piece.local, slots.get(name))
-        found.append(StepItem(f"{INITIAL} {name}", INITIAL, name, piece.local, together))
+        item = Item(ItemKind.INITIAL, name)
+        found.append(StepItem(item, INITIAL, name, piece.local, together))
     return found
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import torch
 
 from paritas._torch.operators import default_dtype, map_tensors
@@ -23,6 +24,8 @@ from paritas.execution.observation import Observation, cotangent
 from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import GRADIENTS, Item, output
+from paritas.results.items import gradient as gradient_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +169,7 @@ def draw_cotangents(outputs: Mapping[str, Any], seed: int) -> list[dict[str, Ten
     """Random numbers to send back from each result that requires it, for each draw."""
     return [
         {
-            path: cotangent(path, leaf, seed + draw, torch.float32)
+            path: cotangent(output(path), leaf, seed + draw, torch.float32)
             for path, leaf in outputs.items()
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         }
@@ -178,15 +181,15 @@ def differentiate(
     outputs: Mapping[str, Any],
     given: Mapping[str, Tensor],
     cotangents: list[dict[str, Tensor]],
-) -> dict[str, Tensor | None]:
-    """Gradients of everything floating that was given, by path, for each draw of cotangents."""
+) -> dict[Item, Tensor | None]:
+    """Gradients of everything floating that was given, for each draw of cotangents."""
     asked = {path: leaf for path, leaf in given.items() if leaf.requires_grad}
     ends = {
         path: leaf
         for path, leaf in outputs.items()
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    gradients: dict[str, Tensor | None] = {}
+    gradients: dict[Item, Tensor | None] = {}
     if not asked or not ends:
         return gradients
     for draw, upstream in enumerate(cotangents):
@@ -199,7 +202,7 @@ def differentiate(
         )
         which = f" (draw {draw + 1})"
         for path, gradient in zip(asked, found, strict=True):
-            gradients[f"gradient of {path}{which}"] = gradient
+            gradients[gradient_of(f"{path}{which}")] = gradient
     return gradients
 
 
@@ -249,20 +252,21 @@ class TruthRuns(NoiseRuns):
             seen.error = error
             return [seen]
         for path, leaf in outputs.items():
-            value = seen.outputs[path] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+            item = output(path)
+            value = seen.outputs[item] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
             if mode is not None and isinstance(value, torch.Tensor) and not is_inexact(value):
                 decision = mode.decision_for(value)
                 if decision is not None:
-                    seen.decisions[path] = decision
+                    seen.decisions[item] = decision
         return [seen]
 
     def lifted(self) -> list[Observation] | None:
         """The candidate is in float64 as it is."""
         return None
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run."""
-        return seen.value(path)
+        return seen.value(item)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -380,8 +384,8 @@ class _TrialResult:
     """What became of one way to place the arguments: every item as each rank has it."""
 
     results: tuple[str, ...] = ()
-    outputs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
-    gradients: dict[str, list[Tensor] | None] = dataclasses.field(default_factory=dict)
+    outputs: dict[Item, list[Any]] = dataclasses.field(default_factory=dict)
+    gradients: dict[Item, list[Tensor] | None] = dataclasses.field(default_factory=dict)
     refused: str = ""
     error: Exception | None = None
 
@@ -433,10 +437,10 @@ class _Trial:
             raw = tensors_of(self.truth.operator(*args, **kwargs))
         seen.results = tuple(describe_placement(leaf) for leaf in raw.values())
         whole = {path: _full_tensor(leaf) for path, leaf in raw.items()}
-        seen.outputs = {path: self._parts(leaf) for path, leaf in whole.items()}
+        seen.outputs = {output(path): self._parts(leaf) for path, leaf in whole.items()}
         try:
             found = differentiate(whole, leaves, self.truth.cotangents or [])
-            seen.gradients = {path: self._gradient(leaf) for path, leaf in found.items()}
+            seen.gradients = {item: self._gradient(leaf) for item, leaf in found.items()}
         except Exception as error:  # noqa: BLE001  (a refusal, which is told)
             seen.refused = f"backward raised {_error_text(error)}"
 
@@ -456,42 +460,44 @@ class _Trial:
         compared = 0
         if outputs.keys() != truth.outputs.keys():
             reason = f"{len(outputs)} results instead of {len(truth.outputs)}"
-            findings.append(_failed_finding(f"{claim.words}: output", Aspect.STRUCTURE, reason))
-        found: dict[str, Any] = {**outputs, **gradients}
-        for path, true in truth.items():
-            if path not in found:
+            findings.append(
+                _failed_finding(output().in_graph(claim.words), Aspect.STRUCTURE, reason)
+            )
+        found: dict[Item, Any] = {**outputs, **gradients}
+        for item, true in truth.items():
+            if item not in found:
                 continue
             compared += 1
-            new, noted = self._compare(claim, path, true, found[path])
+            new, noted = self._compare(claim, item, true, found[item])
             findings += new
             notes += noted
         skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
         if not refused and gradients.keys() != truth.gradients.keys():
             reason = "no gradient comes back: the results do not require one"
             findings.append(
-                _failed_finding(f"{claim.words}: gradients", Aspect.REQUIRES_GRAD, reason)
+                _failed_finding(GRADIENTS.in_graph(claim.words), Aspect.REQUIRES_GRAD, reason)
             )
         coverage = Coverage(compared=compared, skipped=skipped)
         return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
 
     def _compare(
-        self, claim: DTensorClaim, path: str, true: Any, parts: list[Any] | None
+        self, claim: DTensorClaim, item: Item, true: Any, parts: list[Any] | None
     ) -> tuple[list[Finding], list[str]]:
         """Each rank's value with the truth; once, where the ranks agree."""
-        name = f"{claim.words}: {path}"
+        shown = item.in_graph(claim.words)
         if parts is None or true is None:
             if parts is None and (true is None or not bool(true.count_nonzero())):
                 return [
-                    Finding(path=name, aspect=Aspect.VALUE, status=Status.IDENTICAL, reason="none")
+                    Finding(item=shown, aspect=Aspect.VALUE, status=Status.IDENTICAL, reason="none")
                 ], []
             missing = "is missing" if parts is None else "where there should be none"
-            return [_failed_finding(name, Aspect.STRUCTURE, f"the gradient {missing}")], []
-        evidence = ItemEvidence(self.truth, path)
+            return [_failed_finding(shown, Aspect.STRUCTURE, f"the gradient {missing}")], []
+        evidence = ItemEvidence(self.truth, item)
         agree = all(_is_same_value(part, parts[0]) for part in parts[1:])
         findings: list[Finding] = []
         notes: list[str] = []
         for rank, part in enumerate(parts[:1] if agree else parts):
-            where = name if agree else f"{name} on rank {rank}"
+            where = shown if agree else msgspec.structs.replace(shown, part=rank)
             new, noted = check_pair(where, true, part, _CHECKS, evidence)
             findings += new
             notes += noted
@@ -537,8 +543,8 @@ def _is_same_value(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _failed_finding(path: str, aspect: Aspect, reason: str) -> Finding:
-    return Finding(path=path, aspect=aspect, status=Status.DIFFERENT, reason=reason)
+def _failed_finding(item: Item, aspect: Aspect, reason: str) -> Finding:
+    return Finding(item=item, aspect=aspect, status=Status.DIFFERENT, reason=reason)
 
 
 def _error_text(error: BaseException) -> str:

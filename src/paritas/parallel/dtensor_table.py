@@ -298,6 +298,6 @@ def _first_failure(claim: DTensorClaim) -> str:
     if claim.verdict is None or not claim.verdict.failures:
         return ""
     finding = claim.verdict.failures[0]
-    item = finding.path.removeprefix(f"{claim.words}: ")
+    item = finding.item.in_graph("")
     more = len(claim.verdict.failures) - 1
     return f"{item}: {finding.reason}" + (f" (and {more} more)" if more else "")

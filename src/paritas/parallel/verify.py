@@ -41,6 +41,7 @@ from paritas.partition.split_evidence import (
 from paritas.precision.lifting import LiftMode
 from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.items import Item, ItemKind, harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +64,7 @@ class PlanRuns(NoiseRuns):
         self,
         program: ParallelProgram,
         native: Trace,
-        lifted: list[dict[str, Tensor | None]] | None,
+        lifted: list[dict[Item, Tensor | None]] | None,
         run: RunReference,
     ) -> None:
         """`lifted` are the ranks' values in float64, step by step; `run` is `run_reference`."""
@@ -108,9 +109,9 @@ class PlanRuns(NoiseRuns):
         """The ranks in float64."""
         return self._ranks
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run."""
-        return seen.outputs.get(path)
+        return seen.outputs.get(item)
 
 
 def _observe_steps(trace: Trace) -> list[Observation]:
@@ -214,18 +215,18 @@ class Judge:
         self.lifted = lifted
         self.steps = complete_steps(reference, ranks)
         self.slots: dict[str, dict[int, Slots]] = find_slots(program, reference.initial, ranks)
-        self._lifted_items: list[dict[str, StepItem]] = []
+        self._lifted_items: list[dict[Item, StepItem]] = []
         if lifted is not None:
             self.steps = min(self.steps, complete_steps(*lifted))
             self._lifted_items = [
                 {
-                    item.path: item
+                    item.item: item
                     for item in step_items(program, lifted[0].steps[n], lifted[1], n, self.slots)
                 }
                 for n in range(self.steps)
             ]
         values = [
-            {path: item.ranks.value for path, item in items.items()} for items in self._lifted_items
+            {item: held.ranks.value for item, held in items.items()} for items in self._lifted_items
         ]
         self.runs = PlanRuns(program, reference, values if lifted is not None else None, run)
         self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
@@ -253,7 +254,7 @@ class Judge:
 
     def _glance(self, item: StepItem, number: int) -> Judged:
         """Equal as far as is plain at once, otherwise not judged."""
-        lifted = self._lifted_items[number].get(item.path) if self._lifted_items else None
+        lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
         held, status = item.ranks, None
         if item.reference is not None and held.value is not None and held.disagreement is None:
             status = self._plainly(item.reference, held.value, lifted)
@@ -286,16 +287,16 @@ class Judge:
         metrics = pair_metrics(item.reference, value)
         reason = (
             f"the ranks begin with other values than the reference: {metrics.mismatched} of "
-            f"{metrics.numel} elements, {_dtype(value)} instead of {_dtype(item.reference)}"
+            f"{metrics.numel} elements"
         )
-        if value.dtype is item.reference.dtype:
-            reason = reason.rpartition(",")[0]
+        if value.dtype is not item.reference.dtype:
+            reason += f", {_dtype(value)} instead of {_dtype(item.reference)}"
         finding = self._finding(item, 0, Status.DIFFERENT, reason)
         finding = msgspec.structs.replace(finding, metrics=metrics)
         return Judged(0, item, None, (finding,), self._wrong_ranks(item))
 
     def _judge(self, item: StepItem, number: int) -> Judged:
-        lifted = self._lifted_items[number].get(item.path) if self._lifted_items else None
+        lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
         faults = self._faults(item, lifted, number + 1)
         wrong = self._wrong_ranks(lifted or item) if faults else ()
         grave = [f for f in faults if f.status is not Status.DEGRADED]
@@ -304,7 +305,7 @@ class Judge:
             found += self._values(item, lifted, number)
         if self.reference.random:
             found = [_random(finding) for finding in found]
-        self.runs.settled.add((number, item.path))
+        self.runs.settled.add((number, item.item))
         return Judged(number + 1, item, lifted, tuple(found), wrong)
 
     # --- structure --------------------------------------------------------------------------------
@@ -366,10 +367,10 @@ class Judge:
             return [self._finding(item, step, status, "")]
         gross = self._gross(item, lifted, number)
         findings = [] if gross is None else [gross]
-        evidence = ItemEvidence(self.runs, item.path, number, lifts=lifted is not None)
+        evidence = ItemEvidence(self.runs, item.item, number, lifts=lifted is not None)
         if gross is None:
-            path = f"step {step}: {item.path}"
-            findings, _ = check_pair(path, reference, candidate, Checks(), evidence)
+            shown = msgspec.structs.replace(item.item, step=step)
+            findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
         findings = self._explained(findings, item, (reference, candidate), evidence)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
@@ -420,7 +421,7 @@ class Judge:
         self.runs.arbiter()
         unit = self.runs.lift_unit
         shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
-        spread = self.runs.spread(unit, number, item.path, 1)
+        spread = self.runs.spread(unit, number, item.item, 1)
         if spread is None or not apart > shakes * criterion.rms(spread):
             return None
         share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
@@ -437,7 +438,7 @@ class Judge:
     ) -> Finding:
         some = item.reference if item.reference is not None else item.ranks.value
         return Finding(
-            path=f"step {step}: {item.path}" if step else item.path,
+            item=msgspec.structs.replace(item.item, step=step),
             aspect=aspect,
             status=status,
             reason=reason,
@@ -672,7 +673,7 @@ def _all_float64(trace: Trace) -> bool:
 def _unusable(reference: Trace) -> Finding:
     at = f" in module {reference.error_at}" if reference.error_at else ""
     return Finding(
-        path="reference",
+        item=harness("reference"),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=f"the model fails on one device{at}: {reference.error}",
@@ -689,7 +690,6 @@ def _errors(ranks: list[Trace]) -> list[Finding]:
     first = max(failed, key=lambda trace: (not _waits(trace), bool(trace.error_at), -trace.rank))
     alike = tuple(trace.rank for trace in failed if trace.error == first.error)
     step = len(first.steps)
-    where = f"step {step}: " if step else ""
     which = ", ".join(map(str, alike))
     reason = f"rank{'s' * (len(alike) > 1)} {which} failed: {first.error}"
     origin = None
@@ -701,7 +701,7 @@ def _errors(ranks: list[Trace]) -> list[Finding]:
         )
     return [
         Finding(
-            path=f"{where}ranks",
+            item=Item(ItemKind.HARNESS, "ranks", step=step),
             aspect=Aspect.EXCEPTION,
             status=Status.DIFFERENT,
             reason=reason,
@@ -759,7 +759,10 @@ def _ordered(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]
         )
         found.append(
             Finding(
-                path=f"step {step}", aspect=Aspect.VALUE, status=Status.UNVERIFIED, reason=reason
+                item=Item(name=f"step {step}"),
+                aspect=Aspect.VALUE,
+                status=Status.UNVERIFIED,
+                reason=reason,
             )
         )
     return found

@@ -691,7 +691,7 @@ class Annotation:
             where = f"idx {option.idx}, dim {option.dim} of {operator_name(call)}"
             raise UsageError(f"{where} cannot be split by `{self.text}`: {obstacle}")
         words = f"{operator_name(call)}: {self.text}, split by {name}"
-        return Recipe(split.inputs, split.outputs, split.numbers, words)
+        return Recipe(split.inputs, split.outputs, split.numbers, words, name)
 
 
 def _named_identifier(expansion: Expansion, option: Option) -> tuple[str, str | None]:

@@ -649,7 +649,7 @@ def _annotation(
     return annotation_text(inputs, [tuple(one.shape) for one in results], recipes, others)
 
 
-def cut_words(name: str, cut: TrialCut, ways: list[Combine]) -> str:
+def cut_words(cut: TrialCut, ways: list[Combine]) -> str:
     """What is split, what goes with it, and what becomes of the results."""
     dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
     split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
@@ -659,8 +659,7 @@ def cut_words(name: str, cut: TrialCut, ways: list[Combine]) -> str:
         item = "" if cut.number.item is None else f"[{cut.number.item}]"
         divided = [f"{_place_words(cut.number.place)}{item} divided"]
     parts = ", ".join([" and ".join(split), *once, *divided])
-    told = f"{parts} -> {', '.join(map(_way_words, ways))}"
-    return f"{name}: split by {told}" if name else f"split by {told}"
+    return f"{parts} -> {', '.join(map(_way_words, ways))}"
 
 
 def _way_words(way: Combine) -> str:
@@ -735,20 +734,20 @@ def discover_partitions(
             return []
         search = Search(bench, GradientTrials(bench, without_gradient), ranks)
         claims = list(search.claims())
-    recipes = [
-        Recipe(
-            claim.cut.placements(),
-            tuple(claim.ways),
-            claim.cut.numbers(),
-            words=cut_words(name, claim.cut, claim.ways),
-        )
-        for claim in claims
-    ]
+    recipes = [_recipe_of(name, claim) for claim in claims]
     texts = write_annotations(subject, whole, recipes)
     return [
         Discovered(recipe, text, forward=True, backward=claim.backward)
         for recipe, text, claim in zip(recipes, texts, claims, strict=True)
     ]
+
+
+def _recipe_of(name: str, claim: SplitClaim) -> Recipe:
+    told = cut_words(claim.cut, claim.ways)
+    words = f"{name}: split by {told}" if name else f"split by {told}"
+    return Recipe(
+        claim.cut.placements(), tuple(claim.ways), claim.cut.numbers(), words, identifier=told
+    )
 
 
 @contextlib.contextmanager

@@ -13,21 +13,21 @@ from torch import distributed
 
 from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import UsageError
-from paritas.execution.observation import AFTER
 from paritas.numerics import criterion
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
-from paritas.partition.runner import OUTPUT, Draws, Runner, Streams
+from paritas.partition.runner import Draws, Runner, Streams
 from paritas.partition.split_evidence import (
     Careful,
     near_in_float64,
     near_natively,
-    path_of,
     run_items,
+    shown_item,
 )
 from paritas.placement.parts import RankError, argument_words, device_of, error_words, name_of
 from paritas.placement.recipes import Group, Recipe, Whole
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, harness, output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,17 +79,17 @@ def failed_split(
 
 def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
     """In what a split is wrong: the same on other shapes is the same fault."""
-    return frozenset((one.aspect, _role(one.path)) for one in _wrong(verdict))
+    return frozenset((one.aspect, _role(one.item)) for one in _wrong(verdict))
 
 
 def _wrong(verdict: Verdict) -> list[Finding]:
     return [finding for finding in verdict.failures if finding.status in _WRONG]
 
 
-def _role(path: str) -> str:
-    if "gradient of " in path:
+def _role(item: Item) -> str:
+    if item.kind is ItemKind.GRADIENT:
         return "gradient"
-    return "argument" if path.endswith(AFTER) else "result"
+    return "argument" if item.kind is ItemKind.INPUT_AFTER_CALL else "result"
 
 
 # --- The check ------------------------------------------------------------------------------------
@@ -262,11 +262,11 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
     """
     if not verdict.passed:
         return ()
-    compared = {finding.path for finding in verdict.findings}
+    compared = {finding.item for finding in verdict.findings}
     return tuple(
         argument_words(call, place)
         for place, placement in recipe.inputs
-        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
+        if placement == Whole(own=True) and after_call(name_of(place)) not in compared
     )
 
 
@@ -355,16 +355,16 @@ class RecipeCheck:
             reason = f"the operator cannot be run in float64: {text:.200}"
             return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
         findings: list[Finding] = []
-        for path, value in whole.results.items():
-            other = split.results.get(path)
+        for item, value in whole.results.items():
+            other = split.results.get(item)
             if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
                 continue
             if value.shape != other.shape:
                 reason = f"shape {list(other.shape)} instead of {list(value.shape)}"
-                findings.append(_finding(path, Status.DIFFERENT, reason, Aspect.SHAPE, value))
+                findings.append(_finding(item, Status.DIFFERENT, reason, Aspect.SHAPE, value))
         if whole.results.keys() != split.results.keys():
             counts = f"{len(split.results)} results instead of {len(whole.results)}"
-            findings.append(_finding(OUTPUT, Status.DIFFERENT, counts, Aspect.STRUCTURE))
+            findings.append(_finding(output(), Status.DIFFERENT, counts, Aspect.STRUCTURE))
         if not findings:
             return None
         skipped = ("values and gradients: the results are not of the same shapes",)
@@ -392,7 +392,7 @@ class RecipeCheck:
     def _lost(self, error: Exception) -> Verdict:
         """The end, where a rank is gone."""
         finding = Finding(
-            path="ranks",
+            item=harness("ranks"),
             aspect=Aspect.HARNESS,
             status=Status.UNVERIFIED,
             reason=str(error),
@@ -403,7 +403,7 @@ class RecipeCheck:
     def _ended(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
         compared = int(status is Status.DIFFERENT)
         return Verdict(
-            findings=(_finding(OUTPUT, status, reason, aspect),),
+            findings=(_finding(output(), status, reason, aspect),),
             coverage=Coverage(compared=compared, skipped=tuple(self.skipped)),
             notes=tuple(self.notes),
             strict=self.strict,
@@ -417,15 +417,15 @@ class RecipeCheck:
         findings = self._gradient_errors(native, lifted)
         wholes, splits = (run_items(seen) for seen in lifted)
         references, candidates = (run_items(seen) for seen in native)
-        settled: dict[str, Status] = {}
-        unsettled: list[str] = []
+        settled: dict[Item, Status] = {}
+        unsettled: list[Item] = []
         for key, value in wholes.items():
             if key not in splits:
                 continue
             other = splits[key]
             if value is None and other is None:
                 if key not in lifted[0].results:
-                    self.skipped.append(f"{path_of(key)}: nothing depends on it")
+                    self.skipped.append(f"{shown_item(key)}: nothing depends on it")
                 continue
             if key in self.runner.own and not near_in_float64(value, other):
                 self._note_own(key, value)
@@ -435,13 +435,13 @@ class RecipeCheck:
                 unsettled.append(key)
             else:
                 settled[key] = status
-        judged: dict[str, list[Finding]] = {}
+        judged: dict[Item, list[Finding]] = {}
         if unsettled:
             judge = Careful(self.runner, lifted)
             judged = {key: judge.judge(key) for key in unsettled}
             self.notes += judge.notes
         for key, status in settled.items():
-            judged[key] = [_finding(path_of(key), status, "", Aspect.VALUE, wholes[key])]
+            judged[key] = [_finding(shown_item(key), status, "", Aspect.VALUE, wholes[key])]
         findings += _rolled_up({key: judged[key] for key in wholes if key in judged})
         return Verdict(
             findings=tuple(findings),
@@ -450,14 +450,14 @@ class RecipeCheck:
             strict=self.strict,
         )
 
-    def _note_own(self, path: str, whole: Any) -> None:
+    def _note_own(self, item: Item, whole: Any) -> None:
         """Say of what the rule leaves to each rank how far it is from the whole's."""
-        own = self.runner.own[path]
+        own = self.runner.own[item]
         name, parts = argument_words(self.runner.call, own.place), own.parts
         typical = criterion.rms(whole)
         apart = max(criterion.rms_difference(part, whole) for part in parts)
         share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
-        self.skipped.append(f"{path}: each rank's own, as the rule says")
+        self.skipped.append(f"{item}: each rank's own, as the rule says")
         self.notes.append(
             f"{name} drifts: after the call each of {len(parts)} ranks has its own, off by up to "
             f"{share}; the rule claims the outputs and the gradients, and not this"
@@ -467,9 +467,9 @@ class RecipeCheck:
         self,
         whole: Any,
         split: Any,
-        key: str,
-        references: dict[str, Any],
-        candidates: dict[str, Any],
+        key: Item,
+        references: dict[Item, Any],
+        candidates: dict[Item, Any],
     ) -> Status | None:
         """How an item ends if no noise has to be measured for that."""
         if not isinstance(whole, torch.Tensor):
@@ -494,27 +494,27 @@ class RecipeCheck:
                     self.skipped.append("gradients: torch has no derivative of this operator")
                     return []
                 reason = f"the operator's own backward pass fails: {words}"
-                return [_finding("gradients", Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
+                return [_finding(GRADIENTS, Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
             if split.gradient_error is not None:
                 reason = (
                     f"the backward pass of the ranks raised {error_words(split.gradient_error)}"
                 )
-                return [_finding("gradients", Status.DIFFERENT, reason, Aspect.EXCEPTION)]
+                return [_finding(GRADIENTS, Status.DIFFERENT, reason, Aspect.EXCEPTION)]
             if bool(whole.gradients) != bool(split.gradients):
                 side = "whole" if whole.gradients else "split"
                 reason = f"only the {side} operator can be differentiated"
-                return [_finding("gradients", Status.DIFFERENT, reason, Aspect.REQUIRES_GRAD)]
+                return [_finding(GRADIENTS, Status.DIFFERENT, reason, Aspect.REQUIRES_GRAD)]
         return []
 
 
-def _rolled_up(judged: dict[str, list[Finding]]) -> list[Finding]:
+def _rolled_up(judged: dict[Item, list[Finding]]) -> list[Finding]:
     """One finding for each path, the gravest of its cotangents; all that fail of one."""
-    gravest: dict[str, list[Finding]] = {}
+    gravest: dict[Item, list[Finding]] = {}
     for key, findings in judged.items():
-        path = path_of(key)
-        known = gravest.get(path)
+        item = shown_item(key)
+        known = gravest.get(item)
         if known is None or _gravity(findings) > _gravity(known):
-            gravest[path] = findings
+            gravest[item] = findings
     return [finding for findings in gravest.values() for finding in findings]
 
 
@@ -522,10 +522,10 @@ def _gravity(findings: list[Finding]) -> int:
     return max(finding.status.gravity for finding in findings)
 
 
-def _finding(path: str, status: Status, reason: str, aspect: Aspect, value: Any = None) -> Finding:
+def _finding(item: Item, status: Status, reason: str, aspect: Aspect, value: Any = None) -> Finding:
     shaped = isinstance(value, torch.Tensor)
     return Finding(
-        path=path,
+        item=item,
         aspect=aspect,
         status=status,
         reason=reason,
@@ -610,18 +610,18 @@ def confirmation(
     count = math.prod(ranks) if isinstance(ranks, tuple) else ranks
     check_confirm(confirm, device_of(call), count)
     real = confirm_on_ranks(confirm, call, recipe, ranks, seed=seed, strict=strict, imports=imports)
-    return labelled(real, f"on {confirm} ranks, ")
+    return labelled(real, f"on {confirm} ranks")
 
 
-def labelled(verdict: Verdict, label: str) -> Verdict:
-    """The same verdict, each of its items under a label."""
+def labelled(verdict: Verdict, option: str) -> Verdict:
+    """The same verdict, each of its items under an option: how it was split, or on what ranks."""
     findings = tuple(
-        msgspec.structs.replace(finding, path=f"{label}{finding.path}")
+        msgspec.structs.replace(finding, item=finding.item.under(option))
         for finding in verdict.findings
     )
     coverage = Coverage(
         compared=verdict.coverage.compared,
-        skipped=tuple(f"{label}{item}" for item in verdict.coverage.skipped),
-        unmatched=tuple(f"{label}{item}" for item in verdict.coverage.unmatched),
+        skipped=tuple(f"{option}, {item}" for item in verdict.coverage.skipped),
+        unmatched=tuple(f"{option}, {item}" for item in verdict.coverage.unmatched),
     )
     return msgspec.structs.replace(verdict, findings=findings, coverage=coverage)

@@ -10,7 +10,6 @@ import torch
 
 from paritas._torch.operators import WIDE, default_dtype, map_tensors
 from paritas.errors import UsageError
-from paritas.execution.observation import AFTER
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
 from paritas.placement.parts import (
@@ -29,6 +28,7 @@ from paritas.placement.parts import (
 )
 from paritas.placement.recipes import Concat, Same, Split, Whole
 from paritas.precision.lifting import LiftMode
+from paritas.results.items import Item, ItemKind, after_call, gradient, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -226,7 +226,7 @@ def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
 
 # --- The runs -------------------------------------------------------------------------------------
 
-OUTPUT, GRADIENT, COTANGENTS = "output", "gradient of ", 2
+OUTPUT, COTANGENTS = "output", 2
 # What runners of one call for several recipes have in common.
 _OF_THE_CALL = (
     "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
@@ -239,14 +239,14 @@ class OperatorRun:
     """What one run gave.
 
     Attributes:
-        results: path -> result, or argument after the call where the operator wrote to it.
-        gradients: for each cotangent, path -> gradient; None where none arrives.
+        results: item -> result, or argument after the call where the operator wrote to it.
+        gradients: for each cotangent, item -> gradient; None where none arrives.
         error: why the forward pass ended.
         gradient_error: why the backward pass ended.
     """
 
-    results: dict[str, Any] = dataclasses.field(default_factory=dict)
-    gradients: list[dict[str, Tensor | None]] = dataclasses.field(default_factory=list)
+    results: dict[Item, Any] = dataclasses.field(default_factory=dict)
+    gradients: list[dict[Item, Tensor | None]] = dataclasses.field(default_factory=list)
     error: Exception | None = None
     gradient_error: Exception | None = None
 
@@ -266,9 +266,9 @@ class Runner:
         narrow: whether float64 is wider than an argument.
         lifting: whether wide runs also widen what the operator narrows inside.
         written: the arguments that the operator writes to, known from its first run.
-        precisions: path of a result -> its dtype in the first run, in which cotangents are drawn.
-        cuts: path -> how it lies on the ranks of the first axis.
-        own: path of an argument that the rule leaves to each rank -> what each wrote there.
+        precisions: result -> its dtype in the first run, in which cotangents are drawn.
+        cuts: item -> how it lies on the ranks of the first axis.
+        own: an argument that the rule leaves to each rank -> what each wrote there.
         lost: how a rank was lost, where ranks are more than a loop; there is no verdict then.
     """
 
@@ -283,14 +283,14 @@ class Runner:
         self.narrow = any(t.dtype in WIDE for value in values for t in tensors_in(value))
         self.lifting = False
         self.written: tuple[Place, ...] = ()
-        self.precisions: dict[str, torch.dtype] = {}
-        self.cuts: dict[str, RankCut] = {}
-        self.own: dict[str, Own] = {}
+        self.precisions: dict[Item, torch.dtype] = {}
+        self.cuts: dict[Item, RankCut] = {}
+        self.own: dict[Item, Own] = {}
         self.draws: Draws | None = None
         self.lost: Exception | None = None
         self.is_first = True
         self._kept: dict[bool, Values] = {}
-        self._cotangents: dict[tuple[str, int], Tensor] = {}
+        self._cotangents: dict[tuple[Item, int], Tensor] = {}
         self._streams = Streams.of(call)
 
     def take_over(self, known: Runner) -> None:
@@ -312,7 +312,7 @@ class Runner:
         given = self._shaken() if shake else self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
-        def forward() -> dict[str, Any]:
+        def forward() -> dict[Item, Any]:
             values = self.cloned(given)
             with self.drawing([]):
                 result = self.invoke(values)
@@ -334,14 +334,14 @@ class Runner:
         given = self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
-        def forward() -> dict[str, Any]:
+        def forward() -> dict[Item, Any]:
             return self.ranked(given, self.levels, terms, [], "")
 
         return self._run(forward, given, terms, cotangents, wide=wide, around=around)
 
     def _run(
         self,
-        forward: Callable[[], dict[str, Any]],
+        forward: Callable[[], dict[Item, Any]],
         given: Values,
         terms: Terms,
         cotangents: int,
@@ -364,8 +364,8 @@ class Runner:
             except Exception as error:  # noqa: BLE001  (becomes a finding)
                 seen.error = error
                 return seen
-            for path, value in live.items():
-                seen.results[path] = value.detach() if isinstance(value, torch.Tensor) else value
+            for item, value in live.items():
+                seen.results[item] = value.detach() if isinstance(value, torch.Tensor) else value
             self._differentiate(live, given, terms, cotangents, seen)
         return seen
 
@@ -427,13 +427,14 @@ class Runner:
         refuse_hazards(self.call.function, args, named)
         return self.call.function(*args, **named)
 
-    def named(self, result: Any, values: Values) -> dict[str, Any]:
-        """Results, and arguments that were written to, each by its path."""
-        named = {} if result is None and self.written else dict(leaves(result, OUTPUT))
+    def named(self, result: Any, values: Values) -> dict[Item, Any]:
+        """Results, and arguments that were written to."""
+        returned = [] if result is None and self.written else leaves(result, OUTPUT)
+        named = {output(path): value for path, value in returned}
         for place in self.written:
             for path, tensor in leaves(values[place], name_of(place)):
                 if isinstance(tensor, torch.Tensor):
-                    named[f"{path}{AFTER}"] = tensor
+                    named[after_call(path)] = tensor
         return named
 
     def ranked(
@@ -443,7 +444,7 @@ class Runner:
         terms: Terms,
         reach: list[Reach],
         where: str,
-    ) -> dict[str, Any]:
+    ) -> dict[Item, Any]:
         """One axis of ranks; below it, the next."""
         if not levels:
             mine = self.cloned(values)
@@ -466,8 +467,8 @@ class Runner:
         return self.together(results, recipe, values, terms)
 
     def together(
-        self, results: list[dict[str, Any]], recipe: Recipe, values: Values, terms: Terms
-    ) -> dict[str, Any]:
+        self, results: list[dict[Item, Any]], recipe: Recipe, values: Values, terms: Terms
+    ) -> dict[Item, Any]:
         """What the results of the ranks are together, as the recipe says."""
         first = results[0]
         for rank, other in enumerate(results):
@@ -478,32 +479,36 @@ class Runner:
         placed = {name: recipe.placement(place) for name, place in places.items()}
         wholes = {name_of(place): values[place] for place in self.written}
         rules = iter(recipe.outputs)
-        together: dict[str, Any] = {}
-        for path, value in first.items():
+        together: dict[Item, Any] = {}
+        for item, value in first.items():
             if not isinstance(value, torch.Tensor):
-                together[path] = agreed_object(path, [result[path] for result in results])
+                together[item] = agreed_object(item.text, [result[item] for result in results])
                 continue
-            parts = [result[path] for result in results]
-            name = path.removesuffix(AFTER)
+            parts = [result[item] for result in results]
             try:
-                if name == path:
+                if item.kind is ItemKind.OUTPUT:
                     rule = next(rules, None)
                     if rule is None:
                         break
-                    together[path] = combine(parts, rule, terms)
+                    together[item] = combine(parts, rule, terms)
                     if isinstance(rule, Concat):
-                        self.cuts[path] = RankCut.of(parts, rule.dim)
+                        self.cuts[item] = RankCut.of(parts, rule.dim)
                 else:
+                    name = item.name
                     root = next(key for key in placed if name == key or name.startswith(f"{key}["))
                     whole = dict(leaves(wholes[root], root))[name]
                     if placed[root] == Whole(own=True):
-                        self.own[path] = Own(places[root], [part.detach() for part in parts])
-                    together[path] = combine_written(parts, placed[root], len(parts), whole, terms)
+                        self.own[item] = Own(places[root], [part.detach() for part in parts])
+                    together[item] = combine_written(parts, placed[root], len(parts), whole, terms)
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
-                reason = f"{path}: the parts, of shapes {shapes}, cannot be put together"
+                reason = f"{item}: the parts, of shapes {shapes}, cannot be put together"
                 raise RankError(f"{reason}: {error_words(error)}") from error
-        outputs = sum(isinstance(first[path], torch.Tensor) for path in first if AFTER not in path)
+        outputs = sum(
+            isinstance(value, torch.Tensor)
+            for item, value in first.items()
+            if item.kind is ItemKind.OUTPUT
+        )
         if outputs != len(recipe.outputs):
             message = f"the rule tells of {len(recipe.outputs)} results, the operator gives"
             raise RankError(f"{message} {outputs}")
@@ -526,15 +531,15 @@ class Runner:
     # --- backward --------------------------------------------------------------------------------
 
     def _differentiate(
-        self, live: dict[str, Any], given: Values, terms: Terms, cotangents: int, seen: OperatorRun
+        self, live: dict[Item, Any], given: Values, terms: Terms, cotangents: int, seen: OperatorRun
     ) -> None:
         outputs = {
-            path: value
-            for path, value in live.items()
+            item: value
+            for item, value in live.items()
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
         targets = {
-            f"{GRADIENT}{path}": tensor
+            gradient(path): tensor
             for place, value in given.items()
             for path, tensor in leaves(value, name_of(place))
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad
@@ -545,7 +550,7 @@ class Runner:
         try:
             for turn in range(cotangents):
                 terms.turn, terms.full = turn, False
-                upstream = [self._cotangent(path, outputs[path], turn) for path in outputs]
+                upstream = [self._cotangent(item, value, turn) for item, value in outputs.items()]
                 keep = turn + 1 < cotangents or bool(claimed)
                 found = _find_gradients(outputs, targets, upstream, keep=keep)
                 if claimed:
@@ -555,7 +560,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001  (becomes a finding)
             seen.gradient_error = error
 
-    def claimed(self, targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
         """Arguments whose gradient each rank claims to have, where results are had by all.
 
         There each rank goes back from all of the cotangent, not from a share of it.
@@ -572,27 +577,27 @@ class Runner:
         if not places:
             return {}
         return {
-            path: tensor
-            for path, tensor in targets.items()
-            if any(path.startswith(f"{GRADIENT}{place}") for place in places)
+            item: tensor
+            for item, tensor in targets.items()
+            if any(item.name.startswith(place) for place in places)
         }
 
-    def _cotangent(self, path: str, output: Tensor, turn: int) -> Tensor:
+    def _cotangent(self, item: Item, output: Tensor, turn: int) -> Tensor:
         """The same numbers on both sides and in every run."""
-        drawn = self._cotangents.get((path, turn))
+        drawn = self._cotangents.get((item, turn))
         if drawn is None or drawn.shape != output.shape:
-            precision = self.precisions.setdefault(path, output.dtype)
-            place = list(self.precisions).index(path)
+            precision = self.precisions.setdefault(item, output.dtype)
+            place = list(self.precisions).index(item)
             generator = torch.Generator("cpu").manual_seed(self.seed * 7919 + 97 * place + turn)
             dtype = torch.complex64 if precision.is_complex else torch.float32
             drawn = torch.randn(output.shape, generator=generator, dtype=dtype).to(precision)
-            self._cotangents[path, turn] = drawn
+            self._cotangents[item, turn] = drawn
         return drawn.to(output.device, output.dtype)
 
 
 def _find_gradients(
-    outputs: dict[str, Tensor], targets: dict[str, Tensor], upstream: list[Tensor], *, keep: bool
-) -> dict[str, Tensor | None]:
+    outputs: dict[Item, Tensor], targets: dict[Item, Tensor], upstream: list[Tensor], *, keep: bool
+) -> dict[Item, Tensor | None]:
     found = torch.autograd.grad(
         list(outputs.values()),
         list(targets.values()),

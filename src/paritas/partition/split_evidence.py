@@ -18,11 +18,11 @@ from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.criterion import UNIT_F64
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
-from paritas.partition.runner import GRADIENT
 from paritas.placement.parts import RankCut, bounds, name_of
 from paritas.placement.recipes import Split
 from paritas.precision.lifting import LiftMode
 from paritas.results.findings import Aspect, Finding, Status
+from paritas.results.items import Item, gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,23 +39,22 @@ NATIVE_ROUNDINGS = 4.0
 # last bits of all arguments does, is no rounding: no noise has to be measured for that either.
 GROSS_SHARE = 1e-3
 GROSS_SHAKES = 1e6
-TURN = " #"
 # Of one way to split an operator; where it is wrong, its gradients are too.
 MOST_EXPLAINED = 4
 
 
-def run_items(seen: OperatorRun) -> dict[str, Any]:
+def run_items(seen: OperatorRun) -> dict[Item, Any]:
     """Everything that is compared of a run; a gradient that does not arrive is None."""
     items = dict(seen.results)
     for turn, gradients in enumerate(seen.gradients):
-        for path, gradient in gradients.items():
-            items[f"{path}{TURN}{turn}"] = gradient
+        for item, value in gradients.items():
+            items[msgspec.structs.replace(item, draw=turn + 1)] = value
     return items
 
 
-def path_of(key: str) -> str:
-    """The path that a person is told."""
-    return key.partition(TURN)[0]
+def shown_item(key: Item) -> Item:
+    """The item that a person is told: the gradient, whichever cotangent was sent back."""
+    return msgspec.structs.replace(key, draw=0)
 
 
 # --- what is plain at once ------------------------------------------------------------------------
@@ -150,9 +149,9 @@ class SplitRuns(NoiseRuns):
         """The other side in float64."""
         return None if self.other is None else self.other.arbiter()
 
-    def complete(self, seen: Observation, path: str) -> Any:
+    def complete(self, seen: Observation, item: Item) -> Any:
         """An item of a run."""
-        return seen.outputs.get(path)
+        return seen.outputs.get(item)
 
 
 class SplitEvidence(ItemEvidence):
@@ -162,7 +161,7 @@ class SplitEvidence(ItemEvidence):
     it belongs to the split as such.
     """
 
-    def __init__(self, runs: SplitRuns, ranks: SplitRuns, key: str) -> None:
+    def __init__(self, runs: SplitRuns, ranks: SplitRuns, key: Item) -> None:
         """`runs` of the whole and of the ranks."""
         super().__init__(runs, key)
         self.ranks = ranks
@@ -170,7 +169,7 @@ class SplitEvidence(ItemEvidence):
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """The larger of the two sides' deviations."""
         mine = super().spread(unit, runs)
-        theirs = self.ranks.spread(unit, 0, self.path, runs)
+        theirs = self.ranks.spread(unit, 0, self.item, runs)
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return mine
         return torch.maximum(mine, theirs)
@@ -200,7 +199,7 @@ class Careful:
         """`lifted` are the plain float64 runs of both sides."""
         self.runner = runner
         self.lifted = tuple(run_items(seen) for seen in lifted)
-        self._shaken: dict[str, Any] | None = None
+        self._shaken: dict[Item, Any] | None = None
         self._explainer = Explainer(left=MOST_EXPLAINED)
 
     @functools.cached_property
@@ -219,10 +218,9 @@ class Careful:
             notes += [*self.runs[0].notes, *self.runs[1].notes]
         return [note for note in notes if "no wider arbiter" not in note]
 
-    def judge(self, key: str) -> list[Finding]:
+    def judge(self, key: Item) -> list[Finding]:
         """The findings about one item: of the lifted runs, or if these pass, of the native ones."""
         whole, split, reason = _fill_missing_gradient(*(items.get(key) for items in self.lifted))
-        path = path_of(key)
         if not near_in_float64(whole, split):
             findings = self._lifted(key, whole, split)
             if not self.runner.narrow or not all(f.status.passes() for f in findings):
@@ -232,7 +230,7 @@ class Careful:
         natives = (side.native[0].outputs.get(key) for side in self.runs)
         first, second, _ = _fill_missing_gradient(*natives)
         evidence = SplitEvidence(left, right, key)
-        findings, _ = check_pair(path, first, second, Checks(), evidence)
+        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
         findings = self._explained(findings, first, second, evidence)
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
@@ -246,7 +244,7 @@ class Careful:
         known = call_context(call.name, call.args, call.kwargs)
         names = {name_of(place): value for place, value in enumerate(call.args)}
         names |= {name_of(place): value for place, value in call.kwargs.items()}
-        is_result = not findings[0].path.startswith(GRADIENT)
+        is_result = not findings[0].item.kind.is_gradient
         context = dataclasses.replace(
             known if is_result else type(known)(),
             world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
@@ -254,7 +252,7 @@ class Careful:
         )
         return self._explainer.explain(findings, whole, split, evidence, context)
 
-    def _lifted(self, key: str, whole: Any, split: Any) -> list[Finding]:
+    def _lifted(self, key: Item, whole: Any, split: Any) -> list[Finding]:
         """The findings about one item of the lifted runs."""
         gross = self._gross(key, whole, split)
         if gross is not None:
@@ -265,10 +263,10 @@ class Careful:
         second = (right.arbiter() or right.native)[0].outputs.get(key)
         first, second, _ = _fill_missing_gradient(first, second)
         evidence = LiftedEvidence(left, right, key)
-        findings, _ = check_pair(path_of(key), first, second, Checks(), evidence)
+        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
         return [_in_float64(finding) for finding in findings]
 
-    def _gross(self, key: str, whole: Any, split: Any) -> Finding | None:
+    def _gross(self, key: Item, whole: Any, split: Any) -> Finding | None:
         """A difference so large that no rounding makes it; None where that is not plain."""
         if not is_inexact(whole) or not is_inexact(split) or whole.shape != split.shape:
             return None
@@ -287,7 +285,7 @@ class Careful:
         else:
             return None
         return Finding(
-            path=path_of(key),
+            item=shown_item(key),
             aspect=Aspect.VALUE,
             status=Status.DIFFERENT,
             reason=reason,
@@ -296,7 +294,7 @@ class Careful:
             metrics=pair_metrics(whole, split),
         )
 
-    def _shaken_item(self, key: str, like: Tensor) -> Tensor | None:
+    def _shaken_item(self, key: Item, like: Tensor) -> Tensor | None:
         if self._shaken is None:
             self._shaken = run_items(self.runner.whole(wide=True, shake=True))
         moved: Any = self._shaken.get(key)
@@ -326,23 +324,23 @@ def _with_rank_of_worst(finding: Finding, reason: str, runner: Runner) -> Findin
     words = f"{reason}{finding.reason}"
     worst = finding.metrics.max_abs_index if finding.metrics else None
     if worst and finding.aspect is Aspect.VALUE:
-        cut = _cut_of(finding.path, runner)
+        cut = _cut_of(finding.item, runner)
         where = cut.words(worst) if cut and cut.dim < len(worst) else ""
         words = f"{words}; worst {where}" if where else words
     return msgspec.structs.replace(finding, reason=words)
 
 
-def _cut_of(path: str, runner: Runner) -> RankCut | None:
-    if path in runner.cuts:
-        return runner.cuts[path]
+def _cut_of(item: Item, runner: Runner) -> RankCut | None:
+    if item in runner.cuts:
+        return runner.cuts[item]
     recipe, ranks = runner.levels[0]
     values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
     for place, placement in recipe.inputs:
         value = values[place]
-        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Split):
+        if item != gradient(name_of(place)) or not isinstance(placement, Split):
             continue
         dim = placement.dim % value.dim()
-        cuts = bounds(value.shape[dim], placement.unit, ranks, path)
+        cuts = bounds(value.shape[dim], placement.unit, ranks, item.text)
         return RankCut(dim, tuple(cuts))
     return None
 

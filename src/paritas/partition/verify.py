@@ -28,7 +28,8 @@ from paritas.partition.recipe_checks import (
 from paritas.partition.runner import Streams
 from paritas.placement.parts import device_of, on_device
 from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.items import harness
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import VerifyConfig
@@ -244,7 +245,7 @@ def _fault(call: OperatorCall, reason: str, advice: str = "correct args and kwar
         if isinstance(value, torch.Tensor)
     ]
     return Finding(
-        path=call.name,
+        item=harness(call.name),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=f"{reason} (tensors {', '.join(shapes) or 'none'})",
@@ -272,7 +273,7 @@ def check_unsplit(
     verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
     compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
     note = f"nothing to split: {why}; {compared}"
-    return msgspec.structs.replace(labelled(verdict, "not split, "), notes=(*verdict.notes, note))
+    return msgspec.structs.replace(labelled(verdict, "not split"), notes=(*verdict.notes, note))
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -414,25 +415,17 @@ def _check_option(
 
 def _name_by_option(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:
     """The verdict of one option, each of its items under the option's name."""
-    label = f"{dict(option)}: {_split_by(recipe)}"
-    findings = [
-        msgspec.structs.replace(finding, path=f"{label}, {finding.path}")
-        for finding in verdict.findings
-    ]
-    if not verdict.passed and not verdict.failures:
-        # Each option has to answer for itself: those beside it must not lend it their comparisons.
-        findings += _refused(option, "nothing was compared").findings
-    coverage = Coverage(
-        compared=verdict.coverage.compared,
-        skipped=tuple(f"{label}, {item}" for item in verdict.coverage.skipped),
-        unmatched=tuple(f"{label}, {item}" for item in verdict.coverage.unmatched),
-    )
-    return msgspec.structs.replace(verdict, findings=tuple(findings), coverage=coverage)
+    named = labelled(verdict, f"{dict(option)}: {recipe.split_words}")
+    if verdict.passed or verdict.failures:
+        return named
+    # Each option has to answer for itself: those beside it must not lend it their comparisons.
+    silent = _refused(option, "nothing was compared").findings
+    return msgspec.structs.replace(named, findings=(*named.findings, *silent))
 
 
 def _refused(option: Mapping[str, int], reason: str) -> Verdict:
     finding = Finding(
-        path=str(dict(option)),
+        item=harness(str(dict(option))),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=reason,
@@ -440,9 +433,3 @@ def _refused(option: Mapping[str, int], reason: str) -> Verdict:
         "(paritas.partition.register)",
     )
     return Verdict(findings=(finding,))
-
-
-def _split_by(recipe: Recipe) -> str:
-    """`split by c`, of what a recipe says about itself."""
-    _, found, identifier = recipe.words.rpartition("split by ")
-    return f"split by {identifier}" if found else (recipe.words or "split")

@@ -142,12 +142,19 @@ class Recipe:
         outputs: how the results are put together, one for each tensor that the operator gives.
         numbers: arguments that are no tensors and go with the split.
         words: what it is, for people: the annotation and the identifier that is split.
+        identifier: what it is split by, in the words of the rule.
     """
 
     inputs: tuple[tuple[Place, Placement], ...]
     outputs: tuple[Combine, ...]
     numbers: tuple[tuple[Place, KeywordRule], ...] = ()
     words: str = ""
+    identifier: str = ""
+
+    @property
+    def split_words(self) -> str:
+        """`split by c`, or what else it says of itself."""
+        return f"split by {self.identifier}" if self.identifier else (self.words or "split")
 
     def placement(self, place: Place) -> Placement:
         """What a rank is given of an argument."""

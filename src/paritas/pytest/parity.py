@@ -26,6 +26,7 @@ from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
 from paritas.pytest.outcomes import Recorder, golden_folder, outcome_of, test_folder
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.items import Item, harness
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ def judge_golden(
     checks = Checks(checkers=tuple(checkers))
     both = [path for path in golden.values if path in present.values]
     for path in both:
-        found, noted = check_pair(path, golden.values[path], present.values[path], checks)
+        found, noted = check_pair(
+            Item(name=path), golden.values[path], present.values[path], checks
+        )
         findings += found
         notes += noted
     unmatched = [f"{path} (golden only)" for path in gone]
@@ -225,7 +228,7 @@ def judge_golden(
 def missing_golden(name: str, reason: str) -> Verdict:
     """Nothing to compare with is no pass."""
     found = Finding(
-        path=f"golden {name!r}",
+        item=harness(f"golden {name!r}"),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=reason,
@@ -248,7 +251,8 @@ def _class_name(leaf: Any) -> str:
 
 
 def _structure(reason: str) -> Finding:
-    return Finding(path=_ROOT, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
+    item = Item(name=_ROOT)
+    return Finding(item=item, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
 
 
 def _enumerate_paths(paths: list[str]) -> str:
@@ -425,7 +429,7 @@ def _verdict_of(made: Guard) -> Verdict:
     if made.journal.graphs:
         return made.verdict()
     found = Finding(
-        path=f"guard({made.backend.name!r})",
+        item=harness(f"guard({made.backend.name!r})"),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason="the test compiled nothing with it",

@@ -34,6 +34,7 @@ from paritas.reports.terminal import (
 from paritas.results.comparisons import Comparison
 from paritas.results.findings import Status, Verdict
 from paritas.results.graph_reports import GraphReport
+from paritas.results.items import Item
 from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
 from paritas.results.wording import headline as verdict_line
 
@@ -245,7 +246,7 @@ def _shorter(shown: NotebookResult) -> NotebookResult:
         lists=[(title, _few(items), kind) for title, items, kind in shown.lists],
         stories=[_shorter_story(story) for story in shown.stories],
         failures=[
-            (msgspec.structs.replace(finding, path=_cut(finding.path)), _cut(lines, 3))
+            (msgspec.structs.replace(finding, item=Item(name=_cut(finding.path))), _cut(lines, 3))
             for finding, lines in shown.failures
         ],
         rows=[(kind, sign, word, [*map(_cut, cells)]) for kind, sign, word, cells in shown.rows],

@@ -25,6 +25,7 @@ from paritas.results.findings import (
     json_of_each,
     spell_nonfinite,
 )
+from paritas.results.items import Item, ItemKind
 
 FORMAT = 1
 
@@ -318,7 +319,7 @@ def finding_of(row: ComparisonRow) -> Finding:
     """A row as a finding."""
     shown = row.my or row.golden
     return Finding(
-        path=row_path(row),
+        item=Item(ItemKind.RECORDED, row_path(row)),
         aspect=row.aspect,
         status=row.status,
         reason=row.reason,

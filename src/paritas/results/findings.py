@@ -13,6 +13,7 @@ import msgspec
 from paritas.errors import MismatchError, UsageError
 from paritas.results import callbacks
 from paritas.results.figures import Metrics
+from paritas.results.items import Item, harness, read_old_path
 
 if TYPE_CHECKING:
     import os
@@ -204,10 +205,19 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ranks: tuple[int, ...] = ()
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One compared item with its path, status and numbers."""
+NO_ITEM = Item()
 
-    path: str
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One compared item with its status and numbers.
+
+    Attributes:
+        item: what was compared.
+        path: the same in words, made of the item. Given alone, as findings of older versions are
+            read from JSON, the item is made of it.
+    """
+
+    path: str = ""
     aspect: Aspect
     status: Status
     reason: str = ""
@@ -220,6 +230,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str | None = None
     origin: Origin | None = None
     diagnosis: Diagnosis | None = None
+    item: Item = NO_ITEM
+
+    def __post_init__(self) -> None:
+        if self.item == NO_ITEM:
+            msgspec.structs.force_setattr(self, "item", read_old_path(self.path))
+        else:
+            msgspec.structs.force_setattr(self, "path", self.item.text)
 
     def __str__(self) -> str:
         from paritas.results.wording import finding_text
@@ -373,7 +390,7 @@ def _with_unverified_finding(verdict: Verdict) -> Verdict:
     if verdict.passed or verdict.failures or not verdict.enabled:
         return verdict
     silent = Finding(
-        path="verdict",
+        item=harness("verdict"),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason="nothing was compared",

@@ -182,9 +182,11 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         coverage = Coverage()
         for one in self.operators:
             for option in one.options:
-                label = f"{one.sites[0].node}: {option.split}, {option.ranks} ranks, "
+                site, label = one.sites[0], f"{option.split}, {option.ranks} ranks"
                 findings += [
-                    msgspec.structs.replace(f, path=f"{label}{f.path}", source=one.sites[0].source)
+                    msgspec.structs.replace(
+                        f, item=f.item.under(label).in_graph(site.node), source=site.source
+                    )
                     for f in option.verdict.findings
                 ]
                 coverage += option.verdict.coverage

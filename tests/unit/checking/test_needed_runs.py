@@ -13,6 +13,7 @@ import paritas
 from paritas.execution.subject_runs import SubjectRuns
 from paritas.execution.subjects import inspect_subject
 from paritas.results.findings import Status
+from paritas.results.items import gradient
 
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
 ROWS, WIDTH = 600, 24
@@ -93,7 +94,7 @@ def test_a_bias_gradient_that_is_less_accurate_is_still_degraded(perturbed):
     assert statuses["gradient of weight"].passes()
     # Only what was undecided is made again.
     assert perturbed
-    assert all(run == [["gradient of bias"]] for run in perturbed)
+    assert all(run == [[gradient("bias")]] for run in perturbed)
 
 
 def test_findings_keep_their_order_when_some_have_to_wait():

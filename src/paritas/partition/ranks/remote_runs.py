@@ -23,6 +23,7 @@ from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.runner import COTANGENTS, Draws, Runner, reaches
 from paritas.placement.parts import RankError, device_of, moved, split_values, tensors_in
 from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Reduce, Split, Whole
+from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -204,7 +205,7 @@ class RankWork:
 class Back:
     """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
 
-    cotangents: dict[str, Tensor]
+    cotangents: dict[Item, Tensor]
     placements: tuple[Placement, ...]
     exchanges: bool = False
 
@@ -214,15 +215,15 @@ class Done:
     """What a rank gives back.
 
     Attributes:
-        own: its results by path, or its gradients in the order of its tensors.
-        live: paths of results that can be differentiated.
+        own: its results, or its gradients in the order of its tensors.
+        live: results that can be differentiated.
         together: what collectives made of all ranks' own; from rank 0 alone.
         error: what its own part raised.
         refused: whether that was no fault of the operator.
     """
 
     own: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    live: frozenset[str] = frozenset()
+    live: frozenset[Item] = frozenset()
     together: dict[Any, Any] = dataclasses.field(default_factory=dict)
     error: str | None = None
     refused: bool = False
@@ -231,7 +232,7 @@ class Done:
 class _RankRunner(Runner):
     """Runs one part as the check in one process does."""
 
-    def run_part(self, work: RankWork, values: Values) -> dict[str, Any]:
+    def run_part(self, work: RankWork, values: Values) -> dict[Item, Any]:
         self.is_first, self.written = False, work.written
         if work.draws is not None:
             self.draws = Draws()
@@ -246,7 +247,7 @@ class _RankRunner(Runner):
 
 
 # The graph of a rank between forward and backward; ranks that are threads share this module.
-_KEPT: dict[int, tuple[dict[str, Tensor], list[Tensor]]] = {}
+_KEPT: dict[int, tuple[dict[Item, Tensor], list[Tensor]]] = {}
 
 
 def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
@@ -268,15 +269,15 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
             raise
     if not _all_ranks_succeeded(done, ranks):
         return done
-    found = {path: value for path, value in live.items() if isinstance(value, torch.Tensor)}
-    _KEPT[rank] = ({path: value for path, value in found.items() if value.requires_grad}, tensors)
-    own = {path: value.detach() if path in found else value for path, value in live.items()}
-    results = [path for path in found if path.startswith("output")]
+    found = {item: value for item, value in live.items() if isinstance(value, torch.Tensor)}
+    _KEPT[rank] = ({item: value for item, value in found.items() if value.requires_grad}, tensors)
+    own = {item: value.detach() if item in found else value for item, value in live.items()}
+    results = [item for item in found if item.kind is ItemKind.OUTPUT]
     together = {}
-    for path, rule in zip(results, work.outputs, strict=False):
-        value = _combine_by_collective(own[path], rule, ranks)
+    for item, rule in zip(results, work.outputs, strict=False):
+        value = _combine_by_collective(own[item], rule, ranks)
         if value is not None:
-            together[path] = value
+            together[item] = value
     kept = together if rank == 0 else {}
     return Done(_on_the_host(own), frozenset(_KEPT[rank][0]), _on_the_host(kept))
 
@@ -285,14 +286,14 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
     """Send cotangents back through this rank's part, and put the gradients together."""
     outputs, tensors = _KEPT[rank]
     asked = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
-    ends = {path: end for path, end in outputs.items() if path in back.cotangents}
+    ends = {item: end for item, end in outputs.items() if item in back.cotangents}
     done, own = Done(), {}
     try:
         if ends and asked:
             found = torch.autograd.grad(
                 list(ends.values()),
                 [tensors[place] for place in asked],
-                [back.cotangents[path].to(end.device) for path, end in ends.items()],
+                [back.cotangents[item].to(end.device) for item, end in ends.items()],
                 retain_graph=True,
                 allow_unused=True,
             )
@@ -456,7 +457,7 @@ class RemoteRunner(Runner):
         self.is_program = program is not None
         self.exchanges = any(recipe.exchanges for recipe, _ in levels)
         self.ranks = math.prod(ranks for _, ranks in levels)
-        self._together_by_ranks: dict[str, Tensor] = {}
+        self._together_by_ranks: dict[Item, Tensor] = {}
         self._here = False
 
     def split(
@@ -480,7 +481,7 @@ class RemoteRunner(Runner):
         terms: Terms,
         reach: list[Reach],
         where: str,
-    ) -> dict[str, Any]:
+    ) -> dict[Item, Any]:
         """The results of all ranks, run by the team, and put together."""
         if self._here:
             return super().ranked(values, levels, terms, reach, where)
@@ -488,7 +489,7 @@ class RemoteRunner(Runner):
         results = self._run_leaves(_leaves(tree))
         return self._folded(tree, iter(results), terms)
 
-    def claimed(self, targets: dict[str, Tensor]) -> dict[str, Tensor]:
+    def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
         """Each rank of a program has a loss of its own, and goes back from all of it."""
         return targets if self.is_program else super().claimed(targets)
 
@@ -510,18 +511,18 @@ class RemoteRunner(Runner):
         ]
         return _Axis(recipe, values, tuple(made))
 
-    def _folded(self, tree: _Axis | _Leaf, results: Any, terms: Terms) -> dict[str, Any]:
+    def _folded(self, tree: _Axis | _Leaf, results: Any, terms: Terms) -> dict[Item, Any]:
         if isinstance(tree, _Leaf):
-            found: dict[str, Any] = next(results)
+            found: dict[Item, Any] = next(results)
             return found
         below = [self._folded(part, results, terms) for part in tree.below]
         together = self.together(below, tree.recipe, tree.values, terms)
         if len(self.levels) == 1:
-            for path, value in self._together_by_ranks.items():
-                together[path] = _carry_collective(path, together[path], value)
+            for item, value in self._together_by_ranks.items():
+                together[item] = _carry_collective(item, together[item], value)
         return together
 
-    def _run_leaves(self, leaves: list[_Leaf]) -> list[dict[str, Any]]:
+    def _run_leaves(self, leaves: list[_Leaf]) -> list[dict[Item, Any]]:
         """Every rank's results, in one graph with what it was given."""
         flat = [
             [tensor for value in leaf.values.values() for tensor in tensors_in(value)]
@@ -531,7 +532,7 @@ class RemoteRunner(Runner):
         made = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
         found = dict(zip(run.order, made, strict=True))
         return [
-            {path: found.get((rank, path), value) for path, value in done.own.items()}
+            {item: found.get((rank, item), value) for item, value in done.own.items()}
             for rank, done in enumerate(run.done)
         ]
 
@@ -592,7 +593,7 @@ class RemoteRunner(Runner):
         )
         return dataclasses.replace(done, own=own, together=together)
 
-    def keep_together(self, together: dict[str, Tensor]) -> None:
+    def keep_together(self, together: dict[Item, Tensor]) -> None:
         """What the collectives of the forward pass gave."""
         self._together_by_ranks = together
 
@@ -605,29 +606,29 @@ class _RanksPass:
     leaves: list[_Leaf]
     counts: list[int]
     done: list[Done] = dataclasses.field(default_factory=list)
-    order: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    order: list[tuple[int, Item]] = dataclasses.field(default_factory=list)
 
     def forward(self) -> list[Tensor]:
         self.done = self.runner.ask(go_forward, list(self.runner.works(self.leaves)))
         _raise_first(self.done)
         self.runner.keep_together(self.done[0].together)
         self.order = [
-            (rank, path)
+            (rank, item)
             for rank, done in enumerate(self.done)
-            for path, value in done.own.items()
+            for item, value in done.own.items()
             if isinstance(value, torch.Tensor)
         ]
-        return [self.done[rank].own[path] for rank, path in self.order]
+        return [self.done[rank].own[item] for rank, item in self.order]
 
     def backward(self, cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         sent = dict(zip(self.order, cotangents, strict=True))
         backs = [
             Back(
                 {
-                    path: torch.zeros_like(done.own[path], device=_HOST)
-                    if (given := sent[rank, path]) is None
+                    item: torch.zeros_like(done.own[item], device=_HOST)
+                    if (given := sent[rank, item]) is None
                     else given.contiguous().cpu()
-                    for path in done.live
+                    for item in done.live
                 },
                 self.runner.placements(self.leaves[rank]),
                 self.runner.exchanges,
@@ -670,7 +671,7 @@ class _OnRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
         made = tuple(run.forward())
-        live = [path in run.done[rank].live for rank, path in run.order]
+        live = [item in run.done[rank].live for rank, item in run.order]
         ctx.run = run
         ctx.mark_non_differentiable(
             *[tensor for tensor, keeps in zip(made, live, strict=True) if not keeps]
@@ -695,10 +696,10 @@ class _Carried(torch.autograd.Function):
         return gradient, None
 
 
-def _carry_collective(path: str, here: Tensor, there: Tensor) -> Tensor:
+def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
     if here.shape != there.shape or here.dtype != there.dtype:
         shapes = f"{list(there.shape)} by collectives, {list(here.shape)} put together here"
-        raise RankError(f"{path}: shape {shapes}")
+        raise RankError(f"{item}: shape {shapes}")
     if not here.requires_grad:
         return there
     return _Carried.apply(here, there)  # type: ignore[no-any-return, no-untyped-call]
