@@ -154,3 +154,83 @@ def test_every_part_of_the_torch_seam_has_a_canary():
     ]
     named = " or ".join(path.name for path in CANARIES)
     assert not silent, f"no test in {named} mentions these modules"
+
+
+# --- what people read is never read back ----------------------------------------------------------
+
+SHOWN = {"path", "reason", "judged_by", "notes", "advice", "sentence"}
+READING = {
+    *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"),
+    *("split", "rsplit", "find", "index", "search", "match", "fullmatch", "findall"),
+}
+# Words of a finding's path, which only `results/items.py` knows.
+PATH_WORDS = re.compile(
+    r"^( after the call| after backward|gradient of ?|second gradient( of ?)?|state )$"
+)
+# Other things than a finding, a row or a verdict, that also have a field of such a name.
+OTHERS_PATH = {"os", "sys", "draw", "found", "value", "request"}
+
+
+def read_texts(tree: ast.AST) -> list[tuple[int, str]]:
+    """Where a finding's path, reason, note or judged_by is searched for words."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            given = [node.func.value, *node.args]
+            if node.func.attr in READING and any(map(is_shown_text, given)):
+                found.append((node.lineno, ast.unparse(node)))
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            is_words = isinstance(node.left, ast.Constant | ast.JoinedStr | ast.Name)
+            shown = node.comparators[0]
+            if is_words and is_shown_text(shown) and getattr(shown, "attr", "") != "notes":
+                found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def is_shown_text(node: ast.AST) -> bool:
+    """Whether it is `finding.path`, `row.reason` and the like, or a loop's `note`."""
+    if isinstance(node, ast.Name):
+        return node.id in {"note", "judged_by"}
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in SHOWN
+        and not (isinstance(node.value, ast.Name) and node.value.id in OTHERS_PATH)
+    )
+
+
+READERS = {  # of what older versions wrote, or for the sake of the words alone
+    "paritas/results/items.py",
+    "paritas/results/comparisons.py",
+    "paritas/results/wording.py",  # not to say a remedy twice
+    "paritas/shrinking/scripts.py",  # whether a note ends with a full stop
+}
+
+
+def test_no_code_reads_the_text_of_a_path_a_reason_or_a_note():
+    wrong = []
+    for file in sorted((SOURCE / "paritas").rglob("*.py")):
+        name = str(file.relative_to(SOURCE))
+        if name in READERS:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        wrong += [f"{name}:{line}: {text}" for line, text in read_texts(tree)]
+        wrong += [
+            f"{name}:{node.lineno}: the words {node.value!r} of an item"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and PATH_WORDS.match(node.value)
+        ]
+    assert not wrong, "\n".join(["ask the item, the status or a field instead:", *wrong])
+
+
+def test_findings_are_made_of_items():
+    wrong = [
+        f"{file.relative_to(SOURCE)}:{node.lineno}"
+        for file in sorted((SOURCE / "paritas").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "Finding"
+        and any(keyword.arg == "path" for keyword in node.keywords)
+    ]
+    assert not wrong, f"Finding(path=...) is for what older versions wrote; give an item: {wrong}"

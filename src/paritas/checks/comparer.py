@@ -68,12 +68,19 @@ class CollectedFindings:
     compared: int = 0
 
     def add(
-        self, item: Item, aspect: Aspect, status: Status, reason: str, advice: str = ""
+        self,
+        item: Item,
+        aspect: Aspect,
+        status: Status,
+        reason: str,
+        advice: str = "",
+        raised: str = "",
     ) -> None:
         """Add a finding without numbers."""
-        self.findings.append(
-            Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice)
+        found = Finding(
+            item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
         )
+        self.findings.append(found)
 
     def take(self, other: CollectedFindings) -> None:
         """Add what was collected elsewhere."""
@@ -175,18 +182,15 @@ class Comparer:
         self, reference: Exception | None, candidate: Exception | None, item: Item
     ) -> None:
         left, right = _describe_exception(reference), _describe_exception(candidate)
-        if reference is None or candidate is None:
-            self.out.compared += 1
-            reason = f"the reference {left}, the candidate {right}"
-            self.out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
-        elif _same_kind(reference, candidate):
+        if reference is not None and candidate is not None and _same_kind(reference, candidate):
             reason = f"both sides raised, so nothing was compared: the reference {left}"
             advice = "if the inputs are as meant, the two agree in failing; otherwise mend them"
             self.out.add(item, Aspect.EXCEPTION, Status.UNVERIFIED, reason, advice)
         else:
             self.out.compared += 1
             reason = f"the reference {left}, the candidate {right}"
-            self.out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+            raised = "" if candidate is None else type(candidate).__name__
+            self.out.add(item, Aspect.EXCEPTION, Status.DIFFERENT, reason, raised=raised)
 
     def _compare_random(self, reference: Observation, candidate: Observation) -> None:
         left, right = reference.rng_after, candidate.rng_after

@@ -125,9 +125,9 @@ class FurtherGradients:
             status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
             reason = f"the {role} raises {_describe_error(error)}"
             advice = "verify_double_backward=True asks for them"
-            collected.add(
-                Item(ItemKind.GRADIENTS, _SECOND), Aspect.EXCEPTION, status, reason, advice
-            )
+            item = Item(ItemKind.GRADIENTS, _SECOND)
+            raised = type(error).__name__ if role == "candidate" else ""
+            collected.add(item, Aspect.EXCEPTION, status, reason, advice, raised)
 
     @property
     def _has_any(self) -> bool:

@@ -246,7 +246,7 @@ def _is_unlike(row: ComparisonRow) -> bool:
     metrics = row.figures.metrics if row.figures is not None else None
     if metrics is not None:
         return metrics.nonfinite_mismatches > 0
-    return row.figures is None and any(word in row.reason for word in ("NaN", "Inf"))
+    return row.figures is None and row.nonfinite
 
 
 def _find_first(

@@ -25,6 +25,7 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
 from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
 from paritas.numerics.pair_figures import pair_figures, quick_figures
+from paritas.results.comparisons import Basis
 from paritas.results.figures import PairFigures
 from paritas.results.findings import Aspect, Score, Status
 
@@ -159,6 +160,8 @@ class Measured:
     reason: str = ""
     advice: str = ""
     judged_by: str = ""
+    basis: Basis = Basis.UNKNOWN
+    nonfinite: bool = False
     limits: str = ""
     figures: PairFigures | None = None
     score: Score | None = None
@@ -195,6 +198,8 @@ class _PairCase:
 
     def measured(self, status: Status, *, settled: bool = True, **rest: Any) -> Measured:
         sides = {"my": self.my_facts, "golden": self.golden_facts}
+        if "judged_by" in rest:
+            rest.setdefault("basis", Basis.VALUES)
         return Measured(status=status, settled=settled, **(sides | rest))
 
 
@@ -451,6 +456,8 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
         reason=found.reason,
         limits=found.limits,
         judged_by="sketch" if has_sketches else "statistics",
+        basis=Basis.SUMMARIES,
+        nonfinite=found.nonfinite,
         distance=found.distance,
         settled=found.status in {Status.IDENTICAL, Status.UNVERIFIED},
         my=with_extremes(case.my_facts, mine.statistics),
@@ -477,7 +484,13 @@ def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, Sum
 
 
 def _by_digest(case: _PairCase, judged_by: str) -> Measured:
-    return case.measured(Status.IDENTICAL, judged_by=judged_by, limits=BY_DIGEST, distance=0.0)
+    return case.measured(
+        Status.IDENTICAL,
+        judged_by=judged_by,
+        basis=Basis.DIGESTS,
+        limits=BY_DIGEST,
+        distance=0.0,
+    )
 
 
 def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:

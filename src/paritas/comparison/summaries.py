@@ -214,12 +214,14 @@ class SummaryJudgement:
         distance: |my - golden| / |golden|, estimated by the sketches, or else the largest
             difference of a statistic relative to the size of the values.
         limits: what could not be seen.
+        nonfinite: one side has NaN or infinities that the other has not.
     """
 
     status: Status
     reason: str
     distance: float | None
     limits: str
+    nonfinite: bool = False
 
 
 def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
@@ -236,9 +238,10 @@ def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> Summar
     alone = _known_on_one_side(my, golden)
     lacking = f"known on one side only: {', '.join(alone)}" if alone else ""
     limits = "; ".join(filter(None, (limits, lacking, my.limits, golden.limits)))
-    counted = list(_count_differences(my, golden))
+    counted = dict(_count_differences(my, golden))
     if counted:
-        return SummaryJudgement(Status.DIFFERENT, "; ".join(counted), None, limits)
+        told, nonfinite = "; ".join(counted), any(counted.values())
+        return SummaryJudgement(Status.DIFFERENT, told, None, limits, nonfinite=nonfinite)
     scale = _find_scale(golden)
     relative = min(BLIND_NOISE * unit, BLIND_SHARE)
     found = list(_figure_differences(my, golden, scale))
@@ -317,9 +320,10 @@ def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
     return SideSummary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
 
 
-def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[str]:
+def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, bool]]:
+    """What differs, in words, and whether it is a matter of NaN and infinities."""
     if None not in (my.numel, golden.numel) and my.numel != golden.numel:
-        yield f"{my.numel} values instead of {golden.numel}"
+        yield f"{my.numel} values instead of {golden.numel}", False
     extremes = my.has_extremes_only or golden.has_extremes_only
     for name in ("nans", "positive_infinities", "negative_infinities"):
         if name != "nans" and extremes and golden.statistics.nans:
@@ -329,12 +333,12 @@ def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[str]:
             left, right = bool(left), bool(right)
         if left != right:
             counts = f"{_spell_count(left)} instead of {_spell_count(right)}"
-            yield f"{_spell_count_name(name)}: {counts}"
+            yield f"{_spell_count_name(name)}: {counts}", True
     if my.exact_counts and golden.exact_counts and my.statistics.count and golden.statistics.count:
         # Whether a value is zero is seldom decided by rounding in many places.
         left, right = my.statistics.zeros, golden.statistics.zeros
         if abs(left - right) > max(1.0, 0.01 * (golden.numel or 0)):
-            yield f"zeros: {left} instead of {right}"
+            yield f"zeros: {left} instead of {right}", False
 
 
 def _known_on_one_side(my: SideSummary, golden: SideSummary) -> list[str]:

@@ -12,7 +12,7 @@ from paritas.dumps.survey import is_result
 from paritas.numerics.automatic import BLIND_NOISE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.reports.progress import Progress
-from paritas.results.comparisons import ComparisonRow
+from paritas.results.comparisons import Basis, ComparisonRow
 from paritas.results.findings import Status
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Resolved:
     attributed: Attributed = ""
     made: Made = ""
     score: Score | None = None
+    basis: Basis = Basis.UNKNOWN
 
     @property
     def fails(self) -> bool:
@@ -136,6 +137,7 @@ def _resolve_one(
             own=0.0,
             inherited=0.0,
             score=measured.score,
+            basis=measured.basis,
         )
     plain = Resolved(
         measured.status,
@@ -143,6 +145,7 @@ def _resolve_one(
         measured.judged_by,
         measured.advice,
         score=measured.score,
+        basis=measured.basis,
     )
     if measured.status is Status.UNVERIFIED:
         return plain
@@ -177,6 +180,7 @@ def _resolve_argument(
             status=same.status,
             reason=reason,
             judged_by=same.judged_by,
+            basis=same.basis,
             made="before" if same.fails else "",
         )
     if not plain.fails:
@@ -211,6 +215,7 @@ def _resolve_replayed(
         inherited=replayed.inherited,
         attributed="replayed",
         judged_by=f"float64 replay ({replayed.words})" if replayed.words else "float64 replay",
+        basis=Basis.VALUES,
     )
     if not judgement.status.passes():
         return dataclasses.replace(
@@ -490,6 +495,8 @@ def _make_row(
         reason=end.reason,
         advice=end.advice,
         judged_by=end.judged_by,
+        basis=end.basis,
+        nonfinite=measured.nonfinite,
         limits=limits,
         figures=measured.figures,
         score=end.score,

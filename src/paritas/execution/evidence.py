@@ -64,6 +64,7 @@ class WideDefault:
 # --- The further runs of a program ----------------------------------------------------------------
 
 DECIDING_RUNS = 12
+NO_WIDER_ARBITER = "the program runs in float64: there is no wider arbiter"
 # Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
 # measure of anything.
 MOST_LEAVING = 0.5
@@ -85,6 +86,7 @@ class NoiseRuns(abc.ABC):
     Attributes:
         native: what the reference did, call by call.
         notes: why something could not be run, for the verdict.
+        weaker: those of them that say why less is seen than could be.
         settled: items that need no evidence any more; their spread is not kept.
         puts_off: perturbed runs are refused for now, until it is known what needs them.
         tell: hears of every step that may take long.
@@ -103,6 +105,7 @@ class NoiseRuns(abc.ABC):
         """`dtypes` counts the values of each floating dtype of the program."""
         self.native = native
         self.notes: list[str] = []
+        self.weaker: set[str] = set()
         self.settled: set[tuple[int, Item]] = set()
         self.puts_off = False
         self.tell: Callable[[str], None] = lambda _: None
@@ -165,7 +168,7 @@ class NoiseRuns(abc.ABC):
                 self.dtypes |= mode.casts | watch.dtypes
                 self._shows_dtypes = self._arbiter is not None and not mode.foreign
             else:
-                self.notes.append("the program runs in float64: there is no wider arbiter")
+                self.note_weaker(NO_WIDER_ARBITER)
         return self._arbiter
 
     @property
@@ -191,7 +194,7 @@ class NoiseRuns(abc.ABC):
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
             self.tell(Progress(f"measuring rounding in {whose}", spread.runs, runs))
             seen = self.perturbed(unit, spread.runs)
-            if not self.is_usable(seen, "a perturbed run of the reference"):
+            if not self.is_usable(seen, "a perturbed run of the reference", weakens=False):
                 return None
             self._add_run(spread, seen)
             spread.runs += 1
@@ -265,13 +268,19 @@ class NoiseRuns(abc.ABC):
         arbiter = self.arbiter()
         return self.native if arbiter is None else arbiter
 
-    def is_usable(self, seen: list[Observation], who: str) -> bool:
+    def note_weaker(self, note: str) -> None:
+        """Say why less is seen than could be."""
+        self.notes.append(note)
+        self.weaker.add(note)
+
+    def is_usable(self, seen: list[Observation], who: str, *, weakens: bool = True) -> bool:
         """Whether a run went well; if not, a note says why."""
         for observation in seen:
             error = observation.error or observation.gradient_error
             if error is not None:
                 text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-                self.notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
+                note = f"{who} raised {type(error).__name__}: {text:.100}"
+                self.note_weaker(note) if weakens else self.notes.append(note)
                 return False
         return True
 

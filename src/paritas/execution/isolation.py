@@ -18,7 +18,10 @@ import torch
 from paritas._torch.operators import WIDE
 from paritas.errors import UsageError
 from paritas.execution.reachable import (
+    CLASS,
+    FUNCTION,
     GENERATORS,
+    GLOBAL,
     Reached,
     UsedNames,
     attribute_table,
@@ -191,7 +194,7 @@ class ProgramState:
             if not path:
                 return None
             cut = max(path.rfind("."), path.rfind("["), 0)
-            path = "global " if not cut and path.startswith("global ") else path[:cut]
+            path = GLOBAL if not cut and path.startswith(GLOBAL) else path[:cut]
         found = self.containers[path]
         return found.namespace if isinstance(found, UsedNames) else found
 
@@ -339,7 +342,7 @@ def _is_consumed(found: Reached) -> bool:
     Libraries have iterators among their globals that no call ever asks. A file is an iterator, too:
     many programs keep one to write to, and few read their data from it.
     """
-    is_shared = found.path.startswith(("global ", "class ", "function "))
+    is_shared = found.path.startswith((GLOBAL, CLASS, FUNCTION))
     is_file = isinstance(found.value, io.IOBase)
     return isinstance(found.value, Iterator) and not is_file and not is_shared
 

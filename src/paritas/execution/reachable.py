@@ -63,6 +63,10 @@ class Reached:
     is_owned: bool = False
 
 
+# What the names of things begin with that others than this program may use as well.
+GLOBAL, CLASS, FUNCTION = "global ", "class ", "function "
+
+
 class UsedNames(dict[str, Any]):
     """Some names of a namespace: those that the program's code uses."""
 
@@ -158,7 +162,7 @@ class _ReachWalk:
             (f"{prefix}{hooks}", len(own[hooks]), None, None) for hooks in _HOOKS if own.get(hooks)
         ]
         found += [(f"{prefix}{key}", child, None, None) for key, child in module.named_children()]
-        return [*found, (f"class {type(module).__qualname__}", type(module), None, None)]
+        return [*found, (f"{CLASS}{type(module).__qualname__}", type(module), None, None)]
 
     def _below_function(self, function: types.FunctionType) -> list[tuple[str, Any, Any, Any]]:
         """Closure, defaults, attributes and the globals that its code names."""
@@ -170,14 +174,14 @@ class _ReachWalk:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         found += [(f"variable {free}", cell, None, None) for free, cell in cells]
         own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
-        found += [(f"function {name}", what, None, None) for what in own if what]
+        found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what]
         used = sorted(_names_in(function.__code__) & function.__globals__.keys())
-        found += self._named(function.__globals__, used, "global ")
+        found += self._named(function.__globals__, used, GLOBAL)
         for key in used:
             namespace = function.__globals__[key]
             if isinstance(namespace, types.ModuleType) and is_own(namespace.__name__):
                 inside = sorted(_names_in(function.__code__) & vars(namespace).keys())
-                found += self._named(vars(namespace), inside, f"global {key}.")
+                found += self._named(vars(namespace), inside, f"{GLOBAL}{key}.")
         return found
 
     def _named(
@@ -198,14 +202,14 @@ class _ReachWalk:
             if isinstance(function, types.FunctionType):
                 methods[name] = function
             elif not name.startswith("__") and not hasattr(type(value), "__get__"):
-                found.append((f"class {cls.__qualname__}.{name}", value, None, None))
+                found.append((f"{CLASS}{cls.__qualname__}.{name}", value, None, None))
         if len(methods) > _MOST_METHODS:
             methods = {"forward": methods["forward"]} if "forward" in methods else {}
-        prefix = f"class {cls.__qualname__}."
+        prefix = f"{CLASS}{cls.__qualname__}."
         found += [(f"{prefix}{name}", method, None, name) for name, method in methods.items()]
         return [
             *found,
-            *((f"class {base.__qualname__}", base, None, None) for base in cls.__bases__),
+            *((f"{CLASS}{base.__qualname__}", base, None, None) for base in cls.__bases__),
         ]
 
     def _below_object(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
@@ -238,7 +242,7 @@ class _ReachWalk:
             else:
                 found.append((f"{path}{suffix}", child, None, None))
         if is_own(type(value).__module__):
-            found.append((f"class {type(value).__qualname__}", type(value), None, None))
+            found.append((f"{CLASS}{type(value).__qualname__}", type(value), None, None))
         return found
 
 

@@ -94,7 +94,7 @@ class SubjectRuns(NoiseRuns):
                 return None
             reason = self._no_lift()
             if reason:
-                self.notes.append(f"only the native run was made: {reason}")
+                self.note_weaker(f"only the native run was made: {reason}")
                 return None
             seen = self._lift_candidate()
             if seen is not None and self.is_usable(
@@ -151,7 +151,7 @@ class SubjectRuns(NoiseRuns):
                 seen = self._observe(self.candidate, wide=True)
             self._graphs = backend.graphs or None  # what cannot be compiled wide may be natively
             if backend.graphs == 0:
-                self.notes.append("only the native run was made: nothing was compiled in float64")
+                self.note_weaker("only the native run was made: nothing was compiled in float64")
                 return None
             leaks = set(backend.leaks)
             if not self.candidate.is_wholly_compiled:
@@ -169,25 +169,25 @@ class SubjectRuns(NoiseRuns):
         if leaks or not self.candidate.is_faithful:
             self.lift_unit = UNIT_F32
             reason = "; ".join(sorted(leaks)) or "the candidate may compute in float32 inside"
-            self.notes.append(f"the lifted run is judged at float32 noise: {reason}")
+            self.note_weaker(f"the lifted run is judged at float32 noise: {reason}")
         return seen
 
     def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
         """Another runtime's program, made once more in float64."""
         if program.lift is None:
-            self.notes.append(f"only the native run was made: {program.name} has no float64 form")
+            self.note_weaker(f"only the native run was made: {program.name} has no float64 form")
             return None
         try:
             lifted = program.lift(frozenset(self.dtypes))
         except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
             text = " ".join(str(error).split())[:_LONGEST_REASON]
             told = f"{program.name} cannot be made in float64: {type(error).__name__}: {text}"
-            self.notes.append(f"only the native run was made: {told}")
+            self.note_weaker(f"only the native run was made: {told}")
             return None
         if lifted.leaks:
             self.lift_unit = UNIT_F32
             reason = "; ".join(sorted(lifted.leaks))
-            self.notes.append(f"the lifted run is judged at float32 noise: {reason}")
+            self.note_weaker(f"the lifted run is judged at float32 noise: {reason}")
         return self._observe(dataclasses.replace(self.candidate, call=lifted.call), wide=True)
 
     def ran_uncompiled(self) -> bool:

@@ -26,6 +26,7 @@ from paritas.graphs.script_text import (
     script_text,
     stored_tensors,
 )
+from paritas.partition.recipe_checks import DRAWS
 from paritas.placement.parts import name_of, tensors_in
 from paritas.reports.files import check_writable, write_whole
 from paritas.reports.graphs import counted
@@ -170,8 +171,6 @@ def _try_script(script: Path) -> str:
 
 # --- From a failed operator of a graph to the script that shows it --------------------------------
 
-_DRAWS = "it draws random numbers"
-
 
 def with_script(
     folder: Path,
@@ -181,7 +180,21 @@ def with_script(
     *,
     graph: int = 1,
 ) -> OperatorResult:
-    """The result with its script, or with a note that says why it has none.
+    """The result with its script, or with a note that says why it has none."""
+    handed = hand_over(folder, work, result, versions, graph=graph)
+    notes = (*result.notes, handed.note) if handed.note else result.notes
+    return msgspec.structs.replace(result, script=handed.path, notes=notes)
+
+
+def hand_over(
+    folder: Path,
+    work: OperatorWork,
+    result: OperatorResult,
+    versions: Mapping[str, str],
+    *,
+    graph: int = 1,
+) -> Handed:
+    """Write a script for the first split of a failed operator that it can be written for.
 
     Args:
         graph: the number of the graph in the folder: scripts of the first have plain names.
@@ -199,8 +212,7 @@ def with_script(
         handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
         if handed.path:
             break
-    notes = (*result.notes, handed.note) if handed.note else result.notes
-    return msgspec.structs.replace(result, script=handed.path, notes=notes)
+    return handed
 
 
 def _collect_facts(
@@ -211,8 +223,8 @@ def _collect_facts(
     Raises:
         UsageError: why a script could not do the same.
     """
-    if any(note.startswith(_DRAWS) for note in (*result.notes, *option.verdict.notes)):
-        raise UsageError(f"{_DRAWS}, and each rank was given its part of the whole's")
+    if DRAWS in (*result.notes, *option.verdict.notes):
+        raise UsageError("it draws random numbers, and each rank was given its part of the whole's")
     seen = option.confirmation
     if seen is not None and seen.simulated.passes(strict=work.settings.strict):
         raise UsageError(

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from paritas.numerics.contents import map_leaves
 from paritas.placement.parts import Terms, bounds, name_of, split_values, tensors_in
 from paritas.placement.recipes import Concat, Once, Partial, Reduce, Same, Split, Whole
+from paritas.results.items import after_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -704,7 +705,7 @@ def _write_together(facts: Facts) -> Iterator[str]:
         rule = _written_rule(facts.recipe.placement(place))
         if rule is not None:
             parts = f"[mine[{place!r}] for mine in written]"
-            written = name_of(place) + " after the call"
+            written = after_call(name_of(place)).text
             yield f"    found[{written!r}] = {_combine_text(rule, parts)}"
     yield "    return found"
     yield ""

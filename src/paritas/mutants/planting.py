@@ -572,6 +572,7 @@ def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True)
         comparer = Comparer(runs, config, 0, CALL)
         comparer.explainer.left = 0  # whether it is wrong is asked, not what kind of wrong
         verdict = comparer.compare(noise.native, seen).verdict(strict=False)
+        known.weaker |= runs.weaker
         notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *runs.notes)))
         return msgspec.structs.replace(verdict, notes=notes)
     finally:

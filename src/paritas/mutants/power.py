@@ -32,7 +32,14 @@ from paritas.numerics.contents import leaves
 from paritas.reports.progress import Progress, shows_progress
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
-from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
+from paritas.results.power_reports import (
+    CAUGHT,
+    NOTHING_DEPENDS,
+    FaultResult,
+    Grade,
+    PowerReport,
+    Reordering,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -335,7 +342,6 @@ REWRITES = 6
 PLACES = 10
 FAULTS_A_PLACE = 20
 # Notes of a verdict that was reached with less than the usual evidence.
-WEAKER = ("only the native run", "no arbiter", "the lifted run is judged", "the program runs in")
 # Below this delta a result changes in proportion to it.
 PROPORTIONAL = 1e-4
 
@@ -553,7 +559,7 @@ class _PowerSearch:
     def _reason(self, site: FaultSite, effect: Effect, status: Status | None) -> str:
         if effect.band == "none":
             if self.places.is_dead(site.node):
-                return "no result depends on it"
+                return NOTHING_DEPENDS
             return "it changes no result on these inputs"
         if status is None or status in CAUGHT:
             return ""
@@ -612,7 +618,7 @@ class _PowerSearch:
     def _judge(self, mutant: GraphModule, *, lift: bool) -> Status:
         verdict = judge_mutant(mutant, self.noise, lift=lift)
         if lift:
-            self.notes += [note for note in verdict.notes if note.startswith(WEAKER)]
+            self.notes += [note for note in verdict.notes if note in self.noise.runs.weaker]
         return verdict.status
 
     def _planned(self) -> int:

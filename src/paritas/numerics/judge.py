@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueC
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import Item
+from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from paritas.numerics.automatic import Evidence
 
 _MOST_NAMED = 5
-_NAMED_ITEM = Item()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,9 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
     their dtype alone, which is weak; the findings say so.
     """
     checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
-    matching = match(flattened(reference, "value"), flattened(candidate, "value"), checks)
+    root = Item(ItemKind.NAMED, "value")
+    left, right = (flattened(side, root.name) for side in (reference, candidate))
+    matching = match(left, right, checks, root)
     findings, notes = list(matching.findings), list(matching.notes)
     for item, left, right in matching.pairs:
         found, noted = check_pair(item, left, right, checks)
@@ -74,10 +74,10 @@ def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None 
     return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
 
 
-def match(reference: Flat, candidate: Flat, checks: Checks, like: Item = _NAMED_ITEM) -> Matching:
+def match(reference: Flat, candidate: Flat, checks: Checks, like: Item) -> Matching:
     """Pair leaves by path; what one side lacks, or has as another kind of thing, is different.
 
-    Every item of it is `like` the one given, under the leaf's path as its name.
+    `like` is the item as a whole, whose name the paths begin with: a leaf is an item like it.
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -144,12 +144,11 @@ def _find_unlike_names(
     new = [path for path in right if path not in left]
     if not gone and not new:
         return []
-    root = like.named(re.split(r"[.\[]", next(iter([*left, *right])))[0])
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
-        return [_structure_finding(root, reason)] if checks.size else []
+        return [_structure_finding(like, reason)] if checks.size else []
     reason = f"the reference returns {_list_paths(gone)}, the candidate {_list_paths(new)}"
-    return [_structure_finding(root, reason)]
+    return [_structure_finding(like, reason)]
 
 
 def _is_below(path: str, tops: list[str]) -> bool:

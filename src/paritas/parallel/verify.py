@@ -13,7 +13,7 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.evidence import NO_WIDER_ARBITER, ItemEvidence, NoiseRuns, is_inexact
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
@@ -606,7 +606,7 @@ def judge_traces(
         if runs is not None:
             judge.runs.tell = runs.tell
         judged = excuse_late_reductions(judge, judge.judge())
-        told += [note for note in judge.runs.notes if "no wider arbiter" not in note]
+        told += [note for note in judge.runs.notes if note != NO_WIDER_ARBITER]
         wrong = [one for one in judged if not one.status.passes()]
         cause = None
         located = bool(wrong) and not errors

@@ -77,6 +77,10 @@ def failed_split(
     )
 
 
+# A note about an operator that draws random numbers.
+DRAWS = "it draws random numbers: each rank is given its part of the whole's"
+
+
 def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
     """In what a split is wrong: the same on other shapes is the same fault."""
     return frozenset((one.aspect, _role(one.item)) for one in _wrong(verdict))
@@ -342,7 +346,7 @@ class RecipeCheck:
         whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
         if whole.error is None and before.moved_by(runner.call):
             runner.draws = Draws()
-            self.notes.append("it draws random numbers: each rank is given its part of the whole's")
+            self.notes.append(DRAWS)
             whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
         return whole
 

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from paritas.checks.failures import Explainer, call_context, likely_mixups
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.evidence import NO_WIDER_ARBITER, ItemEvidence, NoiseRuns, is_inexact
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
 from paritas.numerics.checkers import NO_EVIDENCE
@@ -216,7 +216,7 @@ class Careful:
         notes = list(self._explainer.notes)
         if "runs" in vars(self):
             notes += [*self.runs[0].notes, *self.runs[1].notes]
-        return [note for note in notes if "no wider arbiter" not in note]
+        return [note for note in notes if note != NO_WIDER_ARBITER]
 
     def judge(self, key: Item) -> list[Finding]:
         """The findings about one item: of the lifted runs, or if these pass, of the native ones."""

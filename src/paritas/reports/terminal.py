@@ -319,7 +319,7 @@ def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[Re
         followers, others = _split_findings(others, _is_wrong_value)
         yield from details(_with_findings(verdict, [*starts, *others]))
         if followers:
-            yield Padding(Text(_followers_line(label, followers)), (0, 0, 0, 2), expand=False)
+            yield Padding(Text(_followers_line(followers)), (0, 0, 0, 2), expand=False)
     left = sum(len(found) for found in list(located.values())[MOST_SHOWN:])
     if left:
         yield Text(f"and {left} more in {len(located) - MOST_SHOWN} other graphs")
@@ -330,12 +330,11 @@ def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[Re
 
 
 def _failures_of(graph: GraphCounts, verdict: Verdict) -> list[Finding]:
-    prefix = f"{graph.label}: "
-    return [finding for finding in verdict.failures if finding.path.startswith(prefix)]
+    return [finding for finding in verdict.failures if finding.item.place == graph.label]
 
 
-def _followers_line(label: str, followers: list[Finding]) -> str:
-    names = [finding.path.removeprefix(f"{label}: ") for finding in followers]
+def _followers_line(followers: list[Finding]) -> str:
+    names = [finding.item.without_place.text for finding in followers]
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     plural = "" if len(names) == 1 else "s"
     return f"and with it, {len(names)} value{plural}: {', '.join(names[:MOST_SHOWN])}{more}"

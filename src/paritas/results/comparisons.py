@@ -5,6 +5,7 @@ Everything here is data. `paritas.comparison` fills it in, `paritas.reports` put
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Literal, Self
 
 import msgspec
@@ -35,6 +36,15 @@ MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
 Attributed = Literal["replayed", "estimated", ""]
 # Whether a failing row's difference was made there, or came in with its inputs.
 Made = Literal["here", "before", ""]
+
+
+class Basis(enum.StrEnum):
+    """What was compared of two values."""
+
+    UNKNOWN = ""
+    VALUES = "values"
+    SUMMARIES = "summaries"
+    DIGESTS = "digests"
 
 
 class SideFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +134,8 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         nodes: the graph's nodes that it stands for, where several were fused.
         aspect: what about it decided.
         judged_by: the yardstick, in words: bits, float64 replay, noise of a dtype, a rule ...
+        basis: what the yardstick was held against: the values, or what was left of them.
+        nonfinite: of summaries: one side has NaN or infinities that the other has not.
         limits: what this row cannot show, in words.
         own: the error that was added here, relative to the golden side's norm.
         inherited: the error that came in through the inputs, likewise.
@@ -155,6 +167,8 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str = ""
     advice: str = ""
     judged_by: str = ""
+    basis: Basis = Basis.UNKNOWN
+    nonfinite: bool = False
     limits: str = ""
     figures: PairFigures | None = None
     score: Score | None = None
@@ -165,18 +179,22 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sources: tuple[int, ...] = ()
     detail: Detail | None = None
 
+    def __post_init__(self) -> None:
+        if self.basis is Basis.UNKNOWN and self.judged_by:
+            msgspec.structs.force_setattr(self, "basis", _read_old_basis(self.judged_by))
+
     def __str__(self) -> str:
         return str(finding_of(self))
 
     @property
     def is_of_summaries(self) -> bool:
         """Whether statistics or sketches are all that was compared."""
-        return self.judged_by.startswith(("statistics", "sketch"))
+        return self.basis is Basis.SUMMARIES
 
     @property
     def is_by_digest(self) -> bool:
         """Whether digests are all that was compared; `judged_by` says why."""
-        return self.judged_by.startswith("digest")
+        return self.basis is Basis.DIGESTS
 
     @property
     def rel_l2(self) -> float | None:
@@ -313,6 +331,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise UsageError(
                 f"not a comparison in JSON: {error}; it starts with {data[:80]!r}"
             ) from None
+
+
+def _read_old_basis(judged_by: str) -> Basis:
+    """The basis of a row that was written before rows had one; for that alone."""
+    if judged_by.startswith(("statistics", "sketch")):
+        return Basis.SUMMARIES
+    return Basis.DIGESTS if judged_by.startswith("digest") else Basis.VALUES
 
 
 def finding_of(row: ComparisonRow) -> Finding:

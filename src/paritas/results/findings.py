@@ -215,6 +215,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         item: what was compared.
         path: the same in words, made of the item. Given alone, as findings of older versions are
             read from JSON, the item is made of it.
+        raised: the class of what the candidate raised, where that is what differs.
     """
 
     path: str = ""
@@ -231,6 +232,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     origin: Origin | None = None
     diagnosis: Diagnosis | None = None
     item: Item = NO_ITEM
+    raised: str = ""
 
     def __post_init__(self) -> None:
         if self.item == NO_ITEM:

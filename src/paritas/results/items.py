@@ -155,6 +155,20 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def place(self) -> str:
+        """The graph that it is of, and the process, in words."""
+        return self.graph if self.rank is None else f"rank {self.rank}: {self.graph}"
+
+    @property
+    def without_place(self) -> Self:
+        """The same item, whatever graph and process it is of."""
+        return msgspec.structs.replace(self, graph="", rank=None)
+
+    def is_within(self, name: str) -> bool:
+        """Whether it is what has this name, or a part of it."""
+        return self.name == name or self.name.startswith((f"{name}.", f"{name}["))
+
     def named(self, name: str) -> Self:
         """The same kind of thing by another name."""
         return msgspec.structs.replace(self, name=name)

@@ -58,6 +58,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return max(0.0, (middle - reach) / (1 + weight))
 
 
+# The reason of a fault in a place that no result depends on.
+NOTHING_DEPENDS = "no result depends on it"
+
+
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault that was planted.
 
@@ -395,7 +399,7 @@ def _silent_title(report: PowerReport) -> str:
 
 def _describe_silent(report: PowerReport) -> list[str]:
     kinds = Counter((one.mutation, one.reason) for one in report.silent)
-    dead = sorted({one.node for one in report.silent if "depends" in one.reason})
+    dead = sorted({one.node for one in report.silent if one.reason == NOTHING_DEPENDS})
     told: Counter[str] = Counter()
     for (mutation, _), many in kinds.items():
         told[mutation] += many

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import operator
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,8 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from paritas.checks.locate import minimise
+from paritas.execution.observation import INPUT
+from paritas.results.items import ItemKind, nth_output
 from paritas.shrinking.programs import (
     EXCEPTION,
     GRADIENT,
@@ -417,7 +418,7 @@ class _NodeReduction:
         return self._suspects(sets[:middle]) + self._suspects(sets[middle:])
 
     def _is_wanted(self, finding: Finding) -> bool:
-        is_gradient = finding.path.startswith(("gradient", "second gradient"))
+        is_gradient = finding.item.kind.is_gradient
         return finding.aspect == self.wanted.aspect and is_gradient == (
             self.wanted.role == GRADIENT
         )
@@ -520,8 +521,10 @@ def _count_elements(value: Any) -> int:
 
 def _island(part: ProgramPart, finding: Finding) -> int:
     """Which part a finding of a query is about; -1 if that cannot be told."""
-    found = re.match(r"(output|input|gradient of input)\[(\d+)\]", finding.path)
-    if found is None:
+    item = finding.item
+    owners = {nth_output(at).name: island for at, island in enumerate(part.output_of)}
+    if item.kind is not ItemKind.OUTPUT:
+        owners = {f"{INPUT}[{at}]": island for at, island in enumerate(part.input_of)}
+    if item.kind.is_state or item.kind is ItemKind.SECOND_GRADIENT:
         return -1
-    owners = part.output_of if found[1] == "output" else part.input_of
-    return owners[int(found[2])] if int(found[2]) < len(owners) else -1
+    return next((island for name, island in owners.items() if item.is_within(name)), -1)

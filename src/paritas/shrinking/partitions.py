@@ -16,7 +16,7 @@ from paritas.errors import UsageError
 from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue, group_calls
 from paritas.graphs.checking import option_of
 from paritas.graphs.opening import open_graph
-from paritas.graphs.results_folder import JSON, with_script
+from paritas.graphs.results_folder import JSON, hand_over
 from paritas.graphs.script_text import NoScriptError, function_text
 from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
@@ -330,13 +330,13 @@ class _SplitSearch:
         self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
     ) -> ShrinkReport:
         self.outdir.mkdir(parents=True, exist_ok=True)
-        handed = with_script(self.outdir, attempt.work, result, versions)
-        if not handed.script:
-            raise UsageError(handed.notes[-1] if handed.notes else "no script shows it by itself")
-        note = next((note for note in reversed(handed.notes) if handed.script in note), "")
-        path = self.outdir / handed.script
+        handed = hand_over(self.outdir, attempt.work, result, versions)
+        if not handed.path:
+            raise UsageError(handed.note or "no script shows it by itself")
+        note = handed.note
+        path = self.outdir / handed.path
         data = path.with_suffix(".safetensors")
-        option = handed.failures[0]
+        option = result.failures[0]
         told = [one.diagnosis for one in option.verdict.failures if one.diagnosis is not None]
         return ShrinkReport(
             script=str(path),

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import importlib
 import operator
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -226,11 +225,10 @@ def is_call(node: Node) -> bool:
 
 
 def _finding_signature(finding: Finding) -> FailureSignature:
-    path = finding.path
     role = OUTPUT
-    if path.startswith(("gradient", "second gradient")):
+    if finding.item.kind.is_gradient:
         role = GRADIENT
-    elif " after the call" in path or " after backward" in path:
+    elif finding.item.kind.is_afterwards:
         role = MUTATION
     if finding.aspect in {Aspect.EXCEPTION, Aspect.HARNESS}:
         role = EXCEPTION
@@ -240,15 +238,9 @@ def _finding_signature(finding: Finding) -> FailureSignature:
         aspect=finding.aspect,
         role=role,
         nonfinite=_is_nonfinite(finding),
-        exception=_exception_class(finding.reason) if role == EXCEPTION else "",
+        exception=(finding.raised or finding.reason[:120]) if role == EXCEPTION else "",
         kind=best.kind if best is not None else "",
     )
-
-
-def _exception_class(reason: str) -> str:
-    """The class of what the candidate raised, out of what the judge says of it."""
-    raised = re.findall(r"the candidate raises (\w+)", reason)
-    return raised[0] if raised else reason[:120]
 
 
 def _is_nonfinite(finding: Finding) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.reports.progress import Progress
 from paritas.results.findings import Diagnosis
+from paritas.results.items import ItemKind, nth_output
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,
@@ -108,10 +108,12 @@ def drop_outputs(
     if wanted.role != OUTPUT or answer.verdict is None or _count_outputs(program) <= 1:
         return program
     for finding in answer.verdict.failures:
-        found = re.match(r"output\[(\d+)\]", finding.path)
-        if found is not None:
-            smaller = with_output(program, int(found[1]))
-            return smaller if oracle.shows(smaller, wanted) else program
+        if finding.item.kind is not ItemKind.OUTPUT:
+            continue
+        for position in range(_count_outputs(program)):
+            if finding.item.is_within(nth_output(position).name):
+                smaller = with_output(program, position)
+                return smaller if oracle.shows(smaller, wanted) else program
     return program
 
 

@@ -21,6 +21,7 @@ from paritas.placement.recipes import (
     Split,
     Whole,
 )
+from paritas.results.items import gradient, nth_output
 
 
 @pytest.fixture
@@ -139,9 +140,9 @@ def test_the_split_run_gives_the_whole_s_results_and_gradients():
     recipe = Recipe(((0, Split(0)),), (Concat(0), Concat(0)))
     runner = Runner(call, ((recipe, 2),), seed=0)
     whole, split = runner.whole(wide=True), runner.split(wide=True)
-    assert list(whole.results) == ["output[0]", "output[1]"]
+    assert list(whole.results) == [nth_output(0), nth_output(1)]
     torch.testing.assert_close(split.results, whole.results)
     torch.testing.assert_close(split.gradients, whole.gradients)
     assert len(whole.gradients) == 2
-    first, second = (gradients["gradient of args[0]"] for gradients in whole.gradients)
+    first, second = (gradients[gradient("args[0]")] for gradients in whole.gradients)
     assert not torch.equal(first, second)
