@@ -192,13 +192,10 @@ def _of_folder(
 
 
 def _show(report: ShrinkReport, json_path: Path | None) -> None:
-    import msgspec
-
     if json_path is not None:
         from paritas.reports.files import write_whole
-        from paritas.results.findings import spell_nonfinite
 
-        write_whole(json_path, msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(report))))
+        write_whole(json_path, report.to_json())
     for line in report_lines(report):
         click.echo(line)
 

@@ -23,7 +23,8 @@ from paritas.reports.pages import (
     work_done,
 )
 from paritas.results.figures import Metrics
-from paritas.results.findings import Status, spell_nonfinite
+from paritas.results.findings import Status
+from paritas.results.report import spell_nonfinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

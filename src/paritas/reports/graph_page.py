@@ -28,8 +28,8 @@ from paritas.reports.graphs import (
 )
 from paritas.reports.pages import SIGNS, PageLayout, figure, packed, render_page
 from paritas.reports.terminal import finding_cells
-from paritas.results.findings import spell_nonfinite
 from paritas.results.graph_reports import CallOutcome
+from paritas.results.report import spell_nonfinite
 from paritas.results.wording import finding_lines
 
 if TYPE_CHECKING:

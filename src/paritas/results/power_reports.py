@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from paritas.errors import UsageError
-from paritas.results import callbacks
-from paritas.results.findings import Status, spell_nonfinite
+from paritas.results.findings import Status
+from paritas.results.report import Result
 from paritas.results.wording import MOST_SHOWN
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class BlindSpot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tried: int
 
 
-class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `paritas.verify` would have caught in one model on one set of inputs.
 
     Attributes:
@@ -175,6 +174,8 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         stopped: why it ended early; empty if it did not.
         notes: what a reader should know.
     """
+
+    _called: ClassVar[str] = "a report of detection power"
 
     dtypes: tuple[str, ...] = ()
     operators: int = 0
@@ -261,25 +262,7 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return 0 if clear.value >= at_least else 1
 
     def __str__(self) -> str:
-
         return "\n".join(power_lines(self))
-
-    def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
-
-    def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal report, infinities included."""
-        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Decode what `to_json` wrote; an unknown field or status is an error."""
-        try:
-            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"not a report of detection power in JSON: {error}; it starts with {data[:80]!r}"
-            ) from None
 
 
 # --- The data in plain words ----------------------------------------------------------------------

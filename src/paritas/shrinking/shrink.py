@@ -9,9 +9,8 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
@@ -19,6 +18,7 @@ from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.reports.progress import Progress
 from paritas.results.findings import Diagnosis
+from paritas.results.report import Result
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,
@@ -591,7 +591,7 @@ def _describe_size(program: FailingProgram) -> str:
 # --- The report -----------------------------------------------------------------------------------
 
 
-class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A script, and how it came about.
 
     Attributes:
@@ -610,6 +610,8 @@ class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         interrupted: it was Ctrl-C that stopped it.
         said: what the script printed last.
     """
+
+    _called: ClassVar[str] = "a report on what was shrunk"
 
     script: str
     shows: bool
