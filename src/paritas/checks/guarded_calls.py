@@ -18,7 +18,7 @@ from paritas.checks.failures import (
     remember_failed,
 )
 from paritas.checks.guard_settings import GuardSettings, Schedule
-from paritas.errors import MismatchError, ParityWarning
+from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.evidence import ItemEvidence, is_inexact
 from paritas.execution.observation import AFTER, Observation, storage_address
@@ -520,7 +520,7 @@ class GuardedCode:
     def own_failure(self, error: Exception) -> Verdict:
         """A verdict that says that the check itself failed; the program goes on."""
         out = CollectedFindings()
-        reason = f"the check itself failed: {_describe_error(error)}"
+        reason = f"the check itself failed: {in_one_line(error, 120)}"
         out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
         return out.verdict(strict=self.settings.strict)
 
@@ -529,17 +529,17 @@ class GuardedCode:
     ) -> bool:
         """Report what either side raised; whether there was anything to report."""
         path = f"{self.entry.label}: call"
-        if reference is None and candidate is None:
-            return False
         if candidate is None:
-            reason = f"the graph itself, run op by op, raises {_describe_error(reference)}"
+            if reference is None:
+                return False
+            reason = f"the graph itself, run op by op, raises {in_one_line(reference, 120)}"
             out.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
             out.compared += 1
-            reason = f"the compiled code raises {_describe_error(candidate)}; the graph does not"
+            reason = f"the compiled code raises {in_one_line(candidate, 120)}; the graph does not"
             out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         else:
-            reason = f"both raise: the compiled code {_describe_error(candidate)}"
+            reason = f"both raise: the compiled code {in_one_line(candidate, 120)}"
             out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
         return True
 
@@ -582,7 +582,7 @@ class GuardedCode:
         try:
             inputs = [copier.copy_tree(value) for value in kept]
         except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
-            note = f"{self.entry.label}: its arguments could not be kept: {_describe_error(error)}"
+            note = f"{self.entry.label}: its arguments could not be kept: {in_one_line(error, 120)}"
             self.journal.add((), [note])
             return None
         gradients = self.entry.label.endswith("gradients")
@@ -599,7 +599,7 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
                 path=f"{suspect.label}: where it starts",
                 aspect=Aspect.HARNESS,
                 status=Status.UNVERIFIED,
-                reason=f"looking for it failed: {_describe_error(error)}",
+                reason=f"looking for it failed: {in_one_line(error, 120)}",
                 origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
             )
         ]
@@ -616,8 +616,3 @@ def is_same_memory(value: Any, original: Any) -> bool:
         and value.stride() == original.stride()
         and value.storage_offset() == original.storage_offset()
     )
-
-
-def _describe_error(error: Exception | None) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)

@@ -32,6 +32,7 @@ from paritas._torch.graphs import (
 from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with_compiled
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
+from paritas.errors import in_one_line
 from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
 from paritas.execution.graph_runs import copy_argument
 from paritas.execution.observation import Observation
@@ -227,8 +228,7 @@ def tap_graph(suspect: Suspect) -> Tapping:
     module, names = tap_values(suspect.lowered.module)
     variant = run_variant(suspect, module)
     if variant.error is not None:
-        text = str(variant.error).strip().splitlines()
-        error = f"{type(variant.error).__name__}: {text[0]:.100}" if text else "it raised"
+        error = in_one_line(variant.error, 100)
         return Tapping([], shows=False, changed=False, error=error)
     values = dict(zip(names, variant.extra, strict=True))
     findings = list(_wrong_nodes(suspect, values, variant))

@@ -19,10 +19,10 @@ from paritas.checks.pass_programs import (
     FrozenProgram,
     SplitProgram,
     compare,
-    describe_error,
     inputs_for,
     output_dtypes,
 )
+from paritas.errors import in_one_line
 from paritas.results.findings import Aspect, Finding, OriginKind, Status
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _keep_compile_safe(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
             name = self.frames[-1].name if self.frames else "the compile"
             self.findings.append(
-                could_not_check(f"pass {name}", f"{HARNESS} {describe_error(error)}")
+                could_not_check(f"pass {name}", f"{HARNESS} {in_one_line(error, 160)}")
             )
 
     return run
@@ -353,7 +353,7 @@ class PassChecks:
         except UnplayableError as error:
             return frame.found or [could_not_check(where, str(error))]
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
-            return [*frame.found, could_not_check(where, f"{HARNESS} {describe_error(error)}")]
+            return [*frame.found, could_not_check(where, f"{HARNESS} {in_one_line(error, 160)}")]
         self.passes += 1
         if not comparison.differ:
             return []
@@ -429,6 +429,6 @@ def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
         with checks.watching():
             run_post_grad_passes(lowered)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        reason = f"the passes could not be run by themselves: {describe_error(error)}"
+        reason = f"the passes could not be run by themselves: {in_one_line(error, 160)}"
         return [*checks.findings, could_not_check("passes", reason)]
     return checks.findings

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from paritas.checks.failures import FailedSplit, remember_failed
-from paritas.errors import ParityWarning, UsageError
+from paritas.errors import ParityWarning, UsageError, first_line
 from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import leaves
 from paritas.partition.annotation import Annotation, Option
@@ -223,8 +223,7 @@ def _run_whole(call: OperatorCall, noutputs: int) -> _Whole:
             torch.default_generator.manual_seed(call.seed)
             result = call.function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
-        told = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {told[0] if told else 'no message'}"
+        text = f"{type(error).__name__}: {first_line(error, 1000) or 'no message'}"
         return _Whole(fault=_fault(call, f"the operator itself fails, unsplit: {text}"))
     finally:
         before.restore()
