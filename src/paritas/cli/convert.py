@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.cli.options import KINDS
+from paritas.cli.options import INTERRUPTED, KINDS, UNVERIFIED, progress
 
 if TYPE_CHECKING:
     from paritas.recording.conversion import Conversion, Target
-
-INCOMPLETE, INTERRUPTED = 3, 130
 
 
 @click.command(short_help="Make a dump into statistics or another layout.")
@@ -82,7 +80,6 @@ def convert(  # noqa: PLR0913  (one for each option)
     Exit codes: 0 all is converted, 2 no dump or wrong usage, 3 something could not be read or DUMP
     is not closed, 130 interrupted.
     """
-    from paritas.cli.options import progress
     from paritas.recording.conversion import Converter
 
     where = output or dump.with_name(f"{dump.name}_{target}")
@@ -99,7 +96,7 @@ def convert(  # noqa: PLR0913  (one for each option)
     _show(done, dump, where, interrupted=interrupted)
     if interrupted:
         ctx.exit(INTERRUPTED)
-    ctx.exit(0 if done.closed and not done.problems else INCOMPLETE)
+    ctx.exit(0 if done.closed and not done.problems else UNVERIFIED)
 
 
 def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:

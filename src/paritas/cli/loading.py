@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
 _MOST_NAMES = 8
@@ -27,6 +27,13 @@ def check_form(spec: str, parameter: str) -> None:
         raise UsageError(
             f"{parameter} {spec!r} is not of the form package.module:name{_hint(spec)}"
         )
+
+
+def check_forms(named: Mapping[str, str | None]) -> None:
+    """The same of several, by parameter; those that were not given are left out."""
+    for parameter, spec in named.items():
+        if spec is not None:
+            check_form(spec, parameter)
 
 
 def resolve(spec: str, parameter: str) -> Callable[..., Any]:

@@ -222,7 +222,7 @@ def _note_rank(report: RankReport) -> RankReport:
     )
     verdict = report.verdict
     noted = msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
-    return dataclasses.replace(report, verdict=noted)
+    return msgspec.structs.replace(report, verdict=noted)
 
 
 def _merge_reports(
