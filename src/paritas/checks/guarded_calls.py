@@ -28,7 +28,7 @@ from paritas.numerics.flattening import flattened, is_dense
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
-from paritas.results.wording import headline
+from paritas.results.wording import counted, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -156,7 +156,7 @@ class GuardJournal:
         with self._lock:
             graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
             checked = sum(entry.checked for entry in self.graphs)
-        counts = f"{_count_of(graphs, 'graph')}, {checked} of {_count_of(calls, 'call')} checked"
+        counts = f"{counted(graphs, 'graph')}, {checked} of {counted(calls, 'call')} checked"
         line = f"{headline(verdict)} ({counts})"
         if not verdict.failures:
             return "; ".join((line, *verdict.notes))
@@ -174,10 +174,6 @@ class GuardJournal:
             and finding.origin is None
             and not finding.status.passes(strict=self.strict)
         ]
-
-
-def _count_of(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _unverified_findings(entry: GraphEntry) -> list[Finding]:

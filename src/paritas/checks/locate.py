@@ -40,6 +40,7 @@ from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -471,9 +472,8 @@ def _first_node_finding(tapping: Tapping) -> Finding | None:
     others = [finding for finding in tapping.findings if finding is not first]
     extra = []
     if others:
-        named = ", ".join(f.origin.name for f in others[:MOST_NAMED] if f.origin is not None)
-        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        extra.append(f"other nodes wrong by themselves: {named}{more}")
+        named = enumerated((f.origin.name for f in others if f.origin is not None), MOST_NAMED)
+        extra.append(f"other nodes wrong by themselves: {named}")
     if tapping.changed:
         extra.append("observation changed the program: its outputs have other bits when tapped")
     reason = "; ".join([first.reason, *extra])

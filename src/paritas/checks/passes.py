@@ -24,6 +24,7 @@ from paritas.checks.pass_programs import (
 )
 from paritas.errors import in_one_line
 from paritas.results.findings import Aspect, Finding, OriginKind, Status
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +60,7 @@ def wrong_pass(
     nodes = changed_nodes(before, after)
     told = f"on made-up inputs ({inputs.numbers.value}), the graph after it computes something else"
     if nodes:
-        told += f"; it changed {_list_names([node.name for node in nodes])}"
+        told += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
     return _pass_finding(path, OriginKind.PASS, name, told, comparison, nodes)
 
 
@@ -70,7 +71,7 @@ def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
     if again:
         told += (
             f"; the backward graph draws random numbers again that the forward graph drew already "
-            f"({_list_names(again)}), and gets others"
+            f"({enumerated(again, MOST_NODES_NAMED)}), and gets others"
         )
     nodes = [node for node in parts.backward.nodes if node.name in again]
     return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, told, comparison, nodes)
@@ -131,12 +132,6 @@ def _nodes_differ(left: Node, right: Node) -> bool:
         str(right.args),
         str(right.kwargs),
     )
-
-
-def _list_names(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_NODES_NAMED])
-    more = len(names) - MOST_NODES_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # --- The checks -----------------------------------------------------------------------------------

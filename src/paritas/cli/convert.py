@@ -100,22 +100,18 @@ def convert(  # noqa: PLR0913  (one for each option)
 
 
 def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:
-    from paritas.reports.dump_records import size
+    from paritas.results.wording import counted, size
 
     for problem in done.problems:
         click.echo(f"problem: {problem}")
     if done.freed_files:
-        freed = f"{size(done.freed_bytes)} in {_counted(done.freed_files, 'file')}"
+        freed = f"{size(done.freed_bytes)} in {counted(done.freed_files, 'file')}"
         click.echo(f"deleted {freed} of {dump}{'; its index is left' if done.is_ours else ''}")
     earlier = f", {done.earlier} of them since before" if done.earlier else ""
-    amount = f"{_counted(done.records, 'record')} of {_counted(done.ranks, 'rank')}"
+    amount = f"{counted(done.records, 'record')} of {counted(done.ranks, 'rank')}"
     sizes = f"{size(done.value_bytes)} of values, now {size(done.written_bytes)} beside the index"
     click.echo(f"{amount} in {where}{earlier}; {sizes}")
     if interrupted:
         click.echo("interrupted: the same command goes on from here", err=True)
     elif not done.closed:
         click.echo(f"{dump} is not closed: cut off, or still being written (--watch follows it)")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

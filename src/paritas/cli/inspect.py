@@ -88,7 +88,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
 
 def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
     """Go through the dump; list its records on the way where there is a console."""
-    from paritas.reports.dump_records import record_lines
+    from paritas.reports.dumps import record_lines
 
     kept: list[ExaminedRecord] = []
     for examined in survey.walk():

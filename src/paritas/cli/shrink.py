@@ -275,7 +275,9 @@ def report_lines(report: ShrinkReport) -> list[str]:
     lines += [f"  it goes away with {remedy}" for remedy in report.remedies]
     how = "interrupted" if report.interrupted else "stopped"
     stopped = "" if report.ended else f", {how} before it could get no smaller"
-    tried = f"{report.queries} program{'' if report.queries == 1 else 's'} tried"
+    from paritas.results.wording import counted
+
+    tried = f"{counted(report.queries, 'program')} tried"
     lines.append(f"  {tried} in {report.seconds:.0f} s{stopped}")
     beside = f", with its values in {report.data}" if report.data else ""
     if report.shows:

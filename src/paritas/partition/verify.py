@@ -29,6 +29,7 @@ from paritas.partition.runner import Streams
 from paritas.placement.parts import device_of, on_device
 from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import VerifyConfig
@@ -72,15 +73,10 @@ def describe_refused(verdict: Verdict) -> str:
     reason = f" ({worst.reason})" if worst.reason else ""
     parts = [f"{worst.path} is {worst.status}{reason}"]
     if len(wrong) > 1:
-        parts.append(f"wrong too: {_list_paths(wrong[1:])}")
+        parts.append(f"wrong too: {enumerated(wrong[1:], _MOST_TOLD)}")
     if right:
-        parts.append(f"right: {_list_paths(right)}")
+        parts.append(f"right: {enumerated(right, _MOST_TOLD)}")
     return "; ".join(parts)
-
-
-def _list_paths(paths: list[str]) -> str:
-    more = len(paths) - _MOST_TOLD
-    return ", ".join(paths[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- The check of a configuration -----------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.pytest import PROPERTY
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -288,10 +289,10 @@ def _verdicts(told: Sequence[ReportedOutcome]) -> Iterator[str]:
     if judged:
         counts = Counter(one.outcome.status for one in judged)
         each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        tests = _counted(len({one.test for one in judged}), "test")
-        yield f"{_counted(len(judged), 'verdict')} in {tests}: {each}"
+        tests = counted(len({one.test for one in judged}), "test")
+        yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
     if off:
-        yield f"{_counted(off, 'check')} switched off: nothing was compared there"
+        yield f"{counted(off, 'check')} switched off: nothing was compared there"
 
 
 def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
@@ -301,8 +302,8 @@ def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterato
             sum(getattr(outcome, name) for outcome in guards)
             for name in ("graphs", "calls", "checked")
         )
-        called = _counted(calls, "call")
-        yield f"guarded: {_counted(graphs, 'graph')}, {checked} of {called} checked"
+        called = counted(calls, "call")
+        yield f"guarded: {counted(graphs, 'graph')}, {checked} of {called} checked"
     elif options.guard:
         yield "guarded: nothing, because no test called anything that torch.compile made"
 
@@ -337,7 +338,7 @@ def _pages(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[
     pages = [one.outcome.page for one in told if one.outcome.page]
     if pages and options.report is not None:
         index = os.path.relpath(options.report / "index.html", Path.cwd())
-        yield f"{_counted(len(pages), 'page')} about what does not pass: {index}"
+        yield f"{counted(len(pages), 'page')} about what does not pass: {index}"
 
 
 def _unused(
@@ -356,7 +357,3 @@ def _unused(
         yield f"unused golden: {near}; no test asks for it, so delete it or find out why"
     if len(unused) > MOST_SHOWN:
         yield f"and {len(unused) - MOST_SHOWN} more goldens that no test asks for"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -25,6 +25,7 @@ from paritas.reports.pages import (
 from paritas.results.figures import Metrics
 from paritas.results.findings import Status
 from paritas.results.report import spell_nonfinite
+from paritas.results.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -176,17 +177,6 @@ def _slice_words(row: ComparisonRow) -> str:
 
 def _index_words(values: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, values))}]"
-
-
-def ranges(values: tuple[int, ...]) -> str:
-    """Whole numbers in few words: `0-3, 8`."""
-    joined: list[list[int]] = []
-    for value in values:
-        if joined and joined[-1][1] == value - 1:
-            joined[-1][1] = value
-        else:
-            joined.append([value, value])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in joined)
 
 
 def _diagnosis_words(row: ComparisonRow) -> str:

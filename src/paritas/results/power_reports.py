@@ -10,7 +10,7 @@ import msgspec
 
 from paritas.results.findings import Status
 from paritas.results.report import Result
-from paritas.results.wording import MOST_SHOWN
+from paritas.results.wording import MOST_SHOWN, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -308,8 +308,8 @@ def power_subject(report: PowerReport) -> str:
     """What was looked at."""
     backward = f", {report.backward} of them backward" if report.backward else ""
     return (
-        f"{_count_noun(report.operators, 'operator')}{backward}; "
-        f"{_count_noun(report.results, 'result')}; "
+        f"{counted(report.operators, 'operator')}{backward}; "
+        f"{counted(report.results, 'result')}; "
         f"{', '.join(report.dtypes) or 'no floating dtype'}; seed {report.seed}"
     )
 
@@ -341,7 +341,7 @@ def _describe_smallest(report: PowerReport) -> list[str]:
     if not report.grades:
         return ["not measured: no result could be scaled, or the time was over"]
     lines = []
-    places = f"at {100 * USUAL:.0f} % of {_count_noun(len(report.grades), 'place')}"
+    places = f"at {100 * USUAL:.0f} % of {counted(len(report.grades), 'place')}"
     for native, name in ((False, "lifted and native"), (True, "native run alone")):
         size = report.smallest(native=native)
         if size is None:
@@ -392,7 +392,7 @@ def _describe_silent(report: PowerReport) -> list[str]:
 def _alarms_title(report: PowerReport) -> str:
     if not report.reorderings:
         return "false alarms: not tried, no operator of this model has a harmless rewrite here"
-    many = _count_noun(len(report.reorderings), "harmless rewrite")
+    many = counted(len(report.reorderings), "harmless rewrite")
     return f"false alarms: {len(report.false_alarms)} of {many}"
 
 
@@ -407,9 +407,9 @@ def _describe_limits(report: PowerReport) -> Iterator[str]:
         reason = why or "a scale has no effect there"
         yield f"graded faults at {left} of {report.planned_grades} places: {reason}"
     if report.unverified:
-        many = _count_noun(len(report.unverified), "fault")
+        many = counted(len(report.unverified), "fault")
         yield f"{many} could not be compared: neither caught nor missed"
-    yield f"{_count_noun(report.sites, 'fault')} could have been planted, all of kinds known here"
+    yield f"{counted(report.sites, 'fault')} could have been planted, all of kinds known here"
     yield from report.notes
 
 
@@ -424,7 +424,3 @@ def percent(share: float) -> str:
 
 def _confidence(share: Share) -> str:
     return f"at least {percent(share.least)} with 95 % confidence"
-
-
-def _count_noun(many: int, thing: str) -> str:
-    return f"{many} {thing}{'' if many == 1 else 's'}"

@@ -19,6 +19,7 @@ from paritas.errors import UsageError
 from paritas.reports.progress import Progress
 from paritas.results.findings import Diagnosis
 from paritas.results.report import Result
+from paritas.results.wording import counted
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,
@@ -645,8 +646,8 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         data=None if written.data_path is None else str(written.data_path),
         shows=written.failed,
         what=shrunk.signature.sentence,
-        before=_count_calls(shrunk.nodes_before),
-        after=_count_calls(shrunk.nodes_after),
+        before=counted(shrunk.nodes_before, "operator call"),
+        after=counted(shrunk.nodes_after, "operator call"),
         diagnosis=shrunk.diagnosis,
         steps=shrunk.steps,
         remedies=shrunk.remedies,
@@ -656,7 +657,3 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         interrupted=shrunk.interrupted,
         said=lines[-1] if lines else "",
     )
-
-
-def _count_calls(count: int) -> str:
-    return f"{count} operator call{'' if count == 1 else 's'}"
