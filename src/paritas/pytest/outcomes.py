@@ -13,6 +13,8 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.pytest import PROPERTY
+from paritas.reports.files import write_verdict, write_whole
+from paritas.results.findings import Status
 from paritas.results.wording import counted
 
 if TYPE_CHECKING:
@@ -144,6 +146,11 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     golden: str = ""
     page: str = ""
 
+    @property
+    def what(self) -> str:
+        """Which check it is of."""
+        return f"{self.kind} {self.name}".strip()
+
     def encode(self) -> str:
         """As one line of JSON."""
         return msgspec.json.encode(self).decode()
@@ -207,16 +214,61 @@ def short_outcome(
     outcome = msgspec.structs.replace(outcome_of(kind, verdict), **facts)
     if options.report is None or outcome.passed or not outcome.enabled:
         return outcome
-    from paritas.pytest.pages import write_page
-
     page = write_page(options.report, verdict, outcome, title, number)
     return msgspec.structs.replace(outcome, page=os.path.relpath(page, options.root))
 
 
+# --- A page and a JSON file for each verdict that does not pass, and a list of all ----------------
+
+
+def write_page(
+    folder: Path, verdict: Verdict, outcome: CheckOutcome, test: str, number: int
+) -> Path:
+    """Write the page of one verdict, and beside it the JSON with every finding.
+
+    Args:
+        folder: where it goes; it is made.
+        test: the node id.
+        number: which verdict of the test it is.
+    """
+    from paritas.reports.pages import verdict_page
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--paritas-report {str(folder)!r}: {error.strerror or error}; name a folder"
+        raise UsageError(message) from error
+    path = folder / f"{safe_name(test.replace('/', '.').replace('::', '.'))}-{number}.html"
+    beside = path.with_suffix(".json")
+    write_verdict(beside, verdict)
+    page = verdict_page(verdict, test, outcome.what, beside.name)
+    write_whole(path, page.encode(errors="backslashreplace"))
+    return path
+
+
+def write_index(folder: Path, told: Sequence[ReportedOutcome]) -> None:
+    """Write the list of the pages of a run."""
+    from paritas.reports.pages import PageLink, index_page
+
+    links = [
+        PageLink(
+            test=one.test,
+            what=one.outcome.what,
+            status=one.outcome.status,
+            worst=one.outcome.worst,
+            href=one.outcome.page.replace("\\", "/").rpartition("/")[2],
+        )
+        for one in told
+        if one.outcome.page
+    ]
+    page = index_page(links, verdicts=len(told))
+    write_whole(folder / "index.html", page.encode(errors="backslashreplace"))
+
+
 # --- The lines that pytest prints at its end ------------------------------------------------------
 
-# Gravest first. Spelled out, because the list itself lives where torch is imported.
-STATUSES = ("different", "degraded", "unverified", "unstable", "equivalent", "identical")
+# Gravest first.
+STATUSES = tuple(reversed(Status))
 MOST_SHOWN = 20
 _IN_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD")
 
@@ -251,8 +303,6 @@ def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> No
     if options.report is not None:
         pages = [*told, *(ReportedOutcome(OUTSIDE, outcome) for outcome in session.account.outside)]
         if any(one.outcome.page for one in pages):
-            from paritas.pytest.pages import write_index
-
             write_index(options.report, pages)
     if lines:
         terminal.section("paritas")
@@ -328,8 +378,7 @@ def _goldens(told: Sequence[ReportedOutcome]) -> Iterator[str]:
 def _failures(told: Sequence[ReportedOutcome]) -> Iterator[str]:
     failed = [one for one in told if one.outcome.enabled and not one.outcome.passed]
     for test, outcome in failed[:MOST_SHOWN]:
-        what = f"{outcome.kind} {outcome.name}".strip()
-        yield f"{outcome.status}: {test} ({what}) {outcome.worst}".rstrip()
+        yield f"{outcome.status}: {test} ({outcome.what}) {outcome.worst}".rstrip()
     if len(failed) > MOST_SHOWN:
         yield f"and {len(failed) - MOST_SHOWN} more that do not pass"
 
