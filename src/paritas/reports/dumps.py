@@ -6,6 +6,7 @@ one line.
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections import Counter
@@ -27,7 +28,7 @@ from paritas.reports.terminal import (
     remarks,
     small_table,
 )
-from paritas.results.comparisons import finding_of
+from paritas.results.comparisons import beginnings, finding_of
 from paritas.results.findings import Aspect, Status
 from paritas.results.wording import MEANING, MOST_SHOWN, counted, finding_lines, ranges, size
 
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
         RankFacts,
     )
     from paritas.numerics.statistics import Statistics
-    from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
+    from paritas.results.comparisons import (
+        Beginning,
+        Comparison,
+        ComparisonRow,
+        Divergence,
+        DumpFacts,
+    )
     from paritas.results.findings import Verdict
 
 
@@ -378,6 +385,11 @@ _HOW_ATTRIBUTED = {
     "estimated": "estimated from the errors of its inputs",
     "": "",
 }
+_TITLES = {
+    "values": "first divergence",
+    "both": "first divergence; also the first NaN or infinity",
+    "non-finite": "first NaN or infinity",
+}
 _KINDS = {
     "made": "made here",
     "given": "not made here: it was in what the program was given",
@@ -405,8 +417,9 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
             if column.header in ROW_LEGENDS
         ]
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
+    begin = beginnings(comparison)
     for told in (
-        _divergences(comparison),
+        itertools.chain.from_iterable(map(divergence_lines, begin)),
         _other_failures(comparison, verdict),
         _problems(comparison),
     ):
@@ -478,7 +491,7 @@ def count_table(comparison: Comparison) -> Table:
 
 def _gravest(comparison: Comparison) -> list[ComparisonRow]:
     """Rows worth a line: where it begins, then by gravity; those that only inherit it last."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     wanting = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
     if wanting:
         return sorted(
@@ -489,13 +502,9 @@ def _gravest(comparison: Comparison) -> list[ComparisonRow]:
     return [row for row in near[:_NEAR_THEIR_LIMITS] if row.status is Status.EQUIVALENT]
 
 
-def _beginnings(comparison: Comparison) -> set[int]:
-    return {first.row for first in (comparison.first, comparison.first_non_finite) if first}
-
-
 def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
     """The first of these rows, and how many more there are."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     followers = [row for row in rows if row.made == "before" and row.index not in begin]
     shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
     shorten = _Shortening(comparison)
@@ -547,24 +556,13 @@ def _figure(value: float | None) -> str:
 # --- where it begins ------------------------------------------------------------------------------
 
 
-def _divergences(comparison: Comparison) -> Iterator[RenderableType]:
-    first, other = comparison.first, comparison.first_non_finite
-    also = "; also the first NaN or infinity" if first and other and first.row == other.row else ""
-    if first is not None:
-        yield from divergence_lines(comparison, first, f"first divergence{also}")
-    if other is not None and not also:
-        yield from divergence_lines(comparison, other, "first NaN or infinity")
-
-
-def divergence_lines(
-    comparison: Comparison, divergence: Divergence, title: str
-) -> Iterator[RenderableType]:
+def divergence_lines(begins: Beginning) -> Iterator[RenderableType]:
     """One of them in words: what, how many, the worst, where, who made it, what to do."""
-    row = next(row for row in comparison.rows if row.index == divergence.row)
+    row, divergence = begins.row, begins.divergence
     # The place and what to do are told below, after the figures.
     bare = msgspec.structs.replace(row, made="", line="", advice="")
     heading, *lines = finding_lines(finding_of(bare))
-    yield Text(f"{title}: {heading.strip()}", style=STYLES[row.status])
+    yield Text(f"{_TITLES[begins.of]}: {heading.strip()}", style=STYLES[row.status])
     for line in lines:
         words = line.lstrip()
         yield indented(words, len(line) - len(words) - 2)
@@ -606,7 +604,7 @@ def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator
 
 def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
     """What failed and follows from nothing above: what could not be compared, or is unstable."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     told = [
         finding_of(row)
         for row in comparison.rows

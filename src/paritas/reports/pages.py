@@ -21,6 +21,7 @@ import msgspec
 
 from paritas.reports.graphs import counted
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.results.comparisons import beginnings
 from paritas.results.findings import Status
 from paritas.results.wording import finding_lines, size
 from paritas.results.wording import headline as verdict_line
@@ -188,6 +189,11 @@ MEANINGS = {
     Status.DEGRADED: "the same function, less accurate than rounding explains",
     Status.DIFFERENT: "computes something else",
 }
+_TITLES = {
+    "values": "First divergence",
+    "both": "First divergence, and first NaN or Inf",
+    "non-finite": "First NaN or Inf",
+}
 _HOW_ATTRIBUTED = {
     "replayed": "measured by running the operator again",
     "estimated": "estimated from the errors of its inputs",
@@ -248,22 +254,18 @@ def work_done(comparison: Comparison) -> str:
     return " in ".join(filter(None, (read, took)))
 
 
-def divergence_story(
-    comparison: Comparison, divergence: Divergence | None, title: str
-) -> Story | None:
-    """The row that a divergence points at, in words; None where there is no divergence."""
-    if divergence is None:
-        return None
-    for place, row in enumerate(comparison.rows):
-        if row.index == divergence.row:
-            return Story(
-                title=title,
-                sentence=_divergence_sentence(row, divergence),
-                facts=tuple(_divergence_facts(row, divergence)),
-                place=place,
-                status=row.status,
-            )
-    return None
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two begin to differ, in words."""
+    return [
+        Story(
+            title=_TITLES[of],
+            sentence=_divergence_sentence(row, divergence),
+            facts=tuple(_divergence_facts(row, divergence)),
+            place=place,
+            status=row.status,
+        )
+        for of, divergence, row, place in beginnings(comparison)
+    ]
 
 
 def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:

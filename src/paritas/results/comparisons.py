@@ -5,7 +5,7 @@ Everything here is data. `paritas.comparison` fills it in, `paritas.reports` put
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,8 @@ FORMAT = 1
 MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
 # How an error was divided into what came in and what was added.
 Attributed = Literal["replayed", "estimated", ""]
+# What begins to differ: values, NaNs and infinities, or both at once.
+BeginningOf = Literal["values", "both", "non-finite"]
 # Whether a failing row's difference was made there, or came in with its inputs.
 Made = Literal["here", "before", ""]
 
@@ -277,6 +279,30 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
         rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
         # Row by row: as plain objects, all rows at once take ten times the memory of their text.
         return msgspec.json.encode(spell_nonfinite(rest) | {"rows": json_of_each(self.rows)})
+
+
+class Beginning(NamedTuple):
+    """Where the two begin to differ, with the row itself and its place in the table."""
+
+    of: BeginningOf
+    divergence: Divergence
+    row: ComparisonRow
+    place: int
+
+
+def beginnings(comparison: Comparison) -> list[Beginning]:
+    """The first divergence and the first NaN or infinity, which may be one."""
+    first, bad = comparison.first, comparison.first_non_finite
+    found: dict[BeginningOf, Divergence | None] = {"values": first, "non-finite": bad}
+    if first is not None and bad is not None and first.row == bad.row:
+        found = {"both": first}
+    return [
+        Beginning(of, divergence, row, place)
+        for of, divergence in found.items()
+        if divergence is not None
+        for place, row in enumerate(comparison.rows)
+        if row.index == divergence.row
+    ]
 
 
 def finding_of(row: ComparisonRow) -> Finding:
