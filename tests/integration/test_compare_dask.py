@@ -13,7 +13,7 @@ from paritas.errors import UsageError
 from paritas.execution import executors
 from paritas.execution.executors import Failed, executor_of, run_batches
 from unit.comparison.dying import die_at_three
-from unit.dumps.entries import write_dump
+from unit.files.entries import write_dump
 
 pytestmark = pytest.mark.slow
 
