@@ -33,12 +33,15 @@ esac
 """
 
 
+WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
+
 # A loaded machine is not a bug, and the same commit has the same result. The examples of a test may
-# share its folder. The whole corpus draws others each time.
+# share its folder. The whole corpus draws more, and others each time.
 hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
-    derandomize=os.environ.get("PARITAS_WHOLE_CORPUS") != "1",
+    derandomize=not WHOLE,
+    max_examples=100 if WHOLE else 40,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -53,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _build_quickly(config)
     _outlive_commands(config)
     config.add_cleanup(processes.stop_server)
-    if os.environ.get("PARITAS_WHOLE_CORPUS") != "1":
+    if not WHOLE:
         # Numbers that stand in our sources are no examples: to read them all takes seconds, and
         # which there are depends on what was imported before.
         providers.is_local_module_file = lambda _: False
