@@ -22,13 +22,13 @@ from benchmarks.lab.made_dumps import write_dump, write_pair
 from benchmarks.lab.timing import Spent, in_turns, measured
 
 import paritas
-from paritas.comparison.matching.pairing import match
-from paritas.comparison.matching.rules import Rules
-from paritas.comparison.sharding.assembling import operands
+from paritas.comparison.gathering import operands
+from paritas.comparison.pairing import match
+from paritas.comparison.rules import Rules
 from paritas.dumps.reading import Dump
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pair_figures import pair_figures, quick_figures
-from paritas.reporting.comparison_files import write_all
+from paritas.reports.files import write_all
 
 NUMEL = 8 << 20  # 32 MiB of float32
 EQUAL_OF = 16

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from benchmarks.lab.figures import RESULTS, Figure, Report, write
 
-from paritas.numerics.device_pairs import begin_pair
-from paritas.numerics.metrics import pair_metrics
-from paritas.numerics.statistics import begin
+from paritas.numerics.metrics import begin_pair, pair_metrics
+from paritas.numerics.statistics import begin_statistics
 
 GIB = 1 << 30
 BYTES = 4 * GIB
@@ -95,7 +94,7 @@ def _others(name: str, r: torch.Tensor, c: torch.Tensor, copy: float) -> Iterato
     yield _share(f"six figures of {name} by torch's operators", copy / plain)
     walk = milliseconds(lambda: pair_metrics(r, c, block_size=1 << 22))
     yield _share(f"full statistics of a pair of {name} without the kernel", copy / walk)
-    one = milliseconds(lambda: begin(r))
+    one = milliseconds(lambda: begin_statistics(r))
     yield _share(f"statistics of one tensor of {name}", copy / 2 / one)
 
 

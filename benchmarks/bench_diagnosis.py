@@ -1,7 +1,7 @@
 """How often the pattern named first is the planted one, how honest its confidence is, how fast.
 
 Faults come from the corpora of tests/quality. Seeds 0 and 1 were looked at while the patterns and
-the table of `paritas.diagnosis.calibration` were made; seeds 100 and 101
+the table of `paritas.diagnosis.diagnose` were made; seeds 100 and 101
 were not. `--misses` prints each miss.
 """
 
@@ -21,10 +21,8 @@ from benchmarks.lab.timing import measured
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from paritas.diagnosis.calibration import BUCKETS
-from paritas.diagnosis.cases import Context
-from paritas.diagnosis.diagnosing import diagnose
-from paritas.diagnosis.ranking import raw_ranked
+from paritas.diagnosis.case import Context
+from paritas.diagnosis.diagnose import BUCKETS, diagnose, rank_raw
 from quality import diagnosis_arrangements as arrangements
 from quality import diagnosis_values as values
 from quality.test_diagnosis_regions import misses as misses_of_regions
@@ -82,7 +80,7 @@ def samples(seeds):
 
 
 def sample(name, kinds, case):
-    found = raw_ranked(case) if bool(case.wrong.any()) else []
+    found = rank_raw(case) if bool(case.wrong.any()) else []
     said, raw = (found[0].kind, found[0].confidence) if found else ("", 0.0)
     return Sample(name, kinds, said, raw)
 

@@ -25,8 +25,8 @@ from torch import nn
 
 import paritas
 from paritas.dumps.reading import Dump
-from paritas.partition.checking import check_recipe
-from paritas.partition.recipes import Concat, OperatorCall, Recipe, Split
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import Concat, OperatorCall, Recipe, Split
 
 ROUNDS = 3
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

@@ -18,15 +18,8 @@ from benchmarks.lab.timing import best, measured
 from torch.nn import functional
 
 from paritas.partition import check_partition, discover_partitions
-from paritas.partition.checking import check_recipe
-from paritas.partition.recipes import (
-    Concat,
-    Once,
-    OperatorCall,
-    Recipe,
-    Reduce,
-    Split,
-)
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import Concat, Once, OperatorCall, Recipe, Reduce, Split
 
 ROUNDS, CALLS, RANKS = 9, 5, 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

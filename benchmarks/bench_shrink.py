@@ -4,7 +4,7 @@ Each way in a process of its own with an empty cache of compiled code, the same 
 the same graph captured from the same model. The graph is seen to fail once, by the judge of each
 way, before its clock starts: who shrinks a failure has seen it. The ways:
 
-- ours: `paritas.minimizing`; the run of the finished script is part of the time;
+- ours: `paritas.shrinking`; the run of the finished script is part of the time;
 - minifier: `functorch.compile.minifier` in one process, asked with Dynamo's accuracy predicate;
 - launcher: what users get from `TORCHDYNAMO_REPRO_AFTER=aot` and `TORCHDYNAMO_REPRO_LEVEL=4`: the
   model is run, and minifier_launcher.py with it.
@@ -52,8 +52,8 @@ def prepared(name):
     """The fault, planted for good, and the programs of its model."""
     import torch
 
-    from paritas.minimizing.capturing import capture_programs
-    from paritas.minimizing.programs import Candidate
+    from paritas.shrinking.programs import Candidate
+    from paritas.shrinking.sources import capture_programs
     from quality.faulty_compiler import plant, setup
     from quality.shrink_faults import FAULTS, STUBBORN
 
@@ -66,8 +66,8 @@ def prepared(name):
 
 
 def ours(name, seconds, folder):
-    from paritas.minimizing.oracle import Oracle
-    from paritas.minimizing.shrinking import shrink
+    from paritas.shrinking.programs import Oracle
+    from paritas.shrinking.shrink import shrink
 
     fault, candidate, programs = prepared(name)
     seen = Oracle(candidate, 2 * STARTUP).first(programs[0]).signature
@@ -165,7 +165,7 @@ def limited(action, seconds):
 
 
 def size(graph):
-    from paritas.minimizing.programs import is_call
+    from paritas.shrinking.programs import is_call
 
     return sum(map(is_call, graph.graph.nodes))
 
@@ -174,7 +174,7 @@ def judged(fault, candidate, program, best):
     """How many calls are left, and whether they show the failure that was asked about."""
     import dataclasses
 
-    from paritas.minimizing.oracle import Oracle
+    from paritas.shrinking.programs import Oracle
 
     inputs = tuple(
         value.detach().requires_grad_(value.requires_grad) if hasattr(value, "detach") else value

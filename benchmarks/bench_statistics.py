@@ -13,7 +13,7 @@ from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import best
 
 from paritas.numerics.sketch import begin_sketch
-from paritas.numerics.statistics import begin
+from paritas.numerics.statistics import begin_statistics
 
 # Name, elements, calls in a round.
 SIZES = (("1k", 1 << 10, 100), ("16k", 1 << 14, 50), ("1M", 1 << 20, 3), ("16M", 16 << 20, 1))
@@ -43,9 +43,9 @@ def measure(tensor, calls, wait):
     room = torch.empty_like(tensor)
     works = (
         lambda: room.copy_(tensor),
-        lambda: begin(tensor),
+        lambda: begin_statistics(tensor),
         lambda: begin_sketch(tensor),
-        lambda: (begin(tensor), begin_sketch(tensor)),
+        lambda: (begin_statistics(tensor), begin_sketch(tensor)),
     )
     return [best(waited(work, wait), ROUNDS, calls=calls).wall for work in works]
 

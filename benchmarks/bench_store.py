@@ -15,10 +15,11 @@ import torch
 from benchmarks.lab.figures import Figure, Report, write
 from benchmarks.lab.timing import measured, taken
 
-from paritas.dumps.dtypes import as_stored, digest
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry, run_identity
+from paritas.dumps.writing import DumpWriter
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.folders import run_identity
+from paritas.files.records import Entry, Header, Site, TensorFacts
 
 LARGE, LARGE_NUMEL = 32, 8 << 20
 SMALL, SMALL_NUMEL = 20_000, 4 << 10

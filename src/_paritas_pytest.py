@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from paritas.pytesting.parity import Parity
-    from paritas.pytesting.session import Session
+    from paritas.pytest.parity import Parity
+    from paritas.pytest.session import Session
 
 _SESSION = pytest.StashKey["Session"]()
 _TESTS = pytest.StashKey[list[str]]()
@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_settings(root: Path) -> bool:
-    from paritas.pytesting.glancing import may_have_settings
+    from paritas.pytest import may_have_settings
 
     return may_have_settings(root)
 
@@ -87,11 +87,11 @@ def _session(config: pytest.Config) -> Session:
     """The state of this run, made when it is first needed."""
     if _SESSION not in config.stash:
         from paritas.errors import ParitasError
-        from paritas.pytesting.options import Options
-        from paritas.pytesting.session import Session
+        from paritas.pytest import PluginOptions
+        from paritas.pytest.session import Session
 
         try:
-            config.stash[_SESSION] = Session(Options.of(config))
+            config.stash[_SESSION] = Session(PluginOptions.of(config))
         except ParitasError as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[_SESSION]
@@ -101,7 +101,7 @@ def _session(config: pytest.Config) -> Session:
 def parity(request: pytest.FixtureRequest) -> Parity:
     """Checks of parity: `verify`, `guard` and `golden`; their verdicts go into the test's report.
 
-    See `paritas.pytesting.parity.Parity`.
+    See `paritas.pytest.parity.Parity`.
     """
     return _session(request.config).parity_of(request.node)
 
@@ -149,9 +149,9 @@ def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker of xdist has to tell."""
     text = getattr(node, "workeroutput", {}).get(_ACCOUNT)
     if text is not None:
-        from paritas.pytesting.session import Account
+        from paritas.pytest.session import RunAccount
 
-        _session(node.config).account.merge(Account.decode(text))
+        _session(node.config).account.merge(RunAccount.decode(text))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -179,11 +179,11 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Tell of every verdict of the run; nothing where none was asked for."""
-    from paritas.pytesting.glancing import has_outcomes
+    from paritas.pytest import has_outcomes
 
     reports = [report for found in terminalreporter.stats.values() for report in found]
     if _SESSION not in config.stash and not has_outcomes(reports):
         return
-    from paritas.pytesting.summary import tell
+    from paritas.pytest.outcomes import print_summary
 
-    tell(terminalreporter, reports, _session(config))
+    print_summary(terminalreporter, reports, _session(config))

@@ -97,14 +97,14 @@ def _forked_scripts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         return processes.run(*command[1:], environment=env, cwd=cwd)
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
-    monkeypatch.setattr("paritas.graphs.scripts.writing.subprocess", forking)
-    monkeypatch.setattr("paritas.minimizing.scripts.subprocess", forking)
+    monkeypatch.setattr("paritas.graphs.results_folder.subprocess", forking)
+    monkeypatch.setattr("paritas.shrinking.scripts.subprocess", forking)
 
 
 @pytest.fixture
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what kind of wrong it is, which takes as long as finding that it is."""
-    from paritas.checking.explaining import Explainer
+    from paritas.checks.failures import Explainer
 
     monkeypatch.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
 

@@ -12,11 +12,11 @@ import torch.distributed.run
 import torch.distributed.tensor
 import torch.utils.data
 
-import paritas.checking.verifying
+import paritas.checks.verify
 import paritas.cli
 import paritas.cli.run_ending
-import paritas.comparison.comparing
-import paritas.recording.eager  # noqa: F401
+import paritas.comparison.compare
+import paritas.recording.capture  # noqa: F401
 
 torch.set_num_threads(1)
 if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.detection.benign_kinds import Rewrite
     from torch.fx import GraphModule, Node
 
-    from paritas.mutants.programs import Program
+    from paritas.mutants.programs import FlatProgram
 
 EVERYWHERE = "*"
 MIXTURE = "mixture"
@@ -60,7 +60,7 @@ class BenignSite:
     detail: str = ""
 
 
-def benign_sites(program: Program) -> list[BenignSite]:
+def benign_sites(program: FlatProgram) -> list[BenignSite]:
     """Every place and way in which the program can be rewritten, in graph order; then wholes."""
     found = [site for node in program.calls for site in _sites_at(node)]
     kinds = dict.fromkeys((site.rewrite, site.detail) for site in found)
@@ -73,7 +73,7 @@ def benign_sites(program: Program) -> list[BenignSite]:
     return found
 
 
-def rewrite(program: Program, site: BenignSite) -> GraphModule | None:
+def rewrite(program: FlatProgram, site: BenignSite) -> GraphModule | None:
     """A changed copy of the program's graph, or None if the site turns out not to be one.
 
     Raises:
@@ -94,7 +94,7 @@ def rewrite(program: Program, site: BenignSite) -> GraphModule | None:
     return module
 
 
-def changes_bits(program: Program, changed: GraphModule) -> bool:
+def changes_bits(program: FlatProgram, changed: GraphModule) -> bool:
     """Whether the rewritten program gives other bits at all in the dtype it runs in."""
     expected = program.module(*program.fresh_inputs())
     found = changed(*program.fresh_inputs())
@@ -110,7 +110,7 @@ def _sites_at(node: Node) -> list[BenignSite]:
     ]
 
 
-def _meant(program: Program, site: BenignSite) -> Iterable[BenignSite]:
+def _meant(program: FlatProgram, site: BenignSite) -> Iterable[BenignSite]:
     """The single calls that a site of one call, or of all of them, stands for."""
     by_node = [sites for node in program.calls if (sites := _sites_at(node))]
     if site.rewrite == MIXTURE:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Graph, GraphModule
 
-    from paritas.mutants.programs import Program
+    from paritas.mutants.programs import FlatProgram
 
 aten = torch.ops.aten
 TO_COPY = aten._to_copy.default  # noqa: SLF001
@@ -62,11 +62,11 @@ class GraphRewrite:
     """
 
     text: str
-    sites: Callable[[Program], list[tuple[str, str]]]
+    sites: Callable[[FlatProgram], list[tuple[str, str]]]
     apply: Callable[[GraphModule, Node | None, str], bool]
 
 
-def _at(wanted: Callable[[Node], bool]) -> Callable[[Program], list[tuple[str, str]]]:
+def _at(wanted: Callable[[Node], bool]) -> Callable[[FlatProgram], list[tuple[str, str]]]:
     return lambda program: [(node.name, "") for node in program.calls if wanted(node)]
 
 
@@ -162,7 +162,7 @@ def _is_pure(program_or_graph: Any) -> bool:
     )
 
 
-def _whole(program: Program) -> list[tuple[str, str]]:
+def _whole(program: FlatProgram) -> list[tuple[str, str]]:
     return [("*", "")] if _is_pure(program) and len(program.calls) > 8 else []
 
 

@@ -11,12 +11,12 @@ from benchmarks.detection.benign import BenignSite, benign_sites
 from benchmarks.detection.families import FAMILIES
 from benchmarks.detection.programs import DTYPES, impossible, names
 
-from paritas.mutants.planting import Site, sites
+from paritas.mutants.planting import FaultSite, sites
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas.mutants.programs import Program
+    from paritas.mutants.programs import FlatProgram
 
 S = TypeVar("S")
 
@@ -116,12 +116,12 @@ def units(
     return found[: max(1, round(share * len(found)))]
 
 
-def drawn_mutants(unit: Unit, program: Program) -> list[Site]:
+def drawn_mutants(unit: Unit, program: FlatProgram) -> list[FaultSite]:
     """Faults of a unit, kinds of fault in turn; more than it takes, to choose from by effect."""
     return _in_turns(sites(program), lambda site: site.mutation, unit)[: CHOICE * unit.mutants]
 
 
-def drawn_benign(unit: Unit, program: Program) -> list[BenignSite]:
+def drawn_benign(unit: Unit, program: FlatProgram) -> list[BenignSite]:
     """Rewrites of a unit, kinds of rewrite in turn; more than it takes, as some do not apply."""
     return _in_turns(benign_sites(program), lambda site: site.rewrite, unit)[: CHOICE * unit.benign]
 

@@ -21,17 +21,16 @@ from benchmarks.detection.measuring import BENIGN, MUTANT, Entry, Measuring, Out
 from benchmarks.detection.programs import DTYPES, impossible
 from benchmarks.detection.summing import NO_VALUES
 
-from paritas._torch.tracing import trace_calls
-from paritas.mutants.effects import measure_effect, program_noise
-from paritas.mutants.planting import Site, plant
-from paritas.numerics.findings import Status
+from paritas._torch.graphs import trace_calls
+from paritas.mutants.planting import FaultSite, measure_effect, plant, program_noise
+from paritas.results.findings import Status
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.mutants.programs import Program
-    from paritas.numerics.findings import Verdict
+    from paritas.mutants.programs import FlatProgram
+    from paritas.results.findings import Verdict
 
 # A fault that a pass of the compiler brings in, asked of the guard.
 PLANTED = "planted"
@@ -195,7 +194,7 @@ class CompiledMeasuring(Measuring):
 class _Lowered:
     """Faults in the graph of a program that Inductor is given."""
 
-    def __init__(self, unit: Unit, lowered: Program) -> None:
+    def __init__(self, unit: Unit, lowered: FlatProgram) -> None:
         self.unit = unit
         self.program = lowered
         self.noise = program_noise(lowered)
@@ -207,7 +206,7 @@ class _Lowered:
         planted = [self._planted(site) for site in drawn]
         return _seen(planted, max(1, self.unit.mutants - 1))
 
-    def _planted(self, site: Site) -> tuple[Outcome, GraphModule | None]:
+    def _planted(self, site: FaultSite) -> tuple[Outcome, GraphModule | None]:
         outcome = Outcome(
             unit=self.unit, kind=PLANTED, change=site.mutation, node=site.node, detail=site.detail
         )
@@ -225,7 +224,7 @@ class _Lowered:
         return outcome, mutant
 
 
-def _sites(unit: Unit, program: Program) -> list[Site]:
+def _sites(unit: Unit, program: FlatProgram) -> list[FaultSite]:
     return [s for s in drawn_mutants(unit, program) if s.mutation != COMPILED_AWAY]
 
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from paritas.mutants.effects import Effect, ProgramNoise, measure_effect
-from paritas.mutants.power_grading import ScaledProgram
-from paritas.mutants.power_places import Places
+from paritas.mutants.planting import Effect, ProgramNoise, measure_effect
+from paritas.mutants.power import Places, ScaledProgram
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from paritas.mutants.programs import Program
+    from paritas.mutants.programs import FlatProgram
 
 __all__ = ["GRADED", "Graded", "graded"]
 
@@ -50,7 +49,7 @@ class Graded:
     mutant: GraphModule
 
 
-def graded(program: Program, noise: ProgramNoise, count: int, seed: str) -> Iterator[Graded]:
+def graded(program: FlatProgram, noise: ProgramNoise, count: int, seed: str) -> Iterator[Graded]:
     """At most so many; fewer where a node's effect cannot be brought near its aim."""
     draw = random.Random(seed)
     names = Places(program, nn.Module()).scalable()
@@ -61,7 +60,9 @@ def graded(program: Program, noise: ProgramNoise, count: int, seed: str) -> Iter
             yield found
 
 
-def _brought_near(program: Program, noise: ProgramNoise, name: str, aim: float) -> Graded | None:
+def _brought_near(
+    program: FlatProgram, noise: ProgramNoise, name: str, aim: float
+) -> Graded | None:
     scaled, delta = ScaledProgram(program, name), FIRST
     for _ in range(TRIES):
         mutant = scaled.scaled(delta)

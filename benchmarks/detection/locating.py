@@ -25,15 +25,15 @@ from benchmarks.detection.node_values import (
     table_of,
 )
 
-from paritas._torch.default_dtypes import default_dtype
 from paritas._torch.graphs import as_traced, is_undefined, node_draws
-from paritas._torch.lifting import LiftMode
-from paritas.checking.explaining import PLAIN_SHARE, call_context
-from paritas.checking.locating.nodes import judge_node
-from paritas.diagnosis.diagnosing import diagnose
+from paritas._torch.operators import default_dtype
+from paritas.checks.failures import PLAIN_SHARE, call_context
+from paritas.checks.locate import judge_node
+from paritas.diagnosis.diagnose import diagnose
 from paritas.numerics import criterion
 from paritas.numerics.automatic import nonfinite_mismatch
-from paritas.numerics.pairing import Checks, check_pair
+from paritas.numerics.judge import Checks, check_pair
+from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
 
-    from paritas.mutants.effects import ProgramNoise
-    from paritas.mutants.programs import Program
-    from paritas.numerics.diagnoses import Diagnosis
-    from paritas.numerics.findings import Finding
+    from paritas.mutants.planting import ProgramNoise
+    from paritas.mutants.programs import FlatProgram
+    from paritas.results.findings import Diagnosis, Finding
 
 _CHECKS = Checks()
 # Of the size of a value: far above what one operator loses in float64, far below any fault.
@@ -71,7 +70,7 @@ class Located:
 class Locator:
     """Finds the first wrong node in candidates of one program; what they share is judged once."""
 
-    def __init__(self, program: Program, noise: ProgramNoise) -> None:
+    def __init__(self, program: FlatProgram, noise: ProgramNoise) -> None:
         """`noise` knows in which dtype the program runs."""
         self.program = program
         self.seed = noise.runs.seed
@@ -201,7 +200,7 @@ def _near(right: Tensor, own: Tensor) -> bool:
 # --- how far off ----------------------------------------------------------------------------------
 
 
-def distance(program: Program, site: str, said: str) -> int | None:
+def distance(program: FlatProgram, site: str, said: str) -> int | None:
     """Edges between the node named and the wrong one; None if none was named.
 
     A node that gives several values is wrong where one of them is.

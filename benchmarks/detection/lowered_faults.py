@@ -27,7 +27,7 @@ import paritas
 from paritas._torch.graphs import as_traced, returned
 from paritas._torch.inductor import capture_lowered
 from paritas.errors import UsageError
-from paritas.mutants.programs import Program
+from paritas.mutants.programs import FlatProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas._torch.inductor import LoweredGraph
-    from paritas.numerics.findings import Verdict
+    from paritas.results.findings import Verdict
 
 
-def lowered_program(program: Program) -> Program:
+def lowered_program(program: FlatProgram) -> FlatProgram:
     """The program as Inductor is given it: one graph of its own operators.
 
     Raises:
         UsageError: it is not one graph that gives tensors.
     """
-    seen: list[Program] = []
+    seen: list[FlatProgram] = []
 
     def run(lowered: LoweredGraph) -> _Seen:
         return _Seen(lowered.module, seen)
@@ -65,7 +65,7 @@ class _Seen:
     # By this Dynamo knows that it takes its arguments in a list.
     _boxed_call = True
 
-    def __init__(self, module: GraphModule, seen: list[Program]) -> None:
+    def __init__(self, module: GraphModule, seen: list[FlatProgram]) -> None:
         self.module = module
         self.seen = seen
 
@@ -75,7 +75,7 @@ class _Seen:
         if not all(isinstance(end, Node) for end in ends):
             raise UsageError("the graph that Inductor is given has results that are none")
         names = tuple(f"result {number}" for number in range(len(ends)))
-        self.seen.append(Program(self.module, given, names, frozenset()))
+        self.seen.append(FlatProgram(self.module, given, names, frozenset()))
         results: Sequence[Any] = self.module(*arguments)
         return results
 
@@ -150,7 +150,7 @@ def _read_instead(node: Node, result: Any) -> None:
     node.graph.erase_node(node)
 
 
-def guarded_verdict(program: Program, fault: FaultyPass | None = None) -> Verdict:
+def guarded_verdict(program: FlatProgram, fault: FaultyPass | None = None) -> Verdict:
     """What `guard` says of the program when Inductor compiles it, with a fault or without."""
     torch.compiler.reset()
     options: dict[str, Any] = dict(SAME_DRAWS)
@@ -162,7 +162,7 @@ def guarded_verdict(program: Program, fault: FaultyPass | None = None) -> Verdic
     return guard.verdict()
 
 
-def said_of(verdict: Verdict, lowered: Program, site: str) -> tuple[str, str, int | None]:
+def said_of(verdict: Verdict, lowered: FlatProgram, site: str) -> tuple[str, str, int | None]:
     """What was named, what kind of place it is, and how many edges it is from the truth.
 
     Of a set of nodes the farthest counts: naming half of the graph is no hit.

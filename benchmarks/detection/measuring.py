@@ -15,15 +15,14 @@ from benchmarks.detection.programs import allow_tf32, make_program
 from benchmarks.detection.rules import OURS, Values, judged, rules
 
 from paritas._torch.graphs import as_traced
-from paritas.mutants.effects import measure_effect, program_noise
-from paritas.mutants.planting import plant
+from paritas.mutants.planting import measure_effect, plant, program_noise
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.mutants.programs import Program
+    from paritas.mutants.programs import FlatProgram
 
 MUTANT, BENIGN = "mutant", "benign"
 # JSON has no infinity, which is the effect of what has no noise: integers, NaN, dtypes, aliases.
@@ -86,7 +85,7 @@ class Measuring:
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
-        self.program: Program = make_program(unit.name, unit.seed, unit.dtype, unit.device)
+        self.program: FlatProgram = make_program(unit.name, unit.seed, unit.dtype, unit.device)
         torch.manual_seed(0)
         self.noise = program_noise(self.program)
         self.arbiter = list(self.noise.base.outputs.values())
@@ -216,7 +215,7 @@ def _telling(
     return sorted(made, key=lambda pair: not pair[0].bits)[:count]
 
 
-def results_of(program: Program, module: GraphModule) -> list[Tensor]:
+def results_of(program: FlatProgram, module: GraphModule) -> list[Tensor]:
     """What a graph with the program's inputs gives."""
     torch.manual_seed(0)
     with as_traced():

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from paritas._torch.graphs import node_traits
-from paritas._torch.lifting import WIDE
+from paritas._torch.operators import WIDE
+from paritas.numerics.contents import map_leaves
 from paritas.numerics.metrics import bitwise_equal
-from paritas.numerics.trees import map_leaves
 
 if TYPE_CHECKING:
-    from paritas._torch.lifting import LiftMode
+    from paritas.precision.lifting import LiftMode
 
 
 @dataclasses.dataclass(frozen=True)

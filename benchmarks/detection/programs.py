@@ -10,7 +10,7 @@ from benchmarks.detection.operators import OPERATORS
 from torch import Tensor, nn
 
 from paritas.errors import UsageError
-from paritas.mutants.programs import Program, trace_program
+from paritas.mutants.programs import FlatProgram, trace_program
 
 DTYPES = ("float32", "bfloat16", "float16", "autocast")
 # float32 whose matrix products and convolutions may round their inputs to 11 bits: CUDA alone.
@@ -75,7 +75,7 @@ def impossible(name: str, dtype: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def make_program(name: str, seed: int, dtype: str = "float32", device: str = "cpu") -> Program:
+def make_program(name: str, seed: int, dtype: str = "float32", device: str = "cpu") -> FlatProgram:
     """One program, forward and backward.
 
     Args:

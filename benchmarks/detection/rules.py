@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 
 from paritas.errors import ParitasError
-from paritas.mutants.judging import judge_mutant
-from paritas.numerics.findings import Status
+from paritas.mutants.planting import judge_mutant
+from paritas.results.findings import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.fx import GraphModule
 
-    from paritas.mutants.effects import ProgramNoise
+    from paritas.mutants.planting import ProgramNoise
 
 # What torch's own benchmark harness allows, for the dtypes it is asked for (`torchbench.py`).
 DYNAMO_TOLERANCE = dict.fromkeys(("bfloat16", "float16", "autocast", "tf32"), 1e-3)

@@ -13,7 +13,7 @@ from benchmarks.detection.programs import EVERY_DTYPE
 from benchmarks.detection.rules import OURS, OURS_NATIVE, has_polygraphy
 from benchmarks.lab.figures import Cell, Figure, Report, Table
 
-from paritas.mutants.kinds import MUTATIONS
+from paritas.mutants.planting import MUTATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from paritas.dumps.dtypes import as_stored
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry, run_identity
+from paritas.dumps.writing import DumpWriter
+from paritas.files.dtypes import as_stored
+from paritas.files.folders import run_identity
+from paritas.files.records import Entry, Header, Site, TensorFacts
 
 
 def tensors(count: int, numel: int, *, is_mine: bool, every: int = 1) -> Iterator[torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paritas import notebooks
+from paritas.results import callbacks as _callbacks
 
 __all__ = [
     "AllCloseValueChecker",
@@ -44,55 +44,54 @@ __all__ = [
 _HOMES = {
     "AllCloseValueChecker": "paritas.numerics.checkers",
     "AutomaticValueChecker": "paritas.numerics.checkers",
-    "Comparison": "paritas.numerics.comparisons",
-    "Coverage": "paritas.numerics.findings",
-    "Finding": "paritas.numerics.findings",
+    "Comparison": "paritas.results.comparisons",
+    "Coverage": "paritas.results.findings",
+    "Finding": "paritas.results.findings",
     "FullValueChecker": "paritas.numerics.checkers",
-    "GraphReport": "paritas.numerics.graph_reports",
-    "Inputs": "paritas.checking.config",
+    "GraphReport": "paritas.results.graph_reports",
+    "Inputs": "paritas.execution.subjects",
     "MismatchError": "paritas.errors",
-    "Origin": "paritas.numerics.findings",
+    "Origin": "paritas.results.findings",
     "ParitasError": "paritas.errors",
     "ParityWarning": "paritas.errors",
-    "PowerReport": "paritas.numerics.power_reports",
-    "Status": "paritas.numerics.findings",
+    "PowerReport": "paritas.results.power_reports",
+    "Status": "paritas.results.findings",
     "UsageError": "paritas.errors",
-    "Verdict": "paritas.numerics.findings",
-    "VerifyConfig": "paritas.checking.config",
-    "capture": "paritas.recording.eager",
-    "compare": "paritas.comparison.comparing",
-    "guard": "paritas.checking.guarding.backend",
-    "guard_everywhere": "paritas.checking.guarding.everywhere",
-    "judge": "paritas.numerics.pairing",
+    "Verdict": "paritas.results.findings",
+    "VerifyConfig": "paritas.execution.subjects",
+    "capture": "paritas.recording.capture",
+    "compare": "paritas.comparison.compare",
+    "guard": "paritas.checks.guard",
+    "guard_everywhere": "paritas.checks.guard",
+    "judge": "paritas.numerics.judge",
     "power": "paritas.mutants.power",
-    "record": "paritas.recording.backend",
-    "verify": "paritas.checking.verifying",
-    "verify_graph": "paritas.graphs.verifying",
-    "verify_parallel": "paritas.partition.plans.verifying",
+    "record": "paritas.recording.record",
+    "verify": "paritas.checks.verify",
+    "verify_graph": "paritas.graphs.verify",
+    "verify_parallel": "paritas.parallel.verify",
 }
 
 if TYPE_CHECKING:
-    from paritas.checking.config import Inputs, VerifyConfig
-    from paritas.checking.guarding.backend import guard
-    from paritas.checking.guarding.everywhere import guard_everywhere
-    from paritas.checking.verifying import verify
-    from paritas.comparison.comparing import compare
+    from paritas.checks.guard import guard, guard_everywhere
+    from paritas.checks.verify import verify
+    from paritas.comparison.compare import compare
     from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
-    from paritas.graphs.verifying import verify_graph
+    from paritas.execution.subjects import Inputs, VerifyConfig
+    from paritas.graphs.verify import verify_graph
     from paritas.mutants.power import power
     from paritas.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
         FullValueChecker,
     )
-    from paritas.numerics.comparisons import Comparison
-    from paritas.numerics.findings import Coverage, Finding, Origin, Status, Verdict
-    from paritas.numerics.graph_reports import GraphReport
-    from paritas.numerics.pairing import judge
-    from paritas.numerics.power_reports import PowerReport
-    from paritas.partition.plans.verifying import verify_parallel
-    from paritas.recording.backend import record
-    from paritas.recording.eager import capture
+    from paritas.numerics.judge import judge
+    from paritas.parallel.verify import verify_parallel
+    from paritas.recording.capture import capture
+    from paritas.recording.record import record
+    from paritas.results.comparisons import Comparison
+    from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
+    from paritas.results.graph_reports import GraphReport
+    from paritas.results.power_reports import PowerReport
 
     __version__: str
 else:
@@ -112,20 +111,20 @@ else:
 
 
 def _html_of(result: object) -> str:
-    import paritas.reporting.html.notebook
+    import paritas.reports.notebook
 
-    return paritas.reporting.html.notebook.notebook_html(result)
+    return paritas.reports.notebook.notebook_html(result)
 
 
 # Results lie below what makes HTML of them; this package is above both.
-notebooks.show_by(_html_of)
+_callbacks.show_by(_html_of)
 
 
 def _guard_as_the_environment_says() -> None:
     if os.environ.get("PARITAS_GUARD"):
-        import paritas.checking.guarding.watching
+        import paritas.checks.guard_settings
 
-        paritas.checking.guarding.watching.watch_by_environment()
+        paritas.checks.guard_settings.watch_by_environment()
 
 
 _guard_as_the_environment_says()

@@ -12,10 +12,10 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Score, Verdict
+    from paritas.results.findings import Score, Verdict
 
 __all__ = ["SummaryWriter", "log_to_mlflow", "log_to_tensorboard", "scalars"]
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from paritas.cli.compare import compare
-from paritas.comparison.matching.rules import Rules
-from paritas.numerics.findings import Status
-from paritas.reporting.comparison_columns import COLUMNS
+from paritas.comparison.rules import Rules
+from paritas.reports.tables import COMPARISON_COLUMNS
+from paritas.results.findings import Status
 
 GUIDE = Path(__file__).parents[2] / "docs" / "comparing.md"
 TEXT = GUIDE.read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ def test_every_column_is_explained():
     # `golden_max_value`, `_min_value` ... stand for two sides.
     told = set(re.findall(r"`([a-z_]+)`", TEXT))
     short = {f"{side}{name}" for side in ("golden", "my") for name in ("_min_value", "_mean_value")}
-    assert {column.name for column in COLUMNS} - told - short == {"my_max_value"}
+    assert {column.name for column in COMPARISON_COLUMNS} - told - short == {"my_max_value"}
 
 
 def test_every_option_is_explained_and_no_other():

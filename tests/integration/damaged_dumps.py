@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from integration.dump_making import Making, site, values
-from paritas.comparison.comparing import compare
+from paritas.comparison.compare import compare
 from paritas.dumps.opening import open_dump
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
 from paritas.numerics.sketch import sketch
+from paritas.results.findings import Status
 from unit.dumps.entries import bits
 from unit.dumps.foreign import ge_files as ge
 from unit.dumps.foreign.msprobe_dumps import linear_program, tensor, write_process

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paritas.dumps.dtypes import as_stored, digest
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry
+from paritas.dumps.writing import DumpWriter
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.records import Entry, Header, Site, TensorFacts
 from paritas.numerics.statistics import summarize
 
 RUN = "0123456789abcdef"

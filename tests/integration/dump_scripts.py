@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from paritas.dumps.dtypes import as_stored, digest
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry, run_identity
+from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.folders import run_identity
+from paritas.files.records import Entry, Header, Site, TensorFacts
 
 DTYPES = [torch.uint8, torch.float32, torch.float16, torch.float64]
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.fx import Interpreter
 
-from paritas._torch.buffers import ListeningCode, Seen, compile_listening
+from paritas._torch.buffers import ListeningCode, SeenBuffer, compile_listening
+from paritas._torch.eager_graphs import use_twins
 from paritas._torch.graphs import as_traced, copy_graph
 from paritas._torch.inductor import LoweredGraph, compile_watched
-from paritas._torch.random_twins import use_twins
-from paritas.recording.isolation import Copier, RandomState
+from paritas.execution.saved_state import Copier, RandomState
 
 # What the fused code may be off by, in the norm of a whole tensor. It keeps more digits inside of a
 # kernel than the node by node run, so that a float32 sum of bfloat16 numbers differs more.
@@ -26,13 +26,13 @@ class Told:
 
     lowered: LoweredGraph
     code: ListeningCode
-    heard: list[tuple[Seen, torch.Tensor]]
+    heard: list[tuple[SeenBuffer, torch.Tensor]]
     nodes: dict[str, torch.Tensor]
     plain: list[Any]
     listening: list[Any]
 
     @property
-    def outputs(self) -> list[tuple[Seen, torch.Tensor]]:
+    def outputs(self) -> list[tuple[SeenBuffer, torch.Tensor]]:
         return [(seen, value) for seen, value in self.heard if seen.side == "output"]
 
     def wrong(self, allowed: float | None = None) -> list[str]:
@@ -97,7 +97,7 @@ def listen(lowered, compiled, args) -> Told:
         copier = Copier()
         return [copier.copy_tensor(v) if isinstance(v, torch.Tensor) else v for v in args]
 
-    heard: list[tuple[Seen, torch.Tensor]] = []
+    heard: list[tuple[SeenBuffer, torch.Tensor]] = []
     before = RandomState.of_torch()
     code = compile_listening(lowered, lambda seen: heard.append((seen, seen.tensor.clone())))
     results = []

@@ -140,13 +140,12 @@ def _endings_of(task: dict, work: Path) -> list[dict]:
 def _main() -> None:
     import torch
 
-    import paritas.checking.verifying
+    import paritas.checks.verify
     import paritas.cli
-    import paritas.comparison.comparing
-    import paritas.graphs.verifying
-    import paritas.minimizing.shrinking
+    import paritas.comparison.compare
+    import paritas.graphs.verify
     import paritas.mutants.power
-    import paritas.recording.eager  # noqa: F401
+    import paritas.recording.capture  # noqa: F401
 
     torch.set_num_threads(1)
     work = Path(sys.argv[1])

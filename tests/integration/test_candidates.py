@@ -14,7 +14,7 @@ from torch import nn
 import paritas
 from paritas import candidates
 from paritas.cli import main
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 from quality.guard_program_table import inductor_settings
 
 PROGRAM = """

@@ -11,7 +11,7 @@ from torch import nn
 
 from integration.captures import Dumped, tokens, transformer
 from paritas.errors import UsageError
-from paritas.recording.eager import capture
+from paritas.recording.capture import capture
 
 
 @dataclasses.dataclass

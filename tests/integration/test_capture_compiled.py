@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from integration.captures import Dumped
-from paritas.recording.eager import capture
+from paritas.recording.capture import capture
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from integration.captures import Dumped, tokens, transformer
-from paritas.recording.eager import capture
+from paritas.recording.capture import capture
 
 
 class Scaled(nn.Module):

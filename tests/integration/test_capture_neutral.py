@@ -11,8 +11,8 @@ from torch.nn.modules import module as module_hooks
 
 from integration.captures import Dumped, one_thread, tokens, transformer
 from paritas._torch import watching
-from paritas.numerics.trees import leaves
-from paritas.recording.eager import capture
+from paritas.numerics.contents import leaves
+from paritas.recording.capture import capture
 
 
 class Convolutional(nn.Module):

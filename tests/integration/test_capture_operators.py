@@ -8,7 +8,7 @@ from torch import nn
 
 from integration.captures import Dumped, tokens, transformer
 from paritas.errors import UsageError
-from paritas.recording.eager import capture
+from paritas.recording.capture import capture
 
 
 class Net(nn.Module):

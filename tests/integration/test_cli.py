@@ -12,10 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.checking import verifying
+from paritas.checks import verify
 from paritas.cli import main
-from paritas.numerics.findings import Aspect, Status, Verdict
-from paritas.numerics.wording import headline
+from paritas.results.findings import Aspect, Status, Verdict
+from paritas.results.wording import headline
 
 NETS = Path(__file__).with_name("nets.py")
 
@@ -288,7 +288,7 @@ def test_a_fault_of_paritas_itself_is_no_verdict(monkeypatch):
     def fail(*args, **options):
         raise LookupError("a fault of our own")
 
-    monkeypatch.setattr(verifying, "verify", fail)
+    monkeypatch.setattr(verify, "verify", fail)
     result = paritas("nets:build", "--backend", "eager")
     assert result.exit_code == 3
     assert "LookupError: a fault of our own" in result.stderr
@@ -310,7 +310,7 @@ def test_short_work_outside_of_a_terminal_shows_no_progress():
 
 
 def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
-    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = paritas("nets:build", "--backend", "eager")
     steps = result.stderr.splitlines()
     assert steps[:3] == [

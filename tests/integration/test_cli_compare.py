@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from integration.dump_making import Making, values
 from paritas.cli import main
-from paritas.comparison import comparing
-from paritas.numerics.findings import Status
-from paritas.reporting.comparison_files import read
+from paritas.comparison import compare as comparing
+from paritas.reports.files import read_comparison
+from paritas.results.findings import Status
 from unit.reporting.comparison_samples import transformer
 
 FILES = ["comparison.csv", "comparison.json", "report.html"]
@@ -80,7 +80,7 @@ def test_the_same_program_twice_is_identical_and_0(golden, tmp_path):
     assert result.exit_code == 0, result.output
     assert last_line(result).startswith("identical: ")
     assert names(tmp_path / "o") == FILES
-    assert read(tmp_path / "o").status is Status.IDENTICAL
+    assert read_comparison(tmp_path / "o").status is Status.IDENTICAL
 
 
 def test_a_fault_is_named_where_it_was_made_and_is_1(golden, tmp_path):
@@ -90,7 +90,7 @@ def test_a_fault_is_named_where_it_was_made_and_is_1(golden, tmp_path):
     )
     assert result.exit_code == 1, result.output
     assert last_line(result).startswith("different: ")
-    found = read(tmp_path / "o")
+    found = read_comparison(tmp_path / "o")
     assert found.rows[found.first.row].module == "layers.1"
     assert "first divergence: forward/layers.1/aten.cos.default#0/output.0" in result.stdout
     with (tmp_path / "o" / "comparison.csv").open(newline="") as stream:
@@ -114,7 +114,7 @@ def test_nothing_in_common_is_unverified_and_3(golden, tmp_path):
         tmp_path / "o",
     )
     assert result.exit_code == 3, result.output
-    assert read(tmp_path / "o").coverage.unmatched
+    assert read_comparison(tmp_path / "o").coverage.unmatched
 
 
 def test_a_dump_that_is_not_there_is_2_and_nothing_is_left(golden, tmp_path):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, assert_same_records, site, values, write_run
 from paritas.cli import main
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Placement
+from paritas.files.records import Placement
 from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
 

@@ -13,15 +13,14 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.dumps.dtypes import digest
-from paritas.dumps.foreign.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeCall, GeTree
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import TensorFacts
-from paritas.dumps.writing import Entry
-from paritas.numerics.findings import Status
+from paritas.files.dtypes import digest
+from paritas.files.records import Entry, TensorFacts
 from paritas.numerics.statistics import summarize
-from paritas.recording import converting
+from paritas.recording import conversion
+from paritas.results.findings import Status
 from unit.dumps.foreign.msprobe_dumps import linear_program
 from unit.dumps.foreign.test_sglang import put
 
@@ -203,7 +202,7 @@ def test_an_output_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(converting, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "see_onto_disk", full)
     done = convert(tmp_path / "dump", "--to", "stats", "--delete")
     assert done.exit_code == 2
     assert len(list((tmp_path / "dump").rglob("*.npy"))) == 6
@@ -259,7 +258,7 @@ def watch(monkeypatch, source, steps, *options):
             raise KeyboardInterrupt
         step()
 
-    monkeypatch.setattr(converting.time, "sleep", pause)
+    monkeypatch.setattr(conversion.time, "sleep", pause)
     return convert(source, "--watch", "--to", "stats", *options)
 
 
@@ -354,7 +353,7 @@ def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interru
 ):
     ge(tmp_path / "dump")
     before = sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file())
-    count, rewrite = 0, converting.Rewriter.rewrite
+    count, rewrite = 0, conversion.Rewriter.rewrite
 
     def interrupted(self, record, source):
         nonlocal count
@@ -363,7 +362,7 @@ def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interru
             raise KeyboardInterrupt
         return rewrite(self, record, source)
 
-    monkeypatch.setattr(converting.Rewriter, "rewrite", interrupted)
+    monkeypatch.setattr(conversion.Rewriter, "rewrite", interrupted)
     assert convert(tmp_path / "dump", "--to", "packed", "--delete").exit_code == 130
     monkeypatch.undo()
     assert sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file()) == before

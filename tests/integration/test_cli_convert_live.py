@@ -18,8 +18,8 @@ from paritas.dumps.reading import Dump
 from paritas.errors import ParitasError
 from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
-from paritas.recording import converting
-from paritas.recording.converting import Converter
+from paritas.recording import conversion
+from paritas.recording.conversion import Converter
 
 
 def convert(*arguments):
@@ -140,7 +140,7 @@ def test_watching_a_ring_keeps_the_statistics_of_steps_that_it_let_go(tmp_path):
 
 @pytest.mark.slow
 def test_a_writer_that_was_killed_is_not_watched_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(converting, "PATIENCE", 3)
+    monkeypatch.setattr(conversion, "PATIENCE", 3)
     code = (
         "import os, pathlib, sys; from integration.dump_making import Making, site, values;"
         "making = Making(pathlib.Path(sys.argv[1])); making.add(site('a'), values(5));"
@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_watching_of_a_program_that_runs_on(tmp_path, monkeypatc
     def pressed(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(converting.time, "sleep", pressed)
+    monkeypatch.setattr(conversion.time, "sleep", pressed)
     result = convert(tmp_path / "dump", "--to", "stats", "--watch")
     making.close()
     assert result.exit_code == 130
@@ -228,7 +228,7 @@ def test_a_conversion_killed_while_it_takes_over_an_earlier_one_loses_nothing(
     def full(folder):
         raise ParitasError("the disk is full")
 
-    monkeypatch.setattr(converting, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "see_onto_disk", full)
     assert (
         convert(tmp_path / "dump", "--to", "stats", "--output", tmp_path / "stats").exit_code == 2
     )

@@ -9,8 +9,8 @@ import torch
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.cli.partition_arguments import read_argument
-from paritas.numerics.findings import Status, Verdict
+from paritas.cli.partition_checks import read_argument
+from paritas.results.findings import Status, Verdict
 
 LINEAR = ("torch.nn.functional:linear", "--arg", "4x8", "--arg", "10x8", "--arg", "10")
 MATMUL = ("torch:matmul", "--arg", "4x8", "--arg", "8x6")

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from paritas.cli import main
 from paritas.mutants import power as searching
-from paritas.numerics.findings import Status
-from paritas.numerics.power_reports import PowerReport
+from paritas.results.findings import Status
+from paritas.results.power_reports import PowerReport
 
 NET = """
 import torch
@@ -119,7 +119,7 @@ def test_options_say_how_the_model_is_built(net):
 
 
 def test_fewer_caught_than_asked_for_ends_with_1(monkeypatch):
-    monkeypatch.setattr(searching._Search, "_judge", lambda *_, **__: Status.EQUIVALENT)
+    monkeypatch.setattr(searching._PowerSearch, "_judge", lambda *_, **__: Status.EQUIVALENT)
     arguments = ("power_net:build", "--faults", "4", "--no-gradients")
     assert run(*arguments, "--at-least", "0.99").exit_code == 1
     assert run(*arguments).exit_code == 0
@@ -159,14 +159,14 @@ def test_where_nothing_can_be_planted_nothing_is_verified():
 
 
 def test_an_interrupt_tells_what_was_found_so_far(monkeypatch):
-    tried = searching._Search._try
+    tried = searching._PowerSearch._try
 
     def interrupted(self, *args):
         if len(self.faults) == 3:
             raise KeyboardInterrupt
         return tried(self, *args)
 
-    monkeypatch.setattr(searching._Search, "_try", interrupted)
+    monkeypatch.setattr(searching._PowerSearch, "_try", interrupted)
     done = run("power_net:build", "--faults", "30", "--no-gradients")
     assert done.exit_code == 130
     assert "27 of 30 planned faults were not tried: interrupted" in " ".join(done.stdout.split())

@@ -19,8 +19,8 @@ import processes
 from integration.run_scripts import NET, TRAIN, verdict_in, write
 from paritas.cli import main
 from paritas.errors import ParityWarning
-from paritas.numerics.findings import OriginKind, Status
-from paritas.numerics.wording import headline
+from paritas.results.findings import OriginKind, Status
+from paritas.results.wording import headline
 
 
 @pytest.fixture(autouse=True)

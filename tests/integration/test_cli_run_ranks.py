@@ -9,8 +9,8 @@ import pytest
 
 import processes
 from integration.run_scripts import NET, verdict_in, write
-from paritas.numerics.findings import Status
-from paritas.numerics.wording import headline
+from paritas.results.findings import Status
+from paritas.results.wording import headline
 
 
 @pytest.fixture(autouse=True)

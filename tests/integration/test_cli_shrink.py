@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from integration.dump_making import Making, values
 from paritas.cli import main
-from paritas.minimizing import comparisons, shrinking
-from paritas.minimizing.scripts import write_script
+from paritas.shrinking import comparisons
+from paritas.shrinking import shrink as shrinking
+from paritas.shrinking.scripts import write_script
 
 NET = """
 import torch
@@ -82,7 +83,7 @@ def untried(monkeypatch):
 
     monkeypatch.setattr(shrinking, "write_script", written)
     monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))
-    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
 
 
 def shrink(*arguments):
@@ -95,7 +96,7 @@ def shrink(*arguments):
 def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_is_1(
     net, monkeypatch
 ):
-    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = shrink(
         "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
     )
@@ -136,7 +137,7 @@ def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypa
 
 
 def test_a_script_whose_own_run_is_interrupted_is_kept_and_said_to_be_untried(net, monkeypatch):
-    monkeypatch.setattr("paritas.minimizing.scripts.run_script", interrupted)
+    monkeypatch.setattr("paritas.shrinking.scripts.run_script", interrupted)
     result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out")
     assert result.exit_code == 130, result.output
     assert result.stdout.splitlines()[-1] == (

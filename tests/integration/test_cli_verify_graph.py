@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import processes
 from paritas.cli import main
-from paritas.graphs.verifying import verify_graph
-from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.graphs.verify import verify_graph
 from paritas.partition.library.registry import unregister
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.graphs.small_graphs import graph, linear, relu
 
 NET = """
@@ -114,7 +114,7 @@ def known_names():
 @pytest.fixture
 def untried(monkeypatch):
     """Scripts are written, and taken at their word: to run each takes seconds."""
-    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
 
 
 def run(*arguments):
@@ -129,7 +129,7 @@ def words(text):
 
 
 def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net, monkeypatch):
-    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
     assert "checking operators" in result.stderr
@@ -156,7 +156,7 @@ def test_without_a_rule_for_every_operator_there_is_something_that_was_not_check
     assert not result.stderr
     assert len(result.stdout.splitlines()) == 1
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
-    assert report.counts()[Outcome.NOTHING] == 1
+    assert report.counts()[CallOutcome.NOTHING] == 1
 
 
 def test_values_of_a_run_feed_the_operators(net):
@@ -270,9 +270,9 @@ def test_a_second_graph_is_registered_into_the_same_folder(net):
 
 
 def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeypatch):
-    from paritas.graphs import working
+    from paritas.graphs import verify
 
-    check, seen = working.check_call, []
+    check, seen = verify.check_call, []
 
     def interrupted(call, settings, values=None):
         seen.append(call.name)
@@ -280,7 +280,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
             raise KeyboardInterrupt
         return check(call, settings, values)
 
-    monkeypatch.setattr(working, "check_call", interrupted)
+    monkeypatch.setattr(verify, "check_call", interrupted)
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html")
     result = run(*asked)
     assert result.exit_code == 130, result.output
@@ -304,7 +304,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
     out = tmp_path / "out"
     program = (
         "from unit.graphs.small_graphs import graph, linear, relu\n"
-        "from paritas.graphs.verifying import verify_graph\n"
+        "from paritas.graphs.verify import verify_graph\n"
         f"verify_graph(graph(linear(0), relu(1, 'deadly.once')), {str(out)!r}, "
         "imports=['deadly'])\n"
     )
@@ -313,7 +313,7 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
     assert not (out / "results.json").exists()
     report = verify_graph(graph(linear(0), relu(1, "deadly.once")), out, imports=["deadly"])
     assert report.resumed == 1
-    assert [one.outcome for one in report.operators] == [Outcome.VERIFIED] * 2
+    assert [one.outcome for one in report.operators] == [CallOutcome.VERIFIED] * 2
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ import torch
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.graphs.verifying import verify_graph
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, Outcome
-from paritas.partition.ranks import pool
+from paritas.graphs.verify import verify_graph
+from paritas.parallel import rank_pool
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.graphs.small_graphs import graph, linear, relu
 
 pytestmark = pytest.mark.slow
@@ -61,9 +61,9 @@ def _forked_ranks():
     """A parallel test runner has a thread that only listens; new interpreters would take long."""
     with pytest.MonkeyPatch.context() as patch:
         if not torch.accelerator.is_available():
-            patch.setattr(pool, "start_method", lambda: "fork")
+            patch.setattr(rank_pool, "start_method", lambda: "fork")
         yield
-        pool.close_pools()
+        rank_pool.close_pools()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_rule_that_real_ranks_refuse_fails_though_simulated_ones_accept_it(che
     result, _ = checked
     assert result.exit_code == 1, result.output
     wrong = operators(checked)["shifted"]
-    assert wrong.outcome is Outcome.FAILED
+    assert wrong.outcome is CallOutcome.FAILED
     assert [one.split for one in wrong.options] == ["split by a", "split by b"]
     for option in wrong.options:
         told = option.confirmation
@@ -111,7 +111,7 @@ def test_a_rule_that_real_ranks_refuse_fails_though_simulated_ones_accept_it(che
 
 def test_a_rule_that_both_accept_is_verified_and_says_so(checked):
     right = operators(checked)["relu"]
-    assert right.outcome is Outcome.VERIFIED
+    assert right.outcome is CallOutcome.VERIFIED
     assert {one.confirmation.status for one in right.options} == {Status.IDENTICAL}
     paths = [finding.path for one in right.options for finding in one.verdict.findings]
     assert "output" in paths
@@ -144,7 +144,7 @@ def test_an_operator_that_ranks_cannot_be_given_is_not_confirmed():
     report = verify_graph(graph(relu(0, "mine.op", lambda x: x.relu())), confirm="gloo")
     assert report.exit_code == 3
     [one] = report.operators
-    assert one.outcome is Outcome.UNSUPPORTED
+    assert one.outcome is CallOutcome.UNSUPPORTED
     assert "can neither be imported by its name nor pickled" in one.reason
     assert {option.confirmation.simulated for option in one.options} == {Status.IDENTICAL}
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import paritas
 from integration.once import made_once
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 from quality.guard_faults import without_caches, wrong_operation
 
 FUSION_OFF = {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paritas.comparison import executors
-from paritas.comparison.comparing import compare
+from paritas.comparison.compare import compare
 from paritas.comparison.executors import Failed, executor_of, run_batches
 from paritas.errors import UsageError
 from unit.comparison.dying import die_at_three

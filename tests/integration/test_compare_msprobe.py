@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paritas.comparison.comparing import compare
+from paritas.comparison.compare import compare
 from paritas.dumps.opening import open_dump
 from paritas.numerics.pair_figures import pair_figures
 

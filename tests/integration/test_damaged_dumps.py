@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from integration.damaged_dumps import LAYOUTS, experiment, make
 from paritas.cli import main
-from paritas.comparison.comparing import compare
+from paritas.comparison.compare import compare
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.reporting.comparison_summary import verdict_line
+from paritas.reports.dumps import comparison_verdict_line
+from paritas.results.findings import Status
 
 # More of them where that is asked for: see tests/README.md.
 FLIPS = 330 if os.environ.get("PARITAS_WHOLE_CORPUS") else 14
@@ -191,7 +191,7 @@ def test_digests_that_are_trusted_are_compared_alone_and_the_verdict_says_so(my,
     told = (
         "identical: the candidate has equal digests; 14 items compared, 10 by digest, data not read"
     )
-    assert verdict_line(found).plain == told
+    assert comparison_verdict_line(found).plain == told
     out = tmp_path / "out"
     ran = run("compare", "--my-path", my, "--golden-path", golden, "--output", out)
     assert ran.exit_code == 3
@@ -204,7 +204,7 @@ def test_digests_that_are_trusted_are_compared_alone_and_the_verdict_says_so(my,
 
 def test_without_values_the_verdict_says_that_digests_were_compared(tmp_path):
     golden = make("stats", tmp_path / "golden")
-    assert verdict_line(compare(golden, golden)).plain == (
+    assert comparison_verdict_line(compare(golden, golden)).plain == (
         "identical: the candidate has equal digests; 3 items compared, 3 by digest, data not stored"
     )
 

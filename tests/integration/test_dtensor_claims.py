@@ -9,11 +9,15 @@ from torch import distributed
 from torch.distributed.tensor.parallel import loss_parallel
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.partition.dtensor.claims import check_dtensor, examine_dtensor
-from paritas.partition.dtensor.examples import Example, examples
-from paritas.partition.dtensor.table import Row, examine_example, make_table
-from paritas.partition.dtensor.terms import Place, place_parts, places_of
+from paritas.parallel.dtensor import (
+    DTensorPlace,
+    check_dtensor,
+    examine_dtensor,
+    place_parts,
+    places_of,
+)
+from paritas.parallel.dtensor_table import Example, RuleRow, examine_example, examples, make_table
+from paritas.results.findings import Status
 
 # What DTensor claims, and where it is wrong, is another matter in every release.
 this_torch = pytest.mark.skipif(
@@ -103,10 +107,10 @@ def test_the_parts_of_a_tensor_come_to_it_again(ranks):
 
 
 def test_indices_have_no_terms():
-    assert places_of(torch.arange(4), 2) == [Place("replicate"), Place("shard", 0)]
+    assert places_of(torch.arange(4), 2) == [DTensorPlace("replicate"), DTensorPlace("shard", 0)]
 
 
 def test_the_set_of_the_table_is_wide_and_a_row_tells_what_could_not_be_examined():
     names = [example.name for example in examples()]
     assert len(set(names)) == len(names) >= 40
-    assert "not examined: broken" in make_table([Row("x", failure="broken")])
+    assert "not examined: broken" in make_table([RuleRow("x", failure="broken")])

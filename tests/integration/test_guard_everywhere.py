@@ -20,9 +20,13 @@ import paritas
 from integration.odd_backends import on_results
 from paritas import MismatchError, ParityWarning, Status, UsageError, guard_everywhere
 from paritas._torch.arrival import HOOK, MODULE
-from paritas.checking.guarding import everywhere, watching
-from paritas.checking.guarding.settings import GuardSettings
-from paritas.checking.guarding.watching import Watch, environment_set_aside, summary_line
+from paritas.checks import guard, guard_settings
+from paritas.checks.guard_settings import (
+    GuardSettings,
+    GuardWatch,
+    environment_set_aside,
+    summary_line,
+)
 from paritas.errors import UnsupportedTorchError
 
 X = torch.arange(1.0, 9.0)
@@ -128,7 +132,7 @@ def test_a_guard_of_one_s_own_is_not_wrapped_twice_and_that_is_said():
 def test_a_recording_backend_is_said_not_to_be_guarded(tmp_path):
     with guard_everywhere() as guards, paritas.record(tmp_path / "dump", source="fx") as recording:
         torch.compile(doubled, backend=recording)(X)
-    assert everywhere.RECORDED in guards.verdict().notes
+    assert guard.RECORDED in guards.verdict().notes
 
 
 def test_threads_are_guarded_and_may_end_their_contexts_in_any_order():
@@ -152,7 +156,7 @@ def test_the_inner_one_has_its_way_and_the_outer_one_says_so():
         with pytest.raises(MismatchError):
             torch.compile(doubled, backend=wrong)(X)
     assert inner.verdict().status is Status.DIFFERENT
-    assert set(outer.verdict().notes) >= {everywhere.OWN_GUARD, everywhere.SWITCHED_OFF}
+    assert set(outer.verdict().notes) >= {guard.OWN_GUARD, guard.SWITCHED_OFF}
     assert not left_alone.verdict().passed
     assert "guards are switched off" in str(left_alone.verdict())
 
@@ -260,13 +264,13 @@ def test_a_torch_that_has_no_such_place_is_refused(monkeypatch):
 def watched(monkeypatch, value):
     """What `import paritas` begins under that value; to be stopped by the test."""
     monkeypatch.setenv("PARITAS_GUARD", value)
-    monkeypatch.setattr(watching, "_watch", None)
-    monkeypatch.setattr(watching, "_commands", 0)
+    monkeypatch.setattr(guard_settings, "_watch", None)
+    monkeypatch.setattr(guard_settings, "_commands", 0)
     registered = []
-    monkeypatch.setattr(watching.atexit, "register", registered.append)
-    watching.watch_by_environment()
-    assert registered == [watching._tell_at_exit] * (watching._watch is not None)
-    return watching._watch
+    monkeypatch.setattr(guard_settings.atexit, "register", registered.append)
+    guard_settings.watch_by_environment()
+    assert registered == [guard_settings._report_at_exit] * (guard_settings._watch is not None)
+    return guard_settings._watch
 
 
 @pytest.mark.parametrize("value", ["0", "", "off"])
@@ -279,7 +283,7 @@ def test_a_mismatch_raises_and_is_told_at_the_end(monkeypatch, capsys):
         torch.compile(doubled, backend="eager")(X)
         with pytest.raises(MismatchError):
             torch.compile(doubled, backend=wrong)(X)
-    watching._tell_at_exit()
+    guard_settings._report_at_exit()
     told = capsys.readouterr().err
     assert told.startswith(
         "paritas (PARITAS_GUARD=1): different: the candidate computes something else; "
@@ -344,12 +348,12 @@ def test_what_is_left_alone_before_the_environment_s_guard_is_made_is_told(monke
         torch.compile(doubled, backend=wrong)(X)
     assert summary_line(watch) == (
         "paritas (PARITAS_GUARD=1): unverified: nothing was compared (0 graphs, 0 of 0 calls "
-        f"checked); {everywhere.SWITCHED_OFF}"
+        f"checked); {guard.SWITCHED_OFF}"
     )
 
 
 def test_a_watch_that_is_stopped_and_started_goes_on_with_its_journal():
-    watch = Watch(GuardSettings(on_mismatch="record"))
+    watch = GuardWatch(GuardSettings(on_mismatch="record"))
     for _ in range(2):
         with watch:
             torch.compile(doubled, backend="eager")(X)

@@ -18,9 +18,9 @@ from torch import nn
 import paritas
 from integration.pass_checks import checked, inputs, without_kernels
 from paritas._torch.inductor import compile_watched
-from paritas.checking.passes import checks as passes
-from paritas.checking.passes.checks import PassChecks, check_graph_passes
-from paritas.numerics.findings import Aspect, OriginKind, Status
+from paritas.checks import passes
+from paritas.checks.passes import PassChecks, check_graph_passes
+from paritas.results.findings import Aspect, OriginKind, Status
 
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims

@@ -15,10 +15,10 @@ from integration.dump_making import Making, values
 from integration.interrupting import endings
 from integration.once import made_once
 from paritas.dumps.reading import Dump
-from paritas.numerics.findings import Verdict
-from paritas.numerics.graph_reports import GraphReport
-from paritas.numerics.power_reports import PowerReport
-from paritas.reporting.comparison_files import read
+from paritas.reports.files import read_comparison
+from paritas.results.findings import Verdict
+from paritas.results.graph_reports import GraphReport
+from paritas.results.power_reports import PowerReport
 
 # The same calls each time. With the whole corpus more of them, and the commands that take long.
 SEED = 7
@@ -192,7 +192,7 @@ CHECKS = {
     "verdict.json": lambda path: Verdict.from_json(path.read_bytes()),
     "power.json": lambda path: PowerReport.from_json(path.read_bytes()),
     "results.json": lambda path: GraphReport.from_json(path.read_bytes()),
-    "comparison.json": lambda path: read(path.parent),
+    "comparison.json": lambda path: read_comparison(path.parent),
     ".json": lambda path: json.loads(path.read_bytes()),
     ".html": read_page,
     ".csv": read_table,

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.dumps.foreign.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeCall, GeTree
 from paritas.dumps.opening import open_dump
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 NOW = "20240125031118787351"
 

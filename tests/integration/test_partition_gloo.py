@@ -11,15 +11,13 @@ import torch.nn.functional as F
 
 from integration import rank_programs as programs
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.checking import check_recipe
+from paritas.parallel import rank_pool
+from paritas.parallel.rank_pool import LostRankError, RankPool, close_pools, warm_pool
+from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
-from paritas.partition.ranks import pool, starting
-from paritas.partition.ranks.gloo import confirm_on_gloo
-from paritas.partition.ranks.pool import LostRankError, RankPool, close_pools, warm_pool
-from paritas.partition.ranks.threads import check_on_threads, run_on_threads
-from paritas.partition.recipes import (
+from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo, run_on_threads
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import (
     Concat,
     Group,
     Once,
@@ -31,6 +29,7 @@ from paritas.partition.recipes import (
     Split,
     Whole,
 )
+from paritas.results.findings import Status
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 
@@ -42,7 +41,7 @@ def _forked_ranks():
     """A parallel test runner has a thread that only listens; new interpreters would take long."""
     with pytest.MonkeyPatch.context() as patch:
         if not torch.accelerator.is_available():
-            patch.setattr(pool, "start_method", lambda: "fork")
+            patch.setattr(rank_pool, "start_method", lambda: "fork")
         yield
         close_pools()
 
@@ -233,7 +232,7 @@ def test_fork_is_for_processes_without_other_threads():
     thread = threading.Thread(target=waiting.wait)
     thread.start()
     try:
-        assert starting.start_method() == "anew"
+        assert rank_pool.start_method() == "anew"
     finally:
         waiting.set()
         thread.join()

@@ -12,15 +12,15 @@ from click.testing import CliRunner
 
 from paritas.cli import main
 from paritas.errors import UsageError
-from paritas.graphs.verifying import verify_graph
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.graphs.verify import verify_graph
+from paritas.parallel.rank_pool import close_pools
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
-from paritas.partition.checking import check_recipe
-from paritas.partition.ranks.gloo import confirm_on_ranks
-from paritas.partition.ranks.pool import close_pools
-from paritas.partition.recipes import Concat, Once, OperatorCall, Recipe, Reduce, Split
-from paritas.partition.running.placing import on_device
+from paritas.partition.ranks.threads import confirm_on_ranks
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.parts import on_device
+from paritas.placement.recipes import Concat, Once, OperatorCall, Recipe, Reduce, Split
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.graphs.small_graphs import WRONG, graph, linear, relu
 
 pytestmark = [
@@ -112,7 +112,7 @@ def test_a_graph_is_checked_and_confirmed_on_the_gpu(tmp_path):
     whole = graph(linear(0), relu(1), linear(2, WRONG))
     report = verify_graph(whole, tmp_path, device="cuda", confirm="gloo", html=False)
     outcomes = [one.outcome for one in report.operators]
-    assert outcomes == [Outcome.VERIFIED, Outcome.VERIFIED, Outcome.FAILED]
+    assert outcomes == [CallOutcome.VERIFIED, CallOutcome.VERIFIED, CallOutcome.FAILED]
     for operator in report.operators:
         for option in operator.options:
             assert option.confirmation.status.passes() is option.confirmation.simulated.passes()

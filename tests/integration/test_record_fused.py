@@ -11,8 +11,8 @@ from torch import nn
 from integration.fused_graphs import convolutional, perceptron
 from paritas.dumps.reading import Dump
 from paritas.errors import UnsupportedTorchError, UsageError
-from paritas.recording import fused
-from paritas.recording.backend import record
+from paritas.recording import record as fused
+from paritas.recording.record import record
 
 pytestmark = pytest.mark.slow
 

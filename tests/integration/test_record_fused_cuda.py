@@ -7,7 +7,7 @@ import torch
 
 from integration.fused_graphs import Block, Listening, convolutional, perceptron
 from paritas.dumps.reading import Dump
-from paritas.recording.backend import record
+from paritas.recording.record import record
 
 pytestmark = [
     pytest.mark.cuda,

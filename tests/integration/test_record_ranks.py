@@ -9,7 +9,7 @@ import torch
 
 import processes
 from integration.once import made_once
-from paritas.comparison.sharding.gathering import gather
+from paritas.comparison.gathering import gather
 from paritas.dumps.reading import Dump
 
 BEGIN = """

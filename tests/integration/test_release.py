@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 INFO = f"paritas-{VERSION}.dist-info"
-ASSETS = "paritas/reporting/assets"
+ASSETS = "paritas/reports/assets"
 
 
 def given(pattern: str) -> Path | None:
@@ -217,5 +217,5 @@ def test_a_type_checker_sees_the_types_of_what_is_installed(environment, tmp_pat
     place = ["--python-executable", str(environment / "python"), "--cache-dir", os.devnull]
     said, failed, code = api.run([*place, "--config-file", str(settings), str(program)])
     assert (failed, code) == ("", 1), said
-    assert "-> paritas.numerics.findings.Verdict" in said
+    assert "-> paritas.results.findings.Verdict" in said
     assert "Missing positional arguments" in said

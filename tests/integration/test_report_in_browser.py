@@ -7,7 +7,7 @@ import os
 import pytest
 
 from integration.chromium import ask_page
-from paritas.reporting.html import html_report
+from paritas.reports.comparison_page import html_report
 from unit.reporting.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
 from unit.reporting.comparison_samples import transformer
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.minimizing.capturing import capture_programs
-from paritas.minimizing.programs import Candidate
-from paritas.minimizing.shrinking import shrink
+from paritas.shrinking.programs import Candidate
+from paritas.shrinking.shrink import shrink
+from paritas.shrinking.sources import capture_programs
 from quality.faulty_compiler import setup
 from quality.guard_faults import FAULTS, planted
 

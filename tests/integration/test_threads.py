@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paritas
-from paritas._torch.default_dtypes import default_dtype
+from paritas._torch.operators import default_dtype
 from spying import Spy
 
 ROUNDS = 3

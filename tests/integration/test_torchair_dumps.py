@@ -232,7 +232,7 @@ def test_read_as_a_dump_of_another_tool_the_tree_says_the_same(layout, dumps, tm
 
 
 def test_a_fault_is_found_in_the_tree(dumps, tmp_path):
-    from paritas.dumps.foreign.ge_writing import write_bin
+    from paritas.compat.ge_writing import write_tensor_file
 
     folder = dumps("ge", layout="ge")
     files = ge_tree_rules.tensor_files(folder, ge_tree_rules.NEW)
@@ -242,7 +242,7 @@ def test_a_fault_is_found_in_the_tree(dumps, tmp_path):
     before = path.read_bytes()
     try:
         wrong = [torch.from_numpy(outputs[0] * 1.01)]
-        write_bin(path, [torch.tensor(one) for one in inputs], wrong, op_name=name)
+        write_tensor_file(path, [torch.tensor(one) for one in inputs], wrong, op_name=name)
         code, _, found = compare(folder, dumps("fx"), tmp_path, "--my-kind", "ge", "--steps", "2")
         assert code == 1
         assert name.endswith(found["rows"][found["first"]["row"]]["nodes"][-1])
@@ -360,7 +360,7 @@ def test_a_layout_that_there_is_not_is_refused_and_torchairs_own_configuration_h
 
 
 def test_a_file_appears_under_its_name_when_it_is_whole(tmp_path, monkeypatch):
-    from paritas.dumps.foreign import ge_writing
+    from paritas.compat import ge_writing
 
     seen = []
     replace = ge_writing.Path.replace

@@ -123,7 +123,7 @@ def seen(folder):
 
 def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places, monkeypatch):
     if not WHOLE:  # torch is looked at in a process of its own, for long
-        monkeypatch.setattr("paritas.doctoring.examination._of_torch", lambda *_, quick: iter(()))
+        monkeypatch.setattr("paritas.doctor.examination._examine_torch", lambda *_, quick: iter(()))
     check_written(places, COMMANDS)
 
 

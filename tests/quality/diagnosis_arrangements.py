@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from paritas.diagnosis.cases import Case, Context
+from paritas.diagnosis.case import Case, Context
 from paritas.numerics.criterion import unit_roundoff
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

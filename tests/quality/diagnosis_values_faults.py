@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from paritas.diagnosis.cases import Case, Context
+from paritas.diagnosis.case import Case, Context
 from quality.diagnosis_values import Make, Planted, Setting
 from quality.diagnosis_values_limits import (
     CLIPPED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paritas.partition.recipes import (
+from paritas.placement.recipes import (
     Concat,
     Divided,
     Once,

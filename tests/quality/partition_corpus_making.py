@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from paritas.partition.recipes import (
-    Concat,
-    OperatorCall,
-    Recipe,
-    Reduce,
-    Split,
-)
+from paritas.placement.recipes import Concat, OperatorCall, Recipe, Reduce, Split
 
 SEED = 7
 CAT0, CAT1, CAT2, CAT3 = (Concat(dim) for dim in range(4))

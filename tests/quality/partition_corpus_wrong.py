@@ -8,16 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paritas.partition.recipes import (
-    Divided,
-    Once,
-    Partial,
-    Range,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import Divided, Once, Partial, Range, Reduce, Same, Split, Whole
 from quality.partition_corpus_making import (
     AVG,
     CAT0,

@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import paritas
-from paritas.comparison.replaying.dataflow import Calls
-from paritas.comparison.replaying.replay import Replayed, Unreplayed, replay
-from paritas.dumps.finiteness import is_result
+from paritas.comparison.dataflow import RecordedCalls
+from paritas.comparison.replay import Replayed, Unreplayed, replay
 from paritas.dumps.opening import open_dump
+from paritas.dumps.survey import is_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ def replays(my_path: Path, golden_path: Path) -> dict[str, Any]:
     my, golden = open_dump(my_path), open_dump(golden_path)
     mine, theirs = list(my.records()), list(golden.records())
     counterparts = {record.id: record for record in theirs if is_result(record.site)}
-    calls, others = Calls(mine), Calls(theirs)
+    calls, others = RecordedCalls(mine), RecordedCalls(theirs)
     found = {}
     for record in mine:
         golden_one = counterparts.get(record.id.replace("~", ""))

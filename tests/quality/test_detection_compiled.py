@@ -32,10 +32,8 @@ from benchmarks.detection.programs import DTYPES, make_program
 from benchmarks.detection.rules import OURS, OURS_NATIVE
 
 from paritas._torch.graphs import copy_graph
-from paritas.mutants.effects import program_noise
-from paritas.mutants.judging import judge_mutant
-from paritas.mutants.mutations.calls import FaultyCall
-from paritas.mutants.planting import plant, sites
+from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
+from paritas.mutants.programs import FaultyCall
 
 UNIT = Unit("softmax", 1, "float32", "cpu", 2, 0, 8)
 

@@ -6,15 +6,15 @@ import collections
 import os
 from itertools import islice
 
-from paritas.diagnosis.patterns.weighing import beyond_noise
-from paritas.diagnosis.ranking import ranked
+from paritas.diagnosis.diagnose import rank_patterns
+from paritas.diagnosis.scores import beyond_noise
 from quality.diagnosis_arrangements import benign, planted, unexplained
 
 EACH = 1 if os.environ.get("PARITAS_WHOLE_CORPUS") else 4
 
 
 def first(case) -> str:
-    found = ranked(case) if bool(case.wrong.any()) else ()
+    found = rank_patterns(case) if bool(case.wrong.any()) else ()
     return found[0].kind if found else ""
 
 
@@ -42,7 +42,7 @@ def test_few_of_the_nameless_faults_are_given_a_name_and_none_with_much_confiden
     count = 0
     for one in islice(unexplained(100), 0, None, EACH):
         count += 1
-        found = ranked(one.case)
+        found = rank_patterns(one.case)
         if found and found[0].confidence > 0.5:
             sure.append(f"{one.name}: {found[0].sentence} ({found[0].confidence})")
     assert len(sure) <= count // 10, sure

@@ -8,8 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from paritas.diagnosis.regions.finding import find_place, find_region
-from paritas.diagnosis.regions.phrases import worded
+from paritas.diagnosis.region import describe_region, find_place, find_region
 from quality.diagnosis_regions import Planted, benign, planted
 
 # The rule was made by looking at the first two, and not at the others. The usual run has one each.
@@ -34,7 +33,7 @@ def _missed(fault: Planted) -> str:
     place = find_place(fault.case)
     if place is None:
         return "nothing"
-    region = worded(place, fault.case)
+    region = describe_region(place, fault.case)
     if region.kind not in fault.kinds:
         return f"{region.kind} {region.text}"
     if fault.region is not None and not np.array_equal(place.elements(), fault.region.numpy()):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import os
 from typing import TYPE_CHECKING
 
+from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
+from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
+from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.replacements import propose_constants
 from quality.diagnosis_values import benign_cases, planted_cases
 
 if TYPE_CHECKING:
-    from paritas.diagnosis.cases import Case
+    from paritas.diagnosis.case import Case
 
-MODULES = (
-    "scales",
-    "offsets",
-    "signs",
-    "constants",
-    "clipping",
-    "integers",
-    "nonfinite",
-    "precision",
+PROPOSERS = (
+    propose_scales,
+    propose_offsets,
+    propose_signs,
+    propose_constants,
+    propose_clipping,
+    propose_wrapped,
+    propose_nonfinite,
+    propose_precision,
 )
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 # The modules were tuned on seed 0.
@@ -28,8 +31,7 @@ HELD_OUT_SEED = 1000
 
 
 def kinds_of(case: Case) -> list[str]:
-    modules = [importlib.import_module(f"paritas.diagnosis.patterns.{name}") for name in MODULES]
-    return [pattern.kind for module in modules for pattern in module.propose(case)]
+    return [pattern.kind for propose in PROPOSERS for pattern in propose(case)]
 
 
 def test_planted_faults_of_values_are_called_by_their_kind() -> None:

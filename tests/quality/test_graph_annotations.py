@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.operators.checking import check_call
-from paritas.graphs.settings import Settings
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.graphs.calls import GraphSettings
+from paritas.graphs.checking import check_call
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from quality.graph_faults import CNN, MISFITS, TRANSFORMER, Planted, call_of
 
 SPLITS = [*TRANSFORMER, *CNN]
@@ -28,8 +28,8 @@ def test_there_are_enough_kinds_of_them():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planted", [*SPLITS, *MISFITS], ids=names)
 def test_a_wrong_annotation_is_reported_with_its_source_line(planted, dtype):
-    result = check_call(call_of(planted, planted.wrong, dtype, line=30), Settings(seed=0))
-    assert result.outcome is Outcome.FAILED
+    result = check_call(call_of(planted, planted.wrong, dtype, line=30), GraphSettings(seed=0))
+    assert result.outcome is CallOutcome.FAILED
     assert result.failures
     assert result.failures[0].status is Status.DIFFERENT
     assert planted.told in result.reason
@@ -41,13 +41,13 @@ def test_a_wrong_annotation_is_reported_with_its_source_line(planted, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planted", RIGHT, ids=names)
 def test_its_right_twin_raises_nothing(planted, dtype):
-    result = check_call(call_of(planted, planted.right, dtype), Settings(seed=0, ranks=(2, 4)))
-    assert result.outcome is Outcome.VERIFIED, result.reason
+    result = check_call(call_of(planted, planted.right, dtype), GraphSettings(seed=0, ranks=(2, 4)))
+    assert result.outcome is CallOutcome.VERIFIED, result.reason
     assert result.options
 
 
 @pytest.mark.parametrize("planted", RIGHT, ids=names)
 def test_the_library_claims_nothing_wrong_of_the_same_calls(planted):
-    settings = Settings(seed=0, options="library", ranks=(2, 3))
+    settings = GraphSettings(seed=0, options="library", ranks=(2, 3))
     result = check_call(call_of(planted, planted.wrong, torch.float32), settings)
-    assert result.outcome in {Outcome.VERIFIED, Outcome.NOTHING}, result.reason
+    assert result.outcome in {CallOutcome.VERIFIED, CallOutcome.NOTHING}, result.reason

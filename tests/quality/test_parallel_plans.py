@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.checking.config import Inputs
-from paritas.numerics.findings import Status
-from paritas.partition.plans.verifying import verify_parallel
+from paritas.execution.subjects import Inputs
+from paritas.parallel.verify import verify_parallel
+from paritas.results.findings import Status
 from quality import parallel_faults, parallel_group_faults
 from quality.parallel_models import Llama, Training, batches
 from quality.parallel_plans import RIGHT, Case
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Origin, Verdict
+    from paritas.results.findings import Origin, Verdict
     from quality.parallel_faults import Fault
 
 FAULTS = [*parallel_faults.FAULTS, *parallel_group_faults.FAULTS]

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.checking import check_recipe
+from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.library import annotation_for, known
-from paritas.partition.recipes import OperatorCall
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import OperatorCall
+from paritas.results.findings import Status
 from quality import partition_samples, partition_samples_layout, partition_samples_lowered
 from quality.partition_samples import Sample, call, mask, normal, whole
 

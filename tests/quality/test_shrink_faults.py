@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from paritas.minimizing.capturing import capture_programs
-from paritas.minimizing.programs import Candidate
-from paritas.minimizing.shrinking import shrink
+from paritas.shrinking.programs import Candidate
+from paritas.shrinking.shrink import shrink
+from paritas.shrinking.sources import capture_programs
 from quality.faulty_compiler import setup
 from quality.guard_faults import without_caches
 from quality.shrink_faults import FAULTS, PLANTS

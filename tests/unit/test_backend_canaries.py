@@ -11,35 +11,29 @@ import torch
 from torch import nn
 
 from paritas._torch import (
-    ahead_of_time,
-    backends,
-    cancelling,
-    compiled,
-    default_dtypes,
-    exported_lifting,
-    foreach,
-    last_sums,
+    dynamo,
+    eager_graphs,
+    global_state,
+    graphs,
+    inductor,
     operators,
-    overwriting,
-    quiet,
-    sparse,
-    stances,
-    tracing,
+    tensors,
 )
+from paritas.precision import accumulation, perturbing, widening
 
 
 def test_a_backend_is_known_by_its_name_and_its_function():
-    assert backends.is_registered("inductor", backends.inductor_backend())
-    assert not backends.is_registered("inductor", lambda graph, inputs: graph)
-    assert not backends.is_registered("no such backend", backends.inductor_backend())
+    assert dynamo.is_registered("inductor", dynamo.inductor_backend())
+    assert not dynamo.is_registered("inductor", lambda graph, inputs: graph)
+    assert not dynamo.is_registered("no such backend", dynamo.inductor_backend())
 
 
 @pytest.mark.parametrize("dynamic", [None, False, True])
 def test_what_a_compile_was_told_of_dynamic_shapes_can_be_read_back(dynamic):
     module = nn.Linear(2, 2)
-    assert compiled.dynamic_of(torch.compile(module, dynamic=dynamic)) is dynamic
-    assert compiled.dynamic_of(torch.compile(torch.sin, dynamic=dynamic)) is dynamic
-    assert compiled.dynamic_of(module) is None
+    assert dynamo.dynamic_of(torch.compile(module, dynamic=dynamic)) is dynamic
+    assert dynamo.dynamic_of(torch.compile(torch.sin, dynamic=dynamic)) is dynamic
+    assert dynamo.dynamic_of(module) is None
 
 
 def test_a_traced_function_is_one_flat_graph_of_operators_with_its_gradients():
@@ -49,7 +43,7 @@ def test_a_traced_function_is_one_flat_graph_of_operators_with_its_gradients():
         return {"out": out.detach(), "gradient": list(torch.autograd.grad(out.sum(), x))}
 
     x, y = torch.randn(2, 3), torch.randn(3, 4)
-    module = tracing.trace_calls(step, [x, y])
+    module = graphs.trace_calls(step, [x, y])
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     assert all(isinstance(node.target, torch._ops.OpOverload) for node in calls)
     assert {"mm", "relu", "threshold_backward"} <= {node.name for node in calls}
@@ -72,7 +66,7 @@ def test_a_function_that_branches_on_a_value_is_traced_along_the_branch_it_took(
     def step(x):
         return x * 2 if x.sum().item() > 0 else x * 3
 
-    module = tracing.trace_calls(step, [torch.ones(2)])
+    module = graphs.trace_calls(step, [torch.ones(2)])
     (result,) = module(torch.ones(2))
     assert result.tolist() == [2.0, 2.0]
 
@@ -82,7 +76,7 @@ def test_the_two_doors_of_ahead_of_time_compilation_are_there():
 
     assert callable(torch._inductor.aoti_compile_and_package)
     assert callable(torch._inductor.aoti_load_package)
-    assert callable(ahead_of_time.compiled_package)
+    assert callable(inductor.compiled_package)
 
 
 def test_an_exported_program_is_lifted_with_the_casts_in_it():
@@ -93,11 +87,11 @@ def test_an_exported_program_is_lifted_with_the_casts_in_it():
     x = torch.tensor([1.0, 3.0], dtype=torch.float64)
     program = torch.export.export(Rounds(), (x,))
     used = frozenset({torch.float32, torch.bfloat16, torch.float16})
-    lifted, leaks = exported_lifting.lift_captured(program, (x,), used)
+    lifted, leaks = widening.lift_captured(program, (x,), used)
     assert torch.equal(lifted.module()(x), x * 0.1 + 1)
     assert not leaks
     # A cast narrower than anything the reference uses is part of what is computed.
-    kept, _ = exported_lifting.lift_captured(program, (x,), frozenset({torch.float32}))
+    kept, _ = widening.lift_captured(program, (x,), frozenset({torch.float32}))
     assert not torch.equal(kept.module()(x).double(), x * 0.1 + 1)
 
 
@@ -115,17 +109,17 @@ def test_an_exported_program_is_lifted_with_the_casts_in_it():
 def test_the_values_of_a_sparse_tensor_are_changed_where_they_are(make):
     dense = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(1, 2) * torch.tensor([1, 1, 0, 0])
     tensor = make(dense)
-    assert tensor.layout in sparse.SPARSE
-    doubled = sparse.map_values(tensor, lambda values: values * 2)
+    assert tensor.layout in tensors.SPARSE_LAYOUTS
+    doubled = tensors.map_values(tensor, lambda values: values * 2)
     assert doubled.layout is tensor.layout
-    assert torch.equal(sparse.as_dense(doubled), dense * 2)
-    assert sparse.as_dense(dense) is dense
+    assert torch.equal(tensors.as_dense(doubled), dense * 2)
+    assert tensors.as_dense(dense) is dense
 
 
 def test_terms_far_apart_are_known_not_to_add_up_in_any_order():
     near, far = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1e30, 4.0])
-    assert cancelling.is_exact_in_any_order(near, near.sum())
-    assert not cancelling.is_exact_in_any_order(far, far.sum())
+    assert perturbing.is_exact_in_any_order(near, near.sum())
+    assert not perturbing.is_exact_in_any_order(far, far.sum())
 
 
 def test_a_mode_hears_of_what_is_made_without_a_dtype_but_not_of_numbers_before_they_are_rounded():
@@ -142,26 +136,26 @@ def test_a_mode_hears_of_what_is_made_without_a_dtype_but_not_of_numbers_before_
     (ones, dtype, _), (lift, _, (fresh,)) = heard
     assert ones is torch.ops.aten.ones.default
     assert dtype is None
-    assert default_dtypes.takes_dtype(ones)
+    assert operators.takes_dtype(ones)
     assert lift is torch.ops.aten.lift_fresh.default
     assert operators.traits(lift).view
-    assert default_dtypes.is_of_default(fresh, torch.float32)
-    assert not default_dtypes.is_of_default(fresh, torch.float64)
+    assert operators.is_of_default(fresh, torch.float32)
+    assert not operators.is_of_default(fresh, torch.float64)
 
 
 def test_norms_and_extremes_of_many_tensors_are_had_in_one_call():
     references = [torch.tensor([3.0, 4.0]), torch.tensor(2.0), torch.tensor([[1.0, 0.0]]).t()]
     candidates = [torch.tensor([3.0, 4.5]), torch.tensor(1.0), torch.tensor([[1.0], [0.0]])]
     wanted = [(5.0, 0.5, 0.5), (2.0, 1.0, 1.0), (1.0, 0.0, 0.0)]
-    assert foreach.figures_of_pairs(candidates, references) == wanted
+    assert tensors.figures_of_pairs(candidates, references) == wanted
     narrow = [tensor.half() for tensor in references]
-    found = foreach.figures_of_pairs([t.half() for t in candidates], narrow, torch.float32)
+    found = tensors.figures_of_pairs([t.half() for t in candidates], narrow, torch.float32)
     assert found == wanted
 
 
 def test_a_sum_is_known_again_by_the_memory_that_it_lies_in():
     terms = torch.linspace(0, 1, 96, dtype=torch.float64).reshape(32, 3) / 3
-    sums = last_sums.LastSums()
+    sums = accumulation.LastSums()
     total = terms.sum(0)
     sums.note(operators.traits(torch.ops.aten.sum.dim_IntList), (terms, [0]), {}, total)
     assert sums.behind(total.view(3, 1)).shape == (3, 1)
@@ -169,8 +163,8 @@ def test_a_sum_is_known_again_by_the_memory_that_it_lies_in():
 
 
 def test_a_graph_writes_over_operands_by_operators_told_where_to_write():
-    graph = tracing.trace_calls(lambda x: ((x @ x).exp() * 2).sum(0), [torch.ones(3, 3)])
-    lean = overwriting.overwriting(graph)
+    graph = graphs.trace_calls(lambda x: ((x @ x).exp() * 2).sum(0), [torch.ones(3, 3)])
+    lean = eager_graphs.overwrite_operands(graph)
     targets = [node.target for node in lean.graph.nodes]
     assert torch.ops.aten.exp.out in targets
     x = torch.linspace(-1, 1, 9).reshape(3, 3)
@@ -202,10 +196,10 @@ def test_torch_logs_through_handlers_on_its_own_loggers():
 
 
 def test_what_torch_logs_in_a_run_of_ours_is_left_out_and_the_rest_is_not(heard):
-    with quiet.quietly():
+    with global_state.quietly():
         LOG.error("of ours")
         logging.getLogger("torchvision").error("of another")
-        with quiet.quietly():
+        with global_state.quietly():
             LOG.error("of ours")
         LOG.error("of ours")
     LOG.error("of the user")
@@ -216,7 +210,7 @@ def test_a_run_of_ours_is_quiet_in_its_own_thread_alone(heard):
     both_in, first_out = threading.Barrier(2), threading.Event()
 
     def ours(name):
-        with quiet.quietly():
+        with global_state.quietly():
             both_in.wait(60)
             LOG.error("of ours")
             if name == "second":
@@ -237,7 +231,7 @@ def test_a_run_of_ours_is_quiet_in_its_own_thread_alone(heard):
 def test_warnings_of_a_run_of_ours_are_left_out_also_where_they_are_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with quiet.quietly():
+        with global_state.quietly():
             warnings.warn("of ours", UserWarning, stacklevel=1)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -253,11 +247,11 @@ def test_a_warning_that_was_left_out_once_is_shown_to_the_user_later():
 
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")
-        with quiet.quietly():
+        with global_state.quietly():
             warn()
         assert not shown
         warn()
-        with quiet.quietly():  # which does not make it new again
+        with global_state.quietly():  # which does not make it new again
             warn()
         warn()
     assert [str(one.message) for one in shown] == ["the same line"]
@@ -265,7 +259,7 @@ def test_a_warning_that_was_left_out_once_is_shown_to_the_user_later():
 
 def test_a_stance_is_left_by_threads_in_whatever_order():
     compiled = torch.compile(lambda x: x + 1, backend=lambda graph, _: lambda *args: [args[0] + 2])
-    first, second = (stances.taking_stance("force_eager") for _ in range(2))
+    first, second = (global_state.taking_stance("force_eager") for _ in range(2))
     x = torch.zeros(2)
     first.__enter__()
     second.__enter__()

@@ -23,23 +23,17 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from paritas._torch import (
     arrival,
-    attention,
-    compiled,
-    draw_keys,
-    frozen,
+    dynamo,
+    eager_graphs,
+    frozen_graphs,
     graphs,
-    higher_order,
     inductor,
-    naming,
+    kernels,
     passes,
-    random_twins,
     replaying,
-    selecting,
-    stance,
-    tapping,
-    widening,
 )
 from paritas.errors import UnsupportedTorchError
+from paritas.precision import widening
 
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims
@@ -77,77 +71,77 @@ def captured(function, *args, look=lambda graph: graph):
     return seen[0]
 
 
-# --- paritas._torch.arrival and paritas._torch.stance ---------------------------------------------
+# --- paritas._torch.arrival and paritas._torch.dynamo ---------------------------------------------
 
 
 def test_torch_asks_for_a_callback_before_it_compiles():
     assert callable(arrival.compile_hook(torch._dynamo.eval_frame))
-    assert callable(stance.innermost_backend)
+    assert callable(dynamo.innermost_backend)
 
 
-# --- paritas._torch.attention ---------------------------------------------------------------------
+# --- paritas._torch.kernels -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", sorted(attention.FORWARD | attention.BACKWARD, key=str))
+@pytest.mark.parametrize("op", sorted(kernels.FORWARD | kernels.BACKWARD, key=str))
 def test_every_attention_kernel_has_a_float64_form(op):
-    assert callable(attention.wide_attention(op))
+    assert callable(kernels.wide_attention(op))
 
 
-@pytest.mark.parametrize("op", sorted(attention.FORWARD, key=str))
+@pytest.mark.parametrize("op", sorted(kernels.FORWARD, key=str))
 def test_every_attention_kernel_takes_and_gives_what_its_twin_does(op):
     taken = {argument.name for argument in op._schema.arguments}
     given = [result.name for result in op._schema.returns]
     assert {"query", "key", "value", "dropout_p", "is_causal", "scale"} <= taken
     assert given[0] == "output"
-    assert attention._STATES & {*given}
+    assert kernels._STATES & {*given}
 
 
-@pytest.mark.parametrize("op", sorted(attention.BACKWARD, key=str))
+@pytest.mark.parametrize("op", sorted(kernels.BACKWARD, key=str))
 def test_every_backward_kernel_is_given_the_state_of_the_generator(op):
     taken = {argument.name for argument in op._schema.arguments}
     assert {"query", "key", "value", "philox_seed", "dropout_p", "is_causal", "scale"} <= taken
     assert {"grad_out", "grad_out_"} & taken
 
 
-# --- paritas._torch.draw_keys ---------------------------------------------------------------------
+# --- paritas._torch.replaying ---------------------------------------------------------------------
 
 
 def test_inductor_s_random_operators_take_what_keys_are_read_from():
     def names(op):
         return [argument.name for argument in op._schema.arguments]
 
-    assert names(draw_keys.SEED) == ["device"]
-    assert names(draw_keys.SEEDS) == ["count", "device"]
-    assert names(draw_keys.LOOKUP) == ["seeds", "index"]
-    assert names(draw_keys.RANDOM)[:3] == ["size", "seed", "mode"]
-    assert names(draw_keys.RANDINT) == ["low", "high", "size", "seed"]
-    for op in (draw_keys.SEED, draw_keys.SEEDS, ATEN.rand.default, ATEN.native_dropout.default):
-        assert draw_keys.may_draw(op)
-    assert not draw_keys.may_draw(draw_keys.RANDOM)
+    assert names(replaying.SEED) == ["device"]
+    assert names(replaying.SEEDS) == ["count", "device"]
+    assert names(replaying.LOOKUP) == ["seeds", "index"]
+    assert names(replaying.RANDOM)[:3] == ["size", "seed", "mode"]
+    assert names(replaying.RANDINT) == ["low", "high", "size", "seed"]
+    for op in (replaying.SEED, replaying.SEEDS, ATEN.rand.default, ATEN.native_dropout.default):
+        assert replaying.may_draw(op)
+    assert not replaying.may_draw(replaying.RANDOM)
 
 
-@pytest.mark.parametrize("name", [draw_keys.SAVE_STATE, draw_keys.WITH_STATE, draw_keys.GRAPH_SAFE])
+@pytest.mark.parametrize("name", [replaying.SAVE_STATE, replaying.WITH_STATE, replaying.GRAPH_SAFE])
 def test_the_operators_that_keep_a_generator_s_state_are_called_that(name):
     assert getattr(rng_prims, name).name() == name
     assert getattr(torch.ops.higher_order, name) is getattr(rng_prims, name)
 
 
-# --- paritas._torch.frozen ------------------------------------------------------------------------
+# --- paritas._torch.frozen_graphs -----------------------------------------------------------------
 
 
 def test_the_arguments_of_a_node_are_other_objects_once_they_change():
     module = symbolic_trace(wave)
-    before = frozen.Fingerprint(module)
-    assert before.same(frozen.Fingerprint(module))
+    before = frozen_graphs.Fingerprint(module)
+    assert before.same(frozen_graphs.Fingerprint(module))
     node = next(node for node in module.graph.nodes if node.op == "call_function")
     given = node.args
     assert node.args is given
     node.args = tuple(node.args)
-    assert before.same(frozen.Fingerprint(module)), "the same in other objects"
+    assert before.same(frozen_graphs.Fingerprint(module)), "the same in other objects"
     (placeholder,) = module.graph.find_nodes(op="placeholder")
     module.graph.erase_node(module.graph.find_nodes(op="output")[0])
     module.graph.output(placeholder)
-    assert not before.same(frozen.Fingerprint(module))
+    assert not before.same(frozen_graphs.Fingerprint(module))
 
 
 def test_the_size_behind_a_symbol_is_told_without_a_guard():
@@ -155,20 +149,20 @@ def test_the_size_behind_a_symbol_is_told_without_a_guard():
     (node,) = module.graph.find_nodes(op="placeholder")
     environment = node.meta["val"].fake_mode.shape_env
     guards = len(environment.guards)
-    spec = frozen.traced_value(node)
-    assert spec == frozen.TensorSpec((3, 4), (4, 1), torch.float32)
-    assert frozen.has_known_size(node)
+    spec = frozen_graphs.traced_value(node)
+    assert spec == frozen_graphs.TensorSpec((3, 4), (4, 1), torch.float32)
+    assert frozen_graphs.has_known_size(node)
     assert len(environment.guards) == guards
 
 
 def test_a_size_that_only_the_data_tell_is_known_not_to_be_known():
     module = make_fx(torch.nonzero, tracing_mode="symbolic")(X)
     (node,) = module.graph.find_nodes(op="call_function", target=ATEN.nonzero.default)
-    assert not frozen.has_known_size(node)
+    assert not frozen_graphs.has_known_size(node)
     sizes = {}
-    frozen.note_sizes(node, torch.nonzero(X), sizes)
+    frozen_graphs.record_sizes(node, torch.nonzero(X), sizes)
     assert list(sizes.values()) == [12]
-    assert frozen.traced_value(node, sizes).shape == (12, 2)
+    assert frozen_graphs.traced_value(node, sizes).shape == (12, 2)
 
 
 def test_a_lowering_pattern_leaves_the_match_in_what_it_puts_into_the_graph():
@@ -210,11 +204,11 @@ def test_the_inputs_that_a_graph_writes_to_are_told():
     assert graphs.node_dtypes(traced(wave, X)) == {torch.float32: 4}
 
 
-# --- paritas._torch.higher_order ------------------------------------------------------------------
+# --- paritas._torch.eager_graphs ------------------------------------------------------------------
 
 
 def test_every_higher_order_operator_with_a_plain_form_is_one():
-    for op in higher_order.PLAIN_FORMS:
+    for op in eager_graphs.PLAIN_FORMS:
         assert isinstance(op, torch._ops.HigherOrderOperator)
 
 
@@ -223,14 +217,14 @@ def test_every_higher_order_operator_with_a_plain_form_is_one():
 
 def test_outputs_in_cuda_graphs_are_told_by_the_settings_of_the_backend():
     def backend_of(**given):
-        (found,) = compiled.backends_of(torch.compile(torch.sin, **given))
+        (found,) = dynamo.backends_of(torch.compile(torch.sin, **given))
         return found
 
-    assert compiled.reuses_outputs(backend_of(mode="reduce-overhead"))
-    assert compiled.reuses_outputs(backend_of(backend="cudagraphs"))
-    assert not compiled.reuses_outputs(backend_of())
-    assert not compiled.reuses_outputs(backend_of(mode="max-autotune-no-cudagraphs"))
-    assert not compiled.reuses_outputs(backend_of(backend="eager"))
+    assert dynamo.reuses_outputs(backend_of(mode="reduce-overhead"))
+    assert dynamo.reuses_outputs(backend_of(backend="cudagraphs"))
+    assert not dynamo.reuses_outputs(backend_of())
+    assert not dynamo.reuses_outputs(backend_of(mode="max-autotune-no-cudagraphs"))
+    assert not dynamo.reuses_outputs(backend_of(backend="eager"))
 
 
 def test_a_graph_of_sizes_alone_computes_no_tensor():
@@ -256,21 +250,21 @@ def test_inductor_can_be_given_an_inner_compiler_and_settings():
 def test_settings_of_another_time_are_in_force_only_inside():
     before = inductor.current_settings()
     assert {"fallback_random", "max_fusion_size", "layout_optimization"} <= before.keys()
-    with inductor.settings({**before, "max_fusion_size": 1}):
+    with inductor.using_settings({**before, "max_fusion_size": 1}):
         assert torch._inductor.config.max_fusion_size == 1
     assert inductor.current_settings()["max_fusion_size"] == before["max_fusion_size"]
     with (
         pytest.raises(UnsupportedTorchError, match="no inductor option 'no_such_option'"),
-        inductor.settings({}, {"no_such_option": 1}),
+        inductor.using_settings({}, {"no_such_option": 1}),
     ):
         pass
 
 
-# --- paritas._torch.naming ------------------------------------------------------------------------
+# --- paritas._torch.graphs ------------------------------------------------------------------------
 
 
 def test_the_inputs_of_a_captured_graph_are_named_as_the_user_would():
-    names = captured(Net(), X, look=naming.captured_input_names)
+    names = captured(Net(), X, look=graphs.captured_input_names)
     assert sorted(names) == ["linear.bias", "linear.weight", "x"]
 
 
@@ -302,7 +296,7 @@ def test_passes_and_stages_are_heard_of_and_torch_is_left_as_it_was():
     listener = mock.Mock()
     module = traced(wave, X)
     originals = compile_fx._recursive_joint_graph_passes, GraphTransformObserver.__enter__
-    with passes.telling(listener):
+    with passes.listening_to_passes(listener):
         compile_fx._recursive_joint_graph_passes(module, input_device=torch.device("cpu"))
         assert not torch._inductor.config.fx_graph_cache
     heard = heard_by(listener)
@@ -316,7 +310,7 @@ def test_passes_and_stages_are_heard_of_and_torch_is_left_as_it_was():
 
 def test_a_stage_that_raises_is_heard_of_as_left():
     listener = mock.Mock()
-    with passes.telling(listener), contextlib.suppress(AttributeError):
+    with passes.listening_to_passes(listener), contextlib.suppress(AttributeError):
         compile_fx._recursive_joint_graph_passes(None)
     assert [name for name, *_ in listener.method_calls] == ["enter_stage", "abandon_stage"]
 
@@ -324,7 +318,7 @@ def test_a_stage_that_raises_is_heard_of_as_left():
 def test_a_split_is_heard_of():
     listener = mock.Mock()
     x = X.clone().requires_grad_()
-    with passes.telling(listener):
+    with passes.listening_to_passes(listener):
         compiled = aot_function(
             wave,
             fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
@@ -339,20 +333,20 @@ def test_a_torch_without_one_of_the_stages_is_named():
     with (
         mock.patch.object(freezing, "freeze", None),
         pytest.raises(UnsupportedTorchError, match=r"no torch\._inductor\.freezing\.freeze"),
-        passes.telling(mock.Mock()),
+        passes.listening_to_passes(mock.Mock()),
     ):
         pass
     assert callable(compile_fx.partition_fn)
     assert compile_fx.partition_fn.__module__ == compile_fx.__name__
 
 
-# --- paritas._torch.random_twins ------------------------------------------------------------------
+# --- paritas._torch.eager_graphs ------------------------------------------------------------------
 
 
 def test_every_random_operator_of_inductor_has_a_twin():
     for op in (PRIMS.inductor_seeds, PRIMS.inductor_random, PRIMS.inductor_randint):
-        assert random_twins.draws_by_inductor(op.default)
-    assert not random_twins.draws_by_inductor(ATEN.rand.default)
+        assert eager_graphs.draws_by_inductor(op.default)
+    assert not eager_graphs.draws_by_inductor(ATEN.rand.default)
 
 
 # --- paritas._torch.replaying ---------------------------------------------------------------------
@@ -383,37 +377,37 @@ def test_a_branch_is_run_by_the_player():
     result = graph.call_function(invoke_subgraph, (branch, "branch", x))
     graph.output(result)
     module = GraphModule({"branch": body}, graph)
-    assert torch.equal(replaying.replay(frozen.freeze(module), [X], {}), wave(X))
+    assert torch.equal(replaying.replay(frozen_graphs.freeze(module), [X], {}), wave(X))
 
 
 def test_the_depth_of_functorch_s_transforms_is_told():
-    assert replaying._interpreters() == 0
+    assert replaying._count_transforms() == 0
     seen = []
-    torch.func.vmap(lambda x: seen.append(replaying._interpreters()) or x)(X)
+    torch.func.vmap(lambda x: seen.append(replaying._count_transforms()) or x)(X)
     assert seen == [1]
     assert callable(torch._C._functorch.pop_dynamic_layer_stack)
 
 
-# --- paritas._torch.selecting and paritas._torch.tapping ------------------------------------------
+# --- paritas._torch.inductor and paritas._torch.graphs --------------------------------------------
 
 
 def test_nodes_can_be_marked_for_compilation_and_made_outputs():
-    assert selecting.ONLY_MARKED.keys() <= torch._inductor.config.get_config_copy().keys()
+    assert inductor.ONLY_MARKED.keys() <= torch._inductor.config.get_config_copy().keys()
     module = traced(wave, X)
-    assert selecting.compilable(module) == ["sin", "mul", "add"]
-    marked = selecting.with_compiled(module, ["sin"])
+    assert inductor.compilable(module) == ["sin", "mul", "add"]
+    marked = inductor.with_compiled(module, ["sin"])
     (node,) = marked.graph.find_nodes(op="call_function", target=ATEN.sin.default)
     assert node.meta["custom"]["compile_with_inductor"]
-    tapped, names = tapping.tapped(module)
+    tapped, names = graphs.tap_values(module)
     assert names == ["sin", "mul", "add"]
     assert len(tapped(X)) == 4
 
 
-# --- paritas._torch.widening ----------------------------------------------------------------------
+# --- paritas.precision.widening -------------------------------------------------------------------
 
 
 def test_a_traced_graph_can_be_rewritten_to_float64():
-    wide = widening.widened(make_fx(lambda x: (wave(x),))(X), frozenset())
+    wide = widening.widen_graph(make_fx(lambda x: (wave(x),))(X), frozenset())
     (result,) = wide(X)
     assert result.dtype is torch.float64
     assert torch.equal(result, wave(X.double()))

@@ -12,24 +12,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from paritas._torch import (
-    buffer_nodes,
     buffers,
-    equality,
-    exported_programs,
-    fusion_options,
+    eager_graphs,
+    generated_code,
     graphs,
-    indexing,
     inductor,
-    kernel_checks,
     named_operators,
     passes,
-    perturbing,
-    placements,
-    variables,
+    replaying,
+    tensors,
     watching,
-    wrapper_lines,
+)
+from paritas._torch import (
+    buffers as buffer_nodes,
 )
 from paritas.errors import UnsupportedTorchError
+from paritas.precision import perturbing
 
 
 def gradient_of_a_maximum(x):
@@ -40,17 +38,17 @@ def gradient_of_a_maximum(x):
 def test_the_place_of_a_maximum_is_asked_for_by_equality():
     x = torch.randn(5, 3, requires_grad=True)
     graph = make_fx(gradient_of_a_maximum, tracing_mode="fake")(x)
-    tolerant = equality.with_tolerant_equality(graph)
+    tolerant = eager_graphs.with_tolerant_equality(graph)
     assert tolerant is not None
     targets = [node.target for node in tolerant.graph.nodes]
-    assert equality.nearly_equal in targets
+    assert eager_graphs.nearly_equal in targets
     assert torch.ops.aten.eq.Tensor in [node.target for node in graph.graph.nodes]
     assert torch.equal(tolerant(x), graph(x))
 
 
 def test_a_graph_without_an_equality_of_floats_has_no_other_form():
     graph = make_fx(lambda x: (x == 2) & (x.int() == x.int()), tracing_mode="fake")(torch.ones(3))
-    assert equality.with_tolerant_equality(graph) is None
+    assert eager_graphs.with_tolerant_equality(graph) is None
 
 
 def test_what_only_looks_at_memory_otherwise_is_told_from_what_computes():
@@ -68,21 +66,21 @@ def test_what_only_looks_at_memory_otherwise_is_told_from_what_computes():
 def test_numbers_a_few_roundings_apart_are_equal_and_no_others():
     left = torch.tensor([1.0, 1.0, 1.0, 0.0, torch.inf, torch.nan])
     right = torch.tensor([1.0, 1 + 2e-7, 1 + 2e-5, 1e-12, torch.inf, torch.nan])
-    nearly = equality.nearly_equal(left, right, unit=2.0**-24)
+    nearly = eager_graphs.nearly_equal(left, right, unit=2.0**-24)
     assert nearly.tolist() == [True, True, False, False, True, False]
 
 
 def test_indices_that_fit_stay_and_others_are_made_to():
     x = torch.arange(12.0).view(3, 4)
     columns = torch.tensor([[0, -1, 9, 3]])
-    _, _, index = indexing.in_bounds("gather", (x, 1, columns))
+    _, _, index = replaying.in_bounds("gather", (x, 1, columns))
     assert index.tolist() == [[0, 3, 1, 3]]
-    _, indices = indexing.in_bounds("index", (x, [None, torch.tensor([-1, 5])]))
+    _, indices = replaying.in_bounds("index", (x, [None, torch.tensor([-1, 5])]))
     assert indices[0] is None
     assert indices[1].tolist() == [3, 1]
     mask = x > 3
-    assert indexing.in_bounds("index", (x, [mask]))[1][0] is mask
-    assert torch.ops.aten.gather(*indexing.in_bounds("gather", (x, 1, columns))).shape == (1, 4)
+    assert replaying.in_bounds("index", (x, [mask]))[1][0] is mask
+    assert torch.ops.aten.gather(*replaying.in_bounds("gather", (x, 1, columns))).shape == (1, 4)
 
 
 def test_whether_tensor_cores_may_be_used_is_told_without_a_device():
@@ -252,7 +250,7 @@ def test_generated_code_still_tells_of_its_kernels_by_name_and_node():
 def test_a_graph_tells_which_node_took_the_place_of_which():
     with FakeTensorMode():
         graph = make_fx(lambda a, b: torch.mm(a, b) + a, tracing_mode="real")(*torch.ones(2, 3, 3))
-    lineage = buffer_nodes.Lineage(graph)
+    lineage = buffer_nodes.NodeLineage(graph)
     changed = graphs.copy_graph(graph)
     lineage.enter_stage(passes.POST_GRAD, changed)
     old = next(node for node in changed.graph.nodes if node.name == "add")
@@ -268,7 +266,7 @@ def test_a_graph_tells_which_node_took_the_place_of_which():
 
 
 def test_lines_of_generated_code_are_of_the_kinds_that_are_known():
-    kinds = variables.line_kinds()
+    kinds = generated_code.line_kinds()
     fields = {field.name for field in dataclasses.fields(kinds.reuse)}
     assert {"node", "reused_as", "delete_old"} <= fields
     assert "is_reused" in {field.name for field in dataclasses.fields(kinds.free_unless_reused)}
@@ -301,21 +299,19 @@ def test_a_torch_without_a_method_that_writes_kernels_is_refused_by_its_name(mon
 
     monkeypatch.delattr(CppScheduling, "flush")
     monkeypatch.setattr(CppScheduling.__mro__[1], "flush", None)
-    lines = wrapper_lines.Lines("none")
+    lines = generated_code.WrapperLines("none")
     with (
         pytest.raises(UnsupportedTorchError, match=r"has no CppScheduling\.flush"),
-        wrapper_lines.written_into(lines),
+        generated_code.instrumenting(lines),
     ):
         pass
 
 
 def test_passes_can_be_turned_off_by_the_names_they_announce():
-    assert {"remove_noop_ops", "pass_pattern_0", "pass_pattern_2"} <= {
-        *fusion_options.graph_passes()
-    }
-    assert {"pattern_matcher", "layout_optimization"} <= {*fusion_options.graph_names()}
+    assert {"remove_noop_ops", "pass_pattern_0", "pass_pattern_2"} <= {*inductor.graph_passes()}
+    assert {"pattern_matcher", "layout_optimization"} <= {*inductor.graph_names()}
     present = inductor.current_settings()
-    options = fusion_options.kernel_options({*fusion_options.kernel_names()})
+    options = inductor.kernel_options({*inductor.kernel_names()})
     assert {*options} <= {*present}
     assert {"max_fusion_size", "epilogue_fusion", "post_grad_custom_post_pass"} <= {*options}
 
@@ -325,7 +321,7 @@ def test_every_value_can_be_asked_for_in_memory():
         x = torch.ones(3, 4)
         graph = make_fx(lambda x: torch.sin(x).cos().t() * 2, tracing_mode="real")(x)
     before = [str(node.target) for node in graph.graph.nodes]
-    fusion_options.Materialize()(graph.graph)
+    inductor.Materialize()(graph.graph)
     graph.graph.lint()
     after = [str(node.target) for node in graph.graph.nodes]
     assert after.count("prims.inductor_force_stride_order.default") == 3
@@ -343,16 +339,16 @@ def test_a_distributed_tensor_tells_its_part_without_a_collective(monkeypatch):
     try:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
         whole = torch.randn(4, 3)
-        part = placements.local_part(distribute_tensor(whole, mesh, [Shard(1)]))
+        part = tensors.local_part(distribute_tensor(whole, mesh, [Shard(1)]))
         assert torch.equal(part.local, whole)
         assert (part.mesh, part.mesh_names, part.coordinate) == ((1,), ("tp",), (0,))
         assert (part.placements, part.global_shape) == (("shard(1)",), (4, 3))
         assert part.global_offset == (0, 0)
         other = torch.distributed.tensor.DTensor.from_local(whole, mesh, [Partial()])
-        assert placements.local_part(other).placements == ("partial(sum)",)
+        assert tensors.local_part(other).placements == ("partial(sum)",)
         same = distribute_tensor(whole, mesh, [Replicate()])
-        assert placements.local_part(same).placements == ("replicate",)
-        assert placements.local_part(whole) is None
+        assert tensors.local_part(same).placements == ("replicate",)
+        assert tensors.local_part(whole) is None
     finally:
         torch.distributed.destroy_process_group()
 
@@ -379,7 +375,7 @@ def test_an_operator_is_found_by_its_name_and_its_size_foretold():
 def test_the_arguments_that_kernels_believe_are_called_as_they_are_looked_for(name, arguments):
     found = named_operators.operator_named(f"aten.{name}.default")
     assert arguments <= {argument for argument, _ in found.takes}
-    assert not kernel_checks.fits_kernel(name, {})
+    assert not named_operators.fits_kernel(name, {})
 
 
 def test_a_symbol_says_the_number_it_had_and_its_range():
@@ -387,25 +383,25 @@ def test_a_symbol_says_the_number_it_had_and_its_range():
     given = {"args": (torch.ones(4, 2),), "dynamic_shapes": ({0: length},)}
     program = torch.export.export(torch.nn.ReLU(), **given)
     size = next(iter(program.graph.nodes)).meta["val"].shape[0]
-    assert exported_programs.size_number(size, lambda _: 1) == 4
-    assert list(exported_programs.symbol_ranges(program).values()) == [(3, 64)]
+    assert graphs.size_number(size, lambda _: 1) == 4
+    assert list(graphs.symbol_ranges(program).values()) == [(3, 64)]
     # Without a number it takes the guess.
     with FakeTensorMode(shape_env=ShapeEnv()):
         size = torch.ones(5).nonzero().shape[0]
-        assert exported_programs.size_number(size * 2 + 1, lambda _: 3) == 7
+        assert graphs.size_number(size * 2 + 1, lambda _: 3) == 7
 
 
 def test_values_are_foretold_without_touching_the_module():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    found = exported_programs.foretell_values(torch.fx.symbolic_trace(model), [torch.ones(2, 3)])
+    found = graphs.predict_values(torch.fx.symbolic_trace(model), [torch.ones(2, 3)])
     assert [tuple(value.shape) for value in found.values()] == [(2, 3), (2, 4), (2, 4)]
     assert int(model[1].num_batches_tracked) == 0
     assert model[1].running_mean.tolist() == [0.0] * 4
 
 
 def test_operators_are_told_from_those_that_are_given_graphs():
-    assert exported_programs.is_operator(torch.ops.aten.relu.default)
-    assert not exported_programs.is_operator(torch.relu)
-    assert exported_programs.is_higher_order(torch.ops.higher_order.cond)
+    assert graphs.is_operator(torch.ops.aten.relu.default)
+    assert not graphs.is_operator(torch.relu)
+    assert graphs.is_higher_order(torch.ops.higher_order.cond)
     bracket = torch.ops.higher_order.wrap_with_set_grad_enabled
-    assert exported_programs.is_bracket(bracket, (False, None))
+    assert graphs.is_bracket(bracket, (False, None))

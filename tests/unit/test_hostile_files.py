@@ -16,18 +16,18 @@ import torch
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.comparison.matching.rules import Rules
+from paritas.comparison.rules import Rules
+from paritas.compat.fusion_switch import load_switch
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
-from paritas.graphs import journal
-from paritas.numerics.comparisons import Comparison
-from paritas.numerics.findings import Verdict
-from paritas.numerics.graph_reports import GraphReport
-from paritas.numerics.power_reports import PowerReport
-from paritas.pytesting.goldens import golden_of, read_golden, write_golden
-from paritas.recording.fusion import load_switch
-from paritas.reporting import comparison_files
-from paritas.settings.files import find_file
+from paritas.graphs import results_folder
+from paritas.pytest.parity import golden_of, read_golden, write_golden
+from paritas.reports import files as comparison_files
+from paritas.results.comparisons import Comparison
+from paritas.results.findings import Verdict
+from paritas.results.graph_reports import GraphReport
+from paritas.results.power_reports import PowerReport
+from paritas.settings.options import find_file
 
 MARK = "was-run"
 
@@ -67,9 +67,9 @@ def place(tmp_path, monkeypatch):
 
 
 def read_journal(path):
-    about = journal.About(graph="g", calls="c", settings={}, versions={})
+    about = results_folder.About(graph="g", calls="c", settings={}, versions={})
     report = GraphReport(graph=about.graph, kind="fx", ended=False)
-    with journal.Journal(path.parent, about, report):
+    with results_folder.GraphJournal(path.parent, about, report):
         pass
 
 
@@ -78,12 +78,12 @@ READERS = {
     "pyproject.toml": lambda path: find_file(path.parent),
     "rules.toml": Rules.of,
     "fusion_switch.cfg": load_switch,
-    "comparison.json": lambda path: comparison_files.read(path.parent),
+    "comparison.json": lambda path: comparison_files.read_comparison(path.parent),
     "verdict.json": lambda path: Verdict.from_json(path.read_bytes()),
     "power.json": lambda path: PowerReport.from_json(path.read_bytes()),
     "results.json": lambda path: GraphReport.from_json(path.read_bytes()),
     "all.json": lambda path: Comparison.from_json(path.read_bytes()),
-    journal.NAME: read_journal,
+    results_folder.JOURNAL_NAME: read_journal,
 }
 
 
@@ -91,7 +91,7 @@ READERS = {
 def test_a_pickle_in_place_of_a_text_is_refused_and_never_run(name, place):
     for kind, content in PICKLES.items():
         (place / name).write_bytes(content)
-        if name == journal.NAME and b"\n" not in content:
+        if name == results_folder.JOURNAL_NAME and b"\n" not in content:
             continue  # a line that was cut short, which is dropped with a note
         with pytest.raises(UsageError):
             pytest.fail(f"{kind} was read: {READERS[name](place / name)}")

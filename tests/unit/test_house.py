@@ -14,7 +14,7 @@ import paritas
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-SEAM = SOURCE / "paritas" / "_torch"
+SEAM = [SOURCE / "paritas" / "_torch", SOURCE / "paritas" / "precision"]
 CANARIES = [
     ROOT / "tests" / "unit" / "test_torch_canaries.py",
     ROOT / "tests" / "unit" / "test_compiler_canaries.py",
@@ -101,6 +101,7 @@ def test_every_public_name_has_one_home_that_type_checkers_see_too():
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("paritas.")
         for alias in node.names
+        if not (alias.asname or alias.name).startswith("_")
     }
     assert seen == paritas._HOMES
     assert sorted(paritas._HOMES) == paritas.__all__
@@ -143,12 +144,13 @@ def test_no_module_is_called_utils():
 
 def test_every_part_of_the_torch_seam_has_a_canary():
     canaries = "\n".join(path.read_text(encoding="utf-8") for path in CANARIES)
-    parts = [path.stem for path in sorted(SEAM.glob("*.py")) if path.stem != "__init__"]
+    files = [path for folder in SEAM for path in sorted(folder.glob("*.py"))]
+    parts = [(path.parent.name, path.stem) for path in files if path.stem != "__init__"]
     # Either `_torch.part` or `from paritas._torch import part`, alone or among others.
     silent = [
-        part
-        for part in parts
-        if not re.search(rf"_torch(\.|\s+import\s+(\([^)]*|[^\n(]*)\b){part}\b", canaries)
+        f"{folder}.{part}"
+        for folder, part in parts
+        if not re.search(rf"{folder}(\.|\s+import\s+(\([^)]*|[^\n(]*)\b){part}\b", canaries)
     ]
     named = " or ".join(path.name for path in CANARIES)
-    assert not silent, f"no test in {named} mentions these modules of paritas._torch"
+    assert not silent, f"no test in {named} mentions these modules"

@@ -12,9 +12,10 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
-from paritas._torch import sharding_rules, simulated_ranks
-from paritas._torch.rank_lifting import RankLiftMode
+from paritas._torch import simulated_ranks
+from paritas._torch import simulated_ranks as sharding_rules
 from paritas.errors import UnsupportedTorchError, UsageError
+from paritas.precision.lifting import RankLiftMode
 
 
 def test_a_simulated_tensor_is_another_on_each_rank():
@@ -162,6 +163,6 @@ def test_threads_are_let_go_where_the_wait_for_them_is_interrupted(monkeypatch):
 
 def test_a_part_that_torch_has_not_is_named():
     with pytest.raises(UnsupportedTorchError, match=r"has no torch\.distributed\.nowhere"):
-        simulated_ranks._part("torch.distributed.nowhere")
+        simulated_ranks._import_private("torch.distributed.nowhere")
     with pytest.raises(UnsupportedTorchError, match="has no nothing"):
-        simulated_ranks._part("torch.distributed", "nothing")
+        simulated_ranks._import_private("torch.distributed", "nothing")

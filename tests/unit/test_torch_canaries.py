@@ -10,19 +10,9 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
-from paritas._torch import (
-    accumulation,
-    backends,
-    compiled,
-    decisions,
-    hooks,
-    kernels,
-    lifting,
-    modules,
-    operators,
-    perturbing,
-)
+from paritas._torch import dynamo, kernels, operators, tensors
 from paritas.errors import UnsupportedTorchError
+from paritas.precision import accumulation, lifting, perturbing, widening
 
 ATEN = torch.ops.aten
 FLOAT32 = frozenset({torch.float32})
@@ -43,7 +33,7 @@ def rms(tensor):
     return float(tensor.square().mean().sqrt())
 
 
-# --- paritas._torch.accumulation ------------------------------------------------------------------
+# --- paritas.precision.accumulation ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(accumulation._RULES))
@@ -51,21 +41,21 @@ def test_every_rule_of_accumulation_is_of_an_operator(name):
     assert getattr(ATEN, name).overloads()
 
 
-# --- paritas._torch.backends ----------------------------------------------------------------------
+# --- paritas._torch.dynamo ------------------------------------------------------------------------
 
 
 def test_the_inductor_backend_answers():
-    assert callable(backends.inductor_backend())
+    assert callable(dynamo.inductor_backend())
 
 
 @pytest.mark.parametrize("answer", [None, "inductor"])
 def test_a_torch_without_an_inductor_backend_is_named(answer, monkeypatch):
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: answer)
     with pytest.raises(UnsupportedTorchError, match="'inductor'"):
-        backends.inductor_backend()
+        dynamo.inductor_backend()
 
 
-# --- paritas._torch.compiled ----------------------------------------------------------------------
+# --- paritas._torch.dynamo ------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -110,37 +100,37 @@ MAKERS = {
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 @pytest.mark.parametrize("backend", ["inductor", "eager", "aot_eager", custom])
 def test_the_backend_behind_a_compiled_callable_is_found(make, backend):
-    (found,) = compiled.backends_of(make(backend))
+    (found,) = dynamo.backends_of(make(backend))
     faithful = isinstance(backend, str)
-    assert compiled.backend_name(found) == (backend if faithful else "custom")
-    assert compiled.is_faithful(found) is faithful
+    assert dynamo.backend_name(found) == (backend if faithful else "custom")
+    assert dynamo.is_faithful(found) is faithful
 
 
 @pytest.mark.parametrize("plain", [Net(), function, Net().encode, torch.relu, object()])
 def test_what_is_not_compiled_has_no_backend_and_is_its_own_original(plain):
-    assert compiled.backends_of(plain) == []
-    assert compiled.original_of(plain) is plain
+    assert dynamo.backends_of(plain) == []
+    assert dynamo.original_of(plain) is plain
 
 
 def test_several_backends_are_all_found_once():
     parts = [torch.compile(Net(), backend=name) for name in ("eager", "aot_eager", "eager")]
-    found = compiled.backends_of(nn.Sequential(*parts))
-    assert [compiled.backend_name(backend) for backend in found] == ["eager", "aot_eager"]
+    found = dynamo.backends_of(nn.Sequential(*parts))
+    assert [dynamo.backend_name(backend) for backend in found] == ["eager", "aot_eager"]
 
 
 def test_a_function_of_another_s_that_bears_a_known_name_is_not_trusted():
     def inductor(graph, example_inputs):
         return graph.forward
 
-    (found,) = compiled.backends_of(torch.compile(function, backend=inductor))
-    assert not compiled.is_faithful(found)
+    (found,) = dynamo.backends_of(torch.compile(function, backend=inductor))
+    assert not dynamo.is_faithful(found)
 
 
 def test_the_original_of_what_was_compiled_is_found():
     net = Net()
-    assert compiled.original_of(torch.compile(net, backend="eager")) is net
-    assert compiled.original_of(torch.compile(function, backend="eager")) is function
-    bound = compiled.original_of(torch.compile(net.encode, backend="eager"))
+    assert dynamo.original_of(torch.compile(net, backend="eager")) is net
+    assert dynamo.original_of(torch.compile(function, backend="eager")) is function
+    bound = dynamo.original_of(torch.compile(net.encode, backend="eager"))
     assert bound.__self__ is net
 
 
@@ -150,18 +140,18 @@ def test_a_compiled_function_that_hides_its_context_is_an_error_that_says_so():
 
     hidden._torchdynamo_wrapper_id = id(hidden)
     with pytest.raises(UnsupportedTorchError, match="hides the context"):
-        compiled.backends_of(hidden)
+        dynamo.backends_of(hidden)
 
 
 def test_there_is_room_for_more_entries_only_inside():
     before = torch._dynamo.config.recompile_limit
-    with compiled.room_for_entries():
+    with dynamo.room_for_entries():
         assert torch._dynamo.config.recompile_limit > before
     assert torch._dynamo.config.recompile_limit == before
 
 
 def test_a_counting_backend_counts_graphs():
-    backend = compiled.CountingBackend()
+    backend = dynamo.CountingBackend()
     run = torch.compile(lambda x: x.sin(), backend=backend)
     assert torch.equal(run(torch.ones(2)), torch.ones(2).sin())
     assert backend.graphs == 1
@@ -171,8 +161,8 @@ def test_a_counting_backend_counts_graphs():
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 def test_a_forced_backend_is_reached(make, name):
     run = make(name)
-    (inner,) = compiled.backends_of(run)
-    lifted = compiled.LiftedBackend(inner, torch.float32, FLOAT32)
+    (inner,) = dynamo.backends_of(run)
+    lifted = widening.LiftedBackend(inner, torch.float32, FLOAT32)
     with torch.no_grad():  # Dynamo warns of the gradient of what goes from one part to the next
         run(torch.ones(2, 4))
         with torch.compiler.set_stance("default", force_backend=lifted):
@@ -197,7 +187,7 @@ def test_a_lifted_backend_computes_the_graph_in_float64(program, name):
     torch.manual_seed(1)
     native = program(x.float())
     run = torch.compile(program, backend=name)
-    lifted = compiled.LiftedBackend(compiled.backends_of(run)[0], torch.float32, FLOAT32)
+    lifted = widening.LiftedBackend(dynamo.backends_of(run)[0], torch.float32, FLOAT32)
     torch.manual_seed(1)
     with torch.compiler.set_stance("default", force_backend=lifted):
         result = run(x)
@@ -210,7 +200,7 @@ def test_a_lifted_backend_computes_the_graph_in_float64(program, name):
 @pytest.mark.parametrize("draw", [torch.rand, torch.randn])
 def test_a_lifted_graph_draws_natively_and_goes_on_in_float64(draw, name):
     run = torch.compile(lambda x: draw(64).div(3), backend=name)
-    lifted = compiled.LiftedBackend(compiled.backends_of(run)[0], torch.float32, FLOAT32)
+    lifted = widening.LiftedBackend(dynamo.backends_of(run)[0], torch.float32, FLOAT32)
     torch.manual_seed(1)
     with torch.compiler.set_stance("default", force_backend=lifted):
         result = run(values(8))
@@ -221,24 +211,24 @@ def test_a_lifted_graph_draws_natively_and_goes_on_in_float64(draw, name):
 
 def test_a_cast_narrower_than_the_reference_s_stays_in_the_lifted_graph():
     run = torch.compile(lambda x: x.to(torch.bfloat16).double(), backend="eager")
-    (inner,) = compiled.backends_of(run)
+    (inner,) = dynamo.backends_of(run)
     x = values(8)
     for used, rounds in ((FLOAT32, True), (FLOAT32 | {torch.bfloat16}, False)):
         torch._dynamo.reset()
-        lifted = compiled.LiftedBackend(inner, torch.float32, used)
+        lifted = widening.LiftedBackend(inner, torch.float32, used)
         with torch.compiler.set_stance("default", force_backend=lifted):
             assert torch.equal(run(x), x) is not rounds
 
 
 def test_one_lifted_backend_serves_a_function_for_good():
     run = torch.compile(function, backend="eager")
-    (inner,) = compiled.backends_of(run)
-    make = functools.partial(compiled.lifted_backend, run, inner, torch.float32)
+    (inner,) = dynamo.backends_of(run)
+    make = functools.partial(widening.lifted_backend, run, inner, torch.float32)
     assert make(FLOAT32) is make(FLOAT32)
     assert make(FLOAT32) is not make(FLOAT32 | {torch.bfloat16})
 
 
-# --- paritas._torch.decisions ---------------------------------------------------------------------
+# --- paritas.precision.lifting --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,23 +249,23 @@ def test_the_margin_of_a_rounding_is_the_distance_to_its_edge(rounding, margin):
     if margin is None:
         assert decision is None
         return
-    assert isinstance(decision, decisions.Decision)
+    assert isinstance(decision, lifting.Decision)
     assert decision.margin(result, result + 1).tolist() == [margin] * 3
     assert decision.margin(result, result + 2) is None, "no rounding leads two steps away"
 
 
-# --- paritas._torch.hooks -------------------------------------------------------------------------
+# --- paritas._torch.tensors -----------------------------------------------------------------------
 
 
 def test_the_hooks_of_a_tensor_are_seen_and_stand_on_another():
     x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    assert hooks.gradient_hooks(x) == hooks.accumulation_hooks(x) == ()
+    assert tensors.gradient_hooks(x) == tensors.accumulation_hooks(x) == ()
     heard = []
     x.register_hook(torch.neg)
     x.register_post_accumulate_grad_hook(heard.append)
-    assert hooks.gradient_hooks(x) == (torch.neg,)
-    assert hooks.accumulation_hooks(x) == (heard.append,)
-    hooks.copy_hooks(x, other)
+    assert tensors.gradient_hooks(x) == (torch.neg,)
+    assert tensors.accumulation_hooks(x) == (heard.append,)
+    tensors.copy_hooks(x, other)
     other.sum().backward()
     assert heard == [other]
     assert other.grad.tolist() == [-1, -1]
@@ -297,15 +287,15 @@ def test_a_backward_that_is_differentiable_only_once_is_seen_in_the_graph(once):
     x, cotangent = (torch.ones(2, requires_grad=True) for _ in range(2))
     (found,) = torch.autograd.grad(Twice.apply(x.sin()).exp(), x, cotangent, create_graph=True)
     if not once:
-        hooks.refuse_once_differentiable([found])
+        tensors.refuse_once_differentiable([found])
         return
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        hooks.refuse_once_differentiable([found])
+        tensors.refuse_once_differentiable([found])
 
 
 def test_a_tensor_without_the_place_of_its_hooks_is_a_torch_we_do_not_know():
     with pytest.raises(UnsupportedTorchError, match="_backward_hooks"):
-        hooks.gradient_hooks(object())
+        tensors.gradient_hooks(object())
 
 
 # --- paritas._torch.kernels -----------------------------------------------------------------------
@@ -319,16 +309,16 @@ def test_torch_s_float64_kernels_are_used_where_they_are_exact():
 
 def test_a_float64_kernel_with_a_float32_constant_is_replaced(monkeypatch):
     simpler = lambda x: x * torch.clamp(x + 3, 0, 6) * (1 / 6)  # noqa: E731
-    monkeypatch.setattr(kernels, "_CHECKED", {})
+    monkeypatch.setattr(kernels, "_KNOWN_KERNELS", {})
     monkeypatch.setitem(kernels.decomposition_table, ATEN.hardswish.default, simpler)
     assert kernels.float64_kernel(ATEN.hardswish.default, (values(8),)) is ATEN.hardswish.default
     coarse = lambda x: x * torch.clamp(x + 3, 0, 6) * float(torch.tensor(1 / 6))  # noqa: E731
-    kernels._CHECKED.clear()
+    kernels._KNOWN_KERNELS.clear()
     monkeypatch.setitem(kernels.decomposition_table, ATEN.hardswish.default, coarse)
     assert kernels.float64_kernel(ATEN.hardswish.default, (values(8),)) is coarse
 
 
-# --- paritas._torch.lifting -----------------------------------------------------------------------
+# --- paritas.precision.lifting --------------------------------------------------------------------
 
 
 def test_every_operator_passes_through_a_lifting_mode_forward_and_backward():
@@ -365,12 +355,12 @@ def test_the_dtype_of_every_call_is_written_down():
     assert not [call for call in log.calls if call[0] is ATEN.argmax.default]
 
 
-# --- paritas._torch.modules -----------------------------------------------------------------------
+# --- paritas._torch.tensors -----------------------------------------------------------------------
 
 
 def test_the_slots_of_a_module_are_where_it_reads_its_tensors_from():
     norm = nn.BatchNorm1d(3)
-    parameters, buffers = modules.tensor_slots(norm)
+    parameters, buffers = tensors.tensor_slots(norm)
     assert list(parameters) == ["weight", "bias"]
     assert list(buffers) == ["running_mean", "running_var", "num_batches_tracked"]
     other = torch.full((3,), 2.0)
@@ -384,7 +374,7 @@ def test_what_a_module_has_of_its_own_is_told_from_torch_s():
     net = Net()
     net.steps = 1
     net(torch.ones(1, 4))
-    assert set(vars(net)) - modules.INTERNALS == {"steps", "training"}
+    assert set(vars(net)) - tensors.INTERNALS == {"steps", "training"}
 
 
 # --- paritas._torch.operators ---------------------------------------------------------------------
@@ -429,7 +419,7 @@ def test_every_operator_that_decides_exists(name):
     assert getattr(ATEN, name).overloads()
 
 
-# --- paritas._torch.perturbing --------------------------------------------------------------------
+# --- paritas.precision.perturbing -----------------------------------------------------------------
 
 
 def test_a_perturbed_run_differs_by_the_noise_of_the_precision_it_stands_for():

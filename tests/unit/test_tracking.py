@@ -9,7 +9,7 @@ import types
 import pytest
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
 from paritas.tracking import log_to_mlflow, log_to_tensorboard, scalars
 
 

@@ -1,1 +1,1 @@
-"""The only place that touches torch's private APIs; each entry typed, with a canary test."""
+"""The only door to torch's private parts: what is imported from there is imported here."""

@@ -37,11 +37,11 @@ def asking_first(layer: Layer) -> Iterator[None]:
     Raises:
         UnsupportedTorchError: torch has no such place.
     """
-    _asked.add(layer)
+    _layers.add(layer)
     try:
         yield
     finally:
-        _asked.remove(layer)
+        _layers.remove(layer)
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def on_first_compile(prepare: Callable[[], None]) -> Iterator[None]:
     Raises:
         UnsupportedTorchError: torch has no such place; where torch comes later, in its import.
     """
-    arming = _Arming(prepare)
+    arming = _CompilerImport(prepare)
     if MODULE in sys.modules:
         arming.arm()
     else:
@@ -77,7 +77,7 @@ def compile_hook(module: ModuleType) -> Callable[[Any], Any]:
     raise UnsupportedTorchError(message)
 
 
-class _Asked:
+class _CallbackLayers:
     """Who is asked, the last first, and torch itself at the end.
 
     One function stands in torch's place for all of them, for as long as there are any: were each to
@@ -145,10 +145,10 @@ class _Asked:
         return original(callback)
 
 
-_asked = _Asked()
+_layers = _CallbackLayers()
 
 
-class _Arming:
+class _CompilerImport:
     """A finder of modules that finds nothing, but sees torch's compiler come."""
 
     def __init__(self, prepare: Callable[[], None]) -> None:
@@ -178,15 +178,15 @@ class _Arming:
 
     def arm(self) -> None:
         """Wait for the first call, torch's compiler being there."""
-        _asked.add(self._first)
+        _layers.add(self._first)
 
     def disarm(self) -> None:
         """Leave no trace."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        _asked.remove(self._first)
+        _layers.remove(self._first)
 
     def _first(self, callback: Any, _: Ask) -> Any:
         # Another thread may be preparing: it is waited for, so that no call slips by.
-        _asked.replace(self._first, self.prepare)
+        _layers.replace(self._first, self.prepare)
         return compile_hook(sys.modules[MODULE])(callback)

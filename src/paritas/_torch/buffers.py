@@ -1,4 +1,4 @@
-"""Every tensor that Inductor's fused code materialises, heard of as the code runs.
+"""Every tensor that Inductor's fused code materialises, reported as the code runs.
 
 A graph is compiled once more, with the fusion it has, and its generated Python calls a listener
 before each kernel with what it reads, and after it with what it wrote.
@@ -14,23 +14,305 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from paritas._torch.buffer_nodes import Lineage, Naming
+from paritas._torch.generated_code import WrapperLines, instrumenting
+from paritas._torch.graphs import is_view, node_traits
 from paritas._torch.inductor import compile_again
-from paritas._torch.passes import telling
-from paritas._torch.wrapper_lines import Lines, written_into
+from paritas._torch.passes import POST_GRAD, listening_to_passes
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
+    from torch.fx import GraphModule, Node
 
+    from paritas._torch.generated_code import HeldTensor, KernelUnit
     from paritas._torch.inductor import LoweredGraph
+
+
+# --- Which nodes of a graph a buffer stands for ---------------------------------------------------
+
+# Inductor rewrites the graph before it makes buffers of it. What each new node replaced is noted as
+# it happens, so that a buffer can be named after the nodes that the graph had when it came.
+
+
+class NodeLineage:
+    """Follows a graph through the passes after the gradient, as a listener of those.
+
+    Attributes:
+        rewritten: the graph as it was lowered, once known.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        """`module` is the graph before them, which stays as it is."""
+        self.rewritten: GraphModule | None = None
+        self._before = {node.name: node for node in module.graph.nodes}
+        self._order = {name: index for index, name in enumerate(self._before)}
+        self._replaced: dict[str, list[str]] = {}
+        self._depth = 0
+
+    # --- while the passes run -----------------------------------------------------------------
+
+    def enter_stage(
+        self, stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
+    ) -> None:
+        """The first stage is that of the graph itself; those within are of its branches."""
+        if self._depth == 0 and stage == POST_GRAD and self.rewritten is None:
+            self.rewritten = module
+            module._register_replace_node_hook(self._note)
+        self._depth += 1
+
+    def leave_stage(self, module: GraphModule) -> None:
+        """See `enter_stage`."""
+        self._depth -= 1
+        if self._depth == 0 and self.rewritten is not None:
+            self.rewritten._unregister_replace_node_hook(self._note)
+
+    def abandon_stage(self) -> None:
+        """See `enter_stage`."""
+        self._depth -= 1
+
+    def enter_pass(self, name: str, module: GraphModule) -> None:
+        """Passes are all alike here."""
+
+    def leave_pass(self, module: GraphModule) -> None:
+        """Passes are all alike here."""
+
+    def split(self, outputs: int, forward: GraphModule, backward: GraphModule) -> None:
+        """Nothing is split after the gradient."""
+
+    def _note(self, old: Node, new: str, user: Node) -> None:
+        before = self._replaced.setdefault(new, [])
+        if old.name not in before:
+            before.append(old.name)
+
+    # --- afterwards ---------------------------------------------------------------------------
+
+    def is_known(self, node: Any) -> bool:
+        """Whether a node is one of the lowered graph, not of a branch within."""
+        return self.rewritten is not None and node.graph is self.rewritten.graph
+
+    def given(self) -> dict[str, str]:
+        """The inputs and constants of the graph, as Inductor calls them, with their nodes."""
+        given = {"placeholder", "get_attr"}
+        return {str(node.target): node.name for node in self._before.values() if node.op in given}
+
+    def same_value(self, node: Node) -> str | None:
+        """The node before the passes that has the value of one after them."""
+        node = _find_computing_node(node)
+        if node.name in self._before:
+            return node.name if _have_same_spec(node, self._before[node.name]) else None
+        for name in reversed(self._ancestors(node.name)):
+            # Where the old one is still there, the new one was put after it, not in its place.
+            if name not in self._alive and _have_same_spec(node, self._before[name]):
+                return name
+        return None
+
+    def origins(self, node: Node) -> list[str]:
+        """The nodes before the passes that one after them comes from."""
+        node = _find_computing_node(node)
+        if node.name in self._before:
+            return [node.name]
+        return self._ancestors(node.name)
+
+    def in_order(self, names: set[str]) -> list[str]:
+        """As they stood in the graph."""
+        return sorted(names, key=self._order.__getitem__)
+
+    def leading_to(self, name: str, within: set[str], until: set[str]) -> set[str]:
+        """What is computed among some nodes, or was rewritten away, on the way to one of them."""
+        found: set[str] = set()
+        waiting = [self._before[name]]
+        while waiting:
+            node = waiting.pop()
+            skipped = node.op in {"placeholder", "get_attr"} or node.name in until
+            if node.name in found or (skipped and node.name != name):
+                continue
+            inside = node.name == name or node.name in within or node.name not in self._alive
+            if not inside and not is_view(node):
+                continue
+            found.add(node.name)
+            waiting += node.all_input_nodes
+        return found
+
+    @functools.cached_property
+    def _alive(self) -> set[str]:
+        if self.rewritten is None:
+            return set()
+        return {node.name for node in self.rewritten.graph.nodes}
+
+    def _ancestors(self, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+        found: list[str] = []
+        for old in self._replaced.get(name, ()):
+            if old in self._before:
+                found.append(old)
+            elif old not in seen:
+                found += self._ancestors(old, seen | {name})
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferNodes:
+    """What a buffer stands for.
+
+    Attributes:
+        nodes: of the graph, in its order.
+        exact: the one whose value it is, if known.
+    """
+
+    nodes: tuple[str, ...] = ()
+    exact: str | None = None
+
+
+class BufferNaming:
+    """Names the buffers of one compile, kernel by kernel in the order in which they run."""
+
+    def __init__(self, lineage: NodeLineage, lines: WrapperLines) -> None:
+        """Both as the compile left them."""
+        self._lineage = lineage
+        self._lines = lines
+        self._done: set[str] = set()
+        # What the operators that are called as they are read, and the nodes they stand for.
+        self._called: dict[str, set[Node]] = {}
+        for unit in lines.units:
+            for leaf in unit.leaves():
+                if leaf.is_extern():
+                    for held in unit.reads:
+                        self._called.setdefault(held.name, set()).update(self._origins(leaf.node))
+
+    def name(self, unit: KernelUnit) -> list[BufferNodes]:
+        """What each buffer that a kernel writes stands for."""
+        within = self._within(unit)
+        standing = [self._standing(held, within) for held in unit.writes]
+        self._done |= {one.exact for one in standing if one.exact is not None}
+        return standing
+
+    def of_kernel(self, unit: KernelUnit) -> tuple[str, ...]:
+        """The nodes that a kernel stands for as a whole."""
+        return tuple(self._lineage.in_order(self._within(unit)))
+
+    def _within(self, unit: KernelUnit) -> set[str]:
+        """The nodes computed inside a kernel; within a branch, the node that has the branch."""
+        found: set[str] = set()
+        for leaf in unit.leaves():
+            nodes = self._origins(leaf.node)
+            # What an operator that is called as it is was given, was computed before.
+            found |= self._names(_find_sinks(nodes) if leaf.is_extern() else nodes)
+        if not found and unit.parent is not None:
+            return self._within(unit.parent)
+        return found
+
+    def _standing(self, held: HeldTensor, within: set[str]) -> BufferNodes:
+        exact = self._exact(held)
+        own = {exact} if exact is not None else self._names(self._origins(held.ir)) or within
+        if not own:
+            return BufferNodes()
+        last = self._lineage.in_order(own)[-1]
+        nodes = self._lineage.leading_to(last, within, self._done)
+        return BufferNodes(tuple(self._lineage.in_order(nodes)), exact)
+
+    def _origins(self, ir: Any) -> set[Node]:
+        nodes = getattr(ir, "origins", None) or ()
+        return {node for node in nodes if self._lineage.is_known(node)}
+
+    def _names(self, nodes: set[Node]) -> set[str]:
+        return {name for node in nodes for name in self._lineage.origins(node)}
+
+    def _exact(self, held: HeldTensor) -> str | None:
+        """The node whose value a buffer holds, where Inductor's word for it can be trusted."""
+        writes = self._lines.mutated.get(held.variable, [])
+        if held.name != held.variable:
+            node = self._writer(held) if writes and writes[-1] == held.name else None
+        elif writes:
+            return None  # it is called after what is written into it later
+        else:
+            node = held.ir.get_origin_node() or self._argument(held)
+        if node is None or not self._lineage.is_known(node) or not _has_spec_of(held, node):
+            return None
+        return self._lineage.same_value(node)
+
+    def _writer(self, held: HeldTensor) -> Node | None:
+        """The node that writes into another's memory, the whole of it."""
+        origins = self._origins(held.ir)
+        named = held.place.get_origin_node()
+        if named is not None and _find_computing_node(named) in origins:
+            return _find_computing_node(named)
+        found = [
+            node
+            for node in origins
+            if node.op == "call_function"
+            and (kind := node_traits(node)) is not None
+            and 0 in kind.mutates
+            and getattr(node.args[0], "name", "") == held.variable
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _argument(self, held: HeldTensor) -> Node | None:
+        """A value that was laid out anew for an operator that is called as it is."""
+        nodes = self._origins(held.ir)
+        callers = _find_sinks(nodes)
+        if len(callers) != 1 or not callers <= self._called.get(held.name, set()):
+            return None
+        (caller,) = callers
+        values = _find_sinks(nodes - callers)
+        if len(values) != 1 or not values <= set(caller.all_input_nodes):
+            return None
+        return next(iter(values))
+
+
+def _find_sinks(nodes: set[Node]) -> set[Node]:
+    """Those that none of the others is computed from."""
+    return {node for node in nodes if not any(user in nodes for user in node.users)}
+
+
+# What gives back what it is given, with its values.
+_PASSES_VALUE_ON = {
+    "prims.inductor_force_stride_order.default",
+    "aten.alias.default",
+    "aten.detach.default",
+}
+
+
+def _find_computing_node(node: Node) -> Node:
+    """The node that computes the value of one which only hands it on."""
+    while str(node.target) in _PASSES_VALUE_ON:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _have_same_spec(new: Node, old: Node) -> bool:
+    mine, theirs = new.meta.get("val"), old.meta.get("val")
+    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        return False
+    return mine.dtype is theirs.dtype and _describe_sizes(mine.shape) == _describe_sizes(
+        theirs.shape
+    )
+
+
+def _has_spec_of(held: HeldTensor, node: Node) -> bool:
+    """Whether a buffer has the shape and dtype of a node's value."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    memory = held.ir if held.place is None else held.place
+    return memory.get_dtype() is value.dtype and _describe_sizes(
+        memory.get_size()
+    ) == _describe_sizes(value.shape)
+
+
+def _describe_sizes(sizes: Any) -> list[str]:
+    return [str(getattr(getattr(size, "node", None), "expr", size)) for size in sizes]
+
+
+# --- Listening to compiled code -------------------------------------------------------------------
+
+# A graph is compiled once more, with the fusion it has, and its generated Python calls a listener
+# before each kernel with what it reads, and after it with what it wrote.
 
 Side = Literal["input", "output"]
 
 # One Python function with the graph's kernels in it, which no cache knows.
-_PLAINLY = {
+_PLAIN_OPTIONS = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
     "cpp_wrapper": False,
@@ -79,7 +361,7 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class SeenBuffer:
     """A tensor at the moment it is read or was written; only valid during the call.
 
     Attributes:
@@ -107,7 +389,7 @@ class ListeningCode:
     code: Callable[[list[Any]], Sequence[Any]]
     kernels: tuple[Kernel, ...]
     missed: tuple[str, ...]
-    ear: _Ear
+    ear: _BufferListener
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Run it, with arguments in a list that it empties."""
@@ -119,10 +401,10 @@ class ListeningCode:
         return tuple(buffer for kernel in self.kernels for buffer in kernel.writes)
 
 
-class _Ear:
+class _BufferListener:
     """Held by the compiled callable alone: generated modules live as long as the process."""
 
-    def __init__(self, listener: Callable[[Seen], None]) -> None:
+    def __init__(self, listener: Callable[[SeenBuffer], None]) -> None:
         self.listener = listener
         self.kernels: tuple[Kernel, ...] = ()
 
@@ -131,27 +413,27 @@ class _Ear:
         buffers = kernel.reads if side == "input" else kernel.writes
         for position, (buffer, tensor) in enumerate(zip(buffers, tensors, strict=True)):
             if isinstance(tensor, torch.Tensor):
-                self.listener(Seen(kernel, buffer, side, position, tensor))
+                self.listener(SeenBuffer(kernel, buffer, side, position, tensor))
 
 
-_ears: weakref.WeakValueDictionary[str, _Ear] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+_listeners: weakref.WeakValueDictionary[str, _BufferListener] = weakref.WeakValueDictionary()
+_graph_numbers = itertools.count()
 
 
 def hook(key: str) -> Callable[[int, Side, tuple[Any, ...]], None]:
     """What generated code calls; found by the key that is written into it."""
-    return functools.partial(_tell, key)
+    return functools.partial(_pass_to_listener, key)
 
 
-def _tell(key: str, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
-    ear = _ears.get(key)
+def _pass_to_listener(key: str, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
+    ear = _listeners.get(key)
     if ear is not None:
         ear.hear(index, side, tensors)
 
 
 def compile_listening(
     lowered: LoweredGraph,
-    listener: Callable[[Seen], None],
+    listener: Callable[[SeenBuffer], None],
     options: dict[str, Any] | None = None,
 ) -> ListeningCode:
     """Compile a graph once more, so that it tells of every buffer it reads and writes.
@@ -159,25 +441,25 @@ def compile_listening(
     For use while the program runs, as `compile_again`. Fusion and the reuse of memory are those of
     the graph's own code.
     """
-    key = f"graph {next(_numbers)}"
-    ear = _Ear(listener)
-    _ears[key] = ear
-    lines = Lines(key)
-    lineage = Lineage(lowered.module)
-    with telling(lineage), written_into(lines):
-        code = compile_again(lowered, {**(options or {}), **_PLAINLY})
+    key = f"graph {next(_graph_numbers)}"
+    ear = _BufferListener(listener)
+    _listeners[key] = ear
+    lines = WrapperLines(key)
+    lineage = NodeLineage(lowered.module)
+    with listening_to_passes(lineage), instrumenting(lines):
+        code = compile_again(lowered, {**(options or {}), **_PLAIN_OPTIONS})
     if lines.wrappers == 0 or lineage.rewritten is None:
         message = (
             f"torch {torch.__version__} compiled a graph without its code being seen; the buffers "
             "of fused code cannot be recorded with it, but source='fx' can"
         )
         raise UnsupportedTorchError(message)
-    ear.kernels = _kernels(lines, lineage)
+    ear.kernels = _describe_kernels(lines, lineage)
     return ListeningCode(code, ear.kernels, tuple(lines.missed), ear)
 
 
-def _kernels(lines: Lines, lineage: Lineage) -> tuple[Kernel, ...]:
-    naming = Naming(lineage, lines)
+def _describe_kernels(lines: WrapperLines, lineage: NodeLineage) -> tuple[Kernel, ...]:
+    naming = BufferNaming(lineage, lines)
     known = {name: Buffer(name, "", (node,), node) for name, node in lineage.given().items()}
     result = []
     for unit in lines.units:

@@ -1,29 +1,201 @@
-"""Whether an operator's float64 kernel is one: some carry float32 constants inside.
-
-`hardswish` on CUDA multiplies by `1.0f / 6.0f` in every dtype, for one. An arbiter computed so
-would be off by 3e-8, and every program that does better would differ from it. Each elementwise
-operator is therefore compared, once per kind of device, with torch's own decomposition of it into
-simpler ones, which takes its place where the two disagree.
-"""
+"""Kernels without a true float64 form, and what computes in float64 in their place."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
-
-from paritas._torch.attention import wide_attention
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch._ops import OpOverload
 
+
+# --- Attention kernels of a GPU as plain arithmetic -----------------------------------------------
+
+# They have no float64 form, and they draw their dropout mask inside. Here the mask is made from a
+# seed, which is handed to the backward pass in the place of the generator's state, and kept where a
+# uniform number is above the probability: as in the operators that the kernels are put in place of.
+
+ATEN = torch.ops.aten
+FORWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention.default,
+        ATEN._scaled_dot_product_efficient_attention.default,
+        ATEN._scaled_dot_product_cudnn_attention.default,
+    }
+)
+BACKWARD = frozenset(
+    {
+        ATEN._scaled_dot_product_flash_attention_backward.default,
+        ATEN._scaled_dot_product_efficient_attention_backward.default,
+        ATEN._scaled_dot_product_cudnn_attention_backward.default,
+    }
+)
+# In which result the state of the generator comes out.
+_STATES = {"philox_seed", "rng_state"}
+
+
+def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[..., Any]) -> Any:
+    """What a forward kernel gives; `uniform(size, seed)` draws."""
+    given = _name_arguments(op, args, kwargs)
+    weights, mask = _weights(given, seed, uniform)
+    results: list[Any] = []
+    for result in op._schema.returns:
+        if result.name == "output":
+            results.append((weights * mask) @ given["value"])
+        elif result.name in {"logsumexp", "log_sumexp"}:
+            results.append(_log_sum_exp(op, given))
+        elif result.name in _STATES:
+            results.append(torch.tensor(seed, device=weights.device))
+        elif result.name.startswith("max_"):
+            results.append(given["query" if result.name == "max_q" else "key"].shape[-2])
+        else:
+            results.append(torch.zeros((), dtype=torch.int64, device=weights.device))
+    return _lay_out(op, args, kwargs, results)
+
+
+def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
+    """What a backward kernel gives, with the mask of the seed that the forward one handed on."""
+    given = _name_arguments(op, args, kwargs)
+    query, key, value = given["query"], given["key"], given["value"]
+    gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
+    seed = int(given["philox_seed"].reshape(-1)[0]) if given["dropout_p"] else 0
+    weights, mask = _weights(given, seed, uniform)
+    scale = _scale(given)
+    to_weights = (gradient @ value.transpose(-2, -1)) * mask
+    to_scores = weights * (to_weights - (to_weights * weights).sum(dim=-1, keepdim=True))
+    results = [
+        to_scores @ key * scale,
+        to_scores.transpose(-2, -1) @ query * scale,
+        (weights * mask).transpose(-2, -1) @ gradient,
+    ]
+    if "grad_input_mask" in given:
+        bias = given.get("attn_bias")
+        results.append(to_scores.sum_to_size(bias.shape) if bias is not None else None)
+        wanted = given["grad_input_mask"]
+        results = [result if asked else None for result, asked in zip(results, wanted, strict=True)]
+    return _lay_out(op, args, kwargs, results)
+
+
+def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
+    """The results in memory as the kernel lays them: a view of what it gives must be one here."""
+    with _disable_current_modes():  # there is nothing to compute, or to draw
+        given, named = tree_map_only(torch.Tensor, _to_meta, (args, kwargs))
+        kept = op(*given, **named)
+    return tuple(map(_lay_out_like, kept, results))
+
+
+def _lay_out_like(kept: Any, found: Any) -> Any:
+    both = isinstance(kept, torch.Tensor) and isinstance(found, torch.Tensor)
+    if not both or kept.shape != found.shape or kept.stride() == found.stride():
+        return found
+    laid = torch.empty_strided(kept.shape, kept.stride(), dtype=found.dtype, device=found.device)
+    return laid.copy_(found)
+
+
+def _to_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+@contextlib.contextmanager
+def any_attention() -> Iterator[None]:
+    """Within, `scaled_dot_product_attention` finds a kernel for float64, too.
+
+    A program may be run with the fused ones alone allowed (`torch.nn.attention.sdpa_kernel`), none
+    of which takes float64. The setting is torch's own, one for all threads, so it is left alone
+    where nothing was forbidden.
+    """
+    if torch.backends.cuda.math_sdp_enabled():
+        yield
+        return
+    torch.backends.cuda.enable_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_math_sdp(False)
+
+
+def wide_attention(op: OpOverload) -> Callable[..., Any] | None:
+    """A form of an attention kernel that takes float64, if it is one; it refuses dropout."""
+    if op in FORWARD:
+        return lambda *args, **kwargs: attend(op, args, kwargs, 0, _refuse_dropout)
+    if op in BACKWARD:
+        return lambda *args, **kwargs: attend_backward(op, args, kwargs, _refuse_dropout)
+    return None
+
+
+def _refuse_dropout(_size: list[int], _seed: int) -> Tensor:
+    message = "fused attention with dropout draws inside its kernel"
+    raise NotImplementedError(message)
+
+
+def _log_sum_exp(op: OpOverload, given: dict[str, Any]) -> Tensor:
+    """The logarithm of the sum of exponentials of each row.
+
+    The memory-efficient kernel makes it only if asked to, and pads it to a multiple of 32; that of
+    cuDNN gives it one more dimension.
+    """
+    top = _scores(given).logsumexp(dim=-1)
+    if not given.get("compute_log_sumexp", True):
+        return top[..., :0]
+    if "cudnn" in op._schema.name:
+        return top.unsqueeze(-1)
+    missing = -top.shape[-1] % 32 if "efficient" in op._schema.name else 0
+    return torch.nn.functional.pad(top, (0, missing), value=math.inf) if missing else top
+
+
+def _name_arguments(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    return {**given, **kwargs}
+
+
+def _scores(given: dict[str, Any]) -> Tensor:
+    scores: Tensor = given["query"] @ given["key"].transpose(-2, -1) * _scale(given)
+    bias = given.get("attn_bias")
+    if bias is not None and bias.dim():
+        scores = scores + bias
+    if given.get("is_causal"):
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores
+
+
+def _weights(
+    given: dict[str, Any], seed: int, uniform: Callable[..., Any]
+) -> tuple[Tensor, Tensor]:
+    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # rows wholly hidden
+    dropped = given["dropout_p"]
+    if not dropped:
+        return weights, torch.ones_like(weights)
+    kept = uniform(list(weights.shape), seed) > dropped
+    return weights, kept.to(weights.dtype) / (1 - dropped)
+
+
+def _scale(given: dict[str, Any]) -> float:
+    scale = given.get("scale")
+    return 1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale)
+
+
+# --- Kernels with float32 constants inside --------------------------------------------------------
+
+# `hardswish` on CUDA multiplies by `1.0f / 6.0f` in every dtype, for one. An arbiter computed so
+# would be off by 3e-8, and every program that does better would differ from it. Each elementwise
+# operator is therefore compared, once per kind of device, with torch's own decomposition of it into
+# simpler ones, which takes its place where the two disagree.
+
 # Far above float64's rounding, far below that of a float32 constant.
 AGREEMENT = 1e-12
-_CHECKED: dict[tuple[OpOverload, str], bool] = {}
+_KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
 def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -39,9 +211,11 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
     if decomposition is None or not tensors or not _is_elementwise(func, tensors):
         return func
     key = (func, tensors[0].device.type)
-    if key not in _CHECKED:
-        _CHECKED[key] = _agrees(func, decomposition, args, tensors[0].device)
-    return func if _CHECKED[key] else decomposition
+    if key not in _KNOWN_KERNELS:
+        _KNOWN_KERNELS[key] = _agrees_with_decomposition(
+            func, decomposition, args, tensors[0].device
+        )
+    return func if _KNOWN_KERNELS[key] else decomposition
 
 
 def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:
@@ -51,7 +225,7 @@ def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:
     return single and same and torch.Tag.nondeterministic_seeded not in func.tags
 
 
-def _agrees(
+def _agrees_with_decomposition(
     func: OpOverload,
     decomposition: Callable[..., Any],
     args: tuple[Any, ...],

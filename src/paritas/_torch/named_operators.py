@@ -18,21 +18,139 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from paritas._torch.kernel_checks import fits_kernel
-from paritas._torch.lifting import map_tensors
-from paritas._torch.operators import Traits, traits
+from paritas._torch.operators import Traits, map_tensors, traits
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-__all__ = ["NamedOperator", "operator_named"]
 
-_NAME = re.compile(r"(aten|prims)\.(\w{1,80})\.(\w{1,80})")
+# --- What some kernels take for granted -----------------------------------------------------------
+
+# They read saved statistics and indices without a look at their number or range: a program's own
+# always fit. Those of a damaged dump would be read, or written, beyond the end of memory.
+
+if TYPE_CHECKING:
+    _Arguments = Mapping[str, Any]
+
+
+def fits_kernel(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether an operator may be run on these arguments, which are named as in its schema."""
+    check = _ARGUMENT_CHECKS.get(name)
+    try:
+        return check is None or check(given)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ZeroDivisionError):
+        return False  # not even the kinds of the arguments are right
+
+
+def _check_layer_norm(given: _Arguments) -> bool:
+    x, shape = given["input"], tuple(given["normalized_shape"])
+    if x.shape[x.dim() - len(shape) :] != shape or given["grad_out"].shape != x.shape:
+        return False
+    rows = x.numel() // max(1, math.prod(shape))
+    return _have_count(rows, given["mean"], given["rstd"]) and _have_shape(
+        shape, given["weight"], given["bias"]
+    )
+
+
+def _check_group_norm(given: _Arguments) -> bool:
+    x, n, c = given["input"], given["N"], given["C"]
+    groups = given["group"]
+    sizes_fit = x.numel() == n * c * given["HxW"] and groups > 0 and c % groups == 0
+    same = given["grad_out"].shape == x.shape
+    statistics = _have_count(n * groups, given["mean"], given["rstd"])
+    return sizes_fit and same and statistics and _have_shape((c,), given["weight"])
+
+
+def _check_batch_norm(given: _Arguments) -> bool:
+    x = given["input"]
+    channels = x.shape[1]
+    names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd")
+    present = [given[name] for name in names if given[name] is not None and given[name].numel()]
+    needed = ("save_mean", "save_invstd") if given["train"] else ("running_mean", "running_var")
+    complete = all(given[name] is not None and given[name].numel() for name in needed)
+    return complete and given["grad_out"].shape == x.shape and _have_count(channels, *present)
+
+
+def _check_nll_loss(given: _Arguments) -> bool:
+    x, target, weight = given["self"], given["target"], given["weight"]
+    classes = x.shape[1 if x.dim() > 1 else 0]
+    # One value a position: all but the axis of the classes.
+    positions = x.numel() // max(1, classes)
+    if target.numel() != positions or (weight is not None and weight.shape != (classes,)):
+        return False
+    wanted = target[target != given["ignore_index"]]
+    each = given["reduction"] == 0
+    sizes = _have_count(positions if each else 1, given["grad_output"]) and _have_count(
+        1, given["total_weight"]
+    )
+    return sizes and _are_in_range(wanted, classes)
+
+
+def _check_embedding(given: _Arguments) -> bool:
+    indices, grad = given["indices"], given["grad_output"]
+    same = tuple(grad.shape[:-1]) == tuple(indices.shape)
+    return same and _are_in_range(indices, given["num_weights"])
+
+
+def _check_max_pool(axes: int) -> Callable[[_Arguments], bool]:
+    def check(given: _Arguments) -> bool:
+        x, indices = given["self"], given["indices"]
+        same = indices.shape == given["grad_output"].shape
+        same = same and indices.shape[:-axes] == x.shape[:-axes]
+        return same and _are_in_range(indices, math.prod(x.shape[-axes:]))
+
+    return check
+
+
+def _check_attention(given: _Arguments) -> bool:
+    query, key, value, out = (given[name] for name in ("query", "key", "value", "out"))
+    four_axes = all(tensor.dim() == 4 for tensor in (query, key, value))  # noqa: PLR2004
+    same = out.shape == given["grad_out"].shape == query.shape[:-1] + value.shape[-1:]
+    rows = tuple(query.shape[:-1])
+    alike = key.shape == value.shape and key.shape[0] == query.shape[0]
+    heads = query.shape[1] == key.shape[1] and query.shape[-1] == key.shape[-1]
+    return four_axes and same and alike and heads and tuple(given["logsumexp"].shape) == rows
+
+
+def _have_count(count: int, *tensors: Any) -> bool:
+    return all(isinstance(one, torch.Tensor) and one.numel() == count for one in tensors)
+
+
+def _have_shape(shape: tuple[int, ...], *tensors: Any) -> bool:
+    return all(one is None or tuple(one.shape) == shape for one in tensors)
+
+
+def _are_in_range(indices: Any, count: int) -> bool:
+    if indices.dtype not in (torch.int64, torch.int32):
+        return False
+    return not indices.numel() or (int(indices.min()) >= 0 and int(indices.max()) < count)
+
+
+_ARGUMENT_CHECKS: dict[str, Callable[[_Arguments], bool]] = {
+    "native_layer_norm_backward": _check_layer_norm,
+    "native_group_norm_backward": _check_group_norm,
+    "native_batch_norm_backward": _check_batch_norm,
+    "nll_loss_backward": _check_nll_loss,
+    "nll_loss2d_backward": _check_nll_loss,
+    "embedding_dense_backward": _check_embedding,
+    "max_pool2d_with_indices_backward": _check_max_pool(2),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _check_attention,
+}
+
+
+# --- Finding an operator by its name --------------------------------------------------------------
+
+# A dump may come from anywhere. So a name is looked up among torch's own tensor operators, and
+# taken only if torch itself says that it is one of the pure ones out of which programs are made.
+# What draws random numbers, reads memory that nobody wrote, knows of files or gives no tensor is
+# refused.
+
+_OPERATOR_NAME = re.compile(r"(aten|prims)\.(\w{1,80})\.(\w{1,80})")
 # Beyond those that torch marks as core or pointwise, or knows to take apart.
-_FURTHER = frozenset(
+_ALSO_ALLOWED = frozenset(
     """
     _adaptive_avg_pool3d_backward _cdist_backward _conj _fft_c2c _fft_c2r _fft_r2c _linalg_det
     _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _to_copy
@@ -62,18 +180,18 @@ _TAKEN_APART = frozenset(
     """.split()  # noqa: SIM905
 )
 # And what believes all it is given, and cannot; or has an effect.
-_UNSAFE = frozenset({"_embedding_bag", "resize", "set"})
+_NEVER_ALLOWED = frozenset({"_embedding_bag", "resize", "set"})
 _UNWRITTEN = re.compile(r"(new_)?empty(_like|_strided|_permuted)?")
 _PRIMS_REFUSED = re.compile(
     r"inductor_.*|_make_token|_sink_tokens|_unsafe.*|copy_.*|item|resize|svd"
 )
 _PRIMS_DRAWING = re.compile(r"inductor_(rand|seed|lookup_seed).*|normal|uniform")
-_TAKEN = re.compile(
+_ALLOWED_TYPE = re.compile(
     r"Optional\[(.+)\]|List\[(.+)\]|(Tensor|number|int|SymInt|float|bool|complex"
     r"|ScalarType|Layout|Device|MemoryFormat|str|Generator)"
 )
 # Beside a whole tensor's values these say where and how it lies, which is decided anew here.
-_PLACED = frozenset({"pin_memory", "non_blocking"})
+_PLACING_OPTIONS = frozenset({"pin_memory", "non_blocking"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +228,8 @@ class NamedOperator:
         names = [name for name, _ in self.takes]
         if not fits_kernel(self.kind.name, {**dict(zip(names, args, strict=False)), **kwargs}):
             raise UsageError(f"{self.name} was given values that do not belong together")
-        args = [map_tensors(value, _hollow) for value in args]
-        kwargs = {key: map_tensors(value, _hollow) for key, value in kwargs.items()}
+        args = [map_tensors(value, _to_meta) for value in args]
+        kwargs = {key: map_tensors(value, _to_meta) for key, value in kwargs.items()}
         made_anew = any(name == "device" for name, _ in self.takes) and not _holds_tensor(args)
         if made_anew or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
@@ -129,7 +247,7 @@ class NamedOperator:
 
     def settled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Named arguments for a run here: whatever device was asked for, it is the host."""
-        kept = {key: value for key, value in kwargs.items() if key not in _PLACED}
+        kept = {key: value for key, value in kwargs.items() if key not in _PLACING_OPTIONS}
         if kept.get("device") is not None:
             kept["device"] = torch.device("cpu")
         if kept.get("layout") not in (None, torch.strided):
@@ -146,10 +264,10 @@ def operator_named(name: str) -> NamedOperator:
     plain = _ON_NUMBERS.get(name.removeprefix("operator."))
     if plain is not None:
         return NamedOperator(name, plain)
-    found = _NAME.fullmatch(name)
+    found = _OPERATOR_NAME.fullmatch(name)
     if found is None:
         raise UsageError(f"{name[:100]!r} is no operator of torch's own")
-    func = _looked_up(*found.groups())
+    func = _look_up(*found.groups())
     if not isinstance(func, OpOverload):
         raise UsageError(f"torch {torch.__version__} has no operator {name!r}")
     kind = traits(func)
@@ -166,7 +284,7 @@ def operator_named(name: str) -> NamedOperator:
     )
 
 
-def _looked_up(namespace: str, name: str, overload: str) -> Any:
+def _look_up(namespace: str, name: str, overload: str) -> Any:
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None and namespace == "prims":
         importlib.import_module("torch._inductor.inductor_prims")  # defines the rest of them
@@ -184,41 +302,45 @@ def _check_purpose(name: str, func: OpOverload, kind: Traits) -> None:
     if is_prim:
         known = _PRIMS_REFUSED.fullmatch(kind.name) is None
     else:
-        known = kind.name in _FURTHER or _is_known(func) or (bool(kind.mutates) and _is_twin(kind))
+        known = (
+            kind.name in _ALSO_ALLOWED
+            or _is_core_or_decomposed(func)
+            or (bool(kind.mutates) and _writes_as_a_known_one(kind))
+        )
     apart = kind.name in _TAKEN_APART
-    if kind.name in _UNSAFE or not known or (apart and func not in decomposition_table):
+    if kind.name in _NEVER_ALLOWED or not known or (apart and func not in decomposition_table):
         raise UsageError(f"{name} is none of the operators that are run again")
     takes = [str(one.type) for one in func._schema.arguments]
     gives = [str(one.type) for one in func._schema.returns]
     if not gives or not all(one in {"Tensor", "List[Tensor]"} for one in gives):
         raise UsageError(f"{name} gives no tensor")
-    strange = [one for one in takes if not _is_plain(one)]
+    strange = [one for one in takes if not _is_allowed_type(one)]
     if strange:
         raise UsageError(f"{name} takes a {strange[0]}")
 
 
-def _is_known(func: OpOverload) -> bool:
+def _is_core_or_decomposed(func: OpOverload) -> bool:
     core = torch.Tag.core in func.tags or torch.Tag.pointwise in func.tags
     return core or func in decomposition_table
 
 
-def _is_twin(kind: Traits) -> bool:
+def _writes_as_a_known_one(kind: Traits) -> bool:
     """Whether an operator that writes has the name of one that does not and is known."""
     packet = getattr(torch.ops.aten, kind.name, None)
     if packet is None or kind.namespace != "aten":
         return False
-    return any(_is_known(getattr(packet, name)) for name in packet.overloads())
+    return any(_is_core_or_decomposed(getattr(packet, name)) for name in packet.overloads())
 
 
-def _is_plain(kind: str) -> bool:
-    found = _TAKEN.fullmatch(kind)
+def _is_allowed_type(kind: str) -> bool:
+    found = _ALLOWED_TYPE.fullmatch(kind)
     if found is None:
         return False
     inner = found[1] or found[2]
-    return inner is None or _is_plain(inner)
+    return inner is None or _is_allowed_type(inner)
 
 
-def _hollow(tensor: Tensor) -> Tensor:
+def _to_meta(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -234,13 +356,13 @@ def _holds_tensor(args: Sequence[Any]) -> bool:
     )
 
 
-def _item(values: Any, index: Any) -> Any:
+def _get_item(values: Any, index: Any) -> Any:
     if not isinstance(values, list | tuple) or type(index) is not int:
         raise TypeError(f"an item {index!r} of a {type(values).__name__}")
     return values[index]
 
 
-def _of_integers(function: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
+def _on_integers(function: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
     def run(left: Any, right: Any) -> int:
         # Sizes; others than these could be made to grow without end.
         if any(type(value) is not int or abs(value) >> 63 for value in (left, right)):
@@ -262,9 +384,9 @@ _AS_RESHAPE: dict[str, Callable[..., Any]] = {
     "aten._reshape_alias.default": _reshape_alias,
 }
 _ON_NUMBERS: dict[str, Callable[..., Any]] = {
-    "getitem": _item,
+    "getitem": _get_item,
     **{
-        function.__name__: _of_integers(function)
+        function.__name__: _on_integers(function)
         for function in (
             operator.add,
             operator.sub,

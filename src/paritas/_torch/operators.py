@@ -1,15 +1,33 @@
-"""What an aten operator does, as far as rounding and randomness go."""
+"""What an aten operator does: what it rounds, draws and writes, and the dtype of what it makes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
     from torch._ops import OpOverload
+
+
+# --- Rounding, randomness, writes -----------------------------------------------------------------
+
+# What a lifted run computes in, by the dtype that the program states.
+WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
 
 # Operators whose floating results are chosen, moved or counted, never rounded.
 _EXACT = frozenset(
@@ -137,12 +155,135 @@ def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Whether this call rounds: of some operators an argument decides, not the operator."""
     if kind.name in _REDUCES_AS_TOLD:
         # What looks for the greatest by equality afterwards would not find it if it were shaken.
-        return not _told(_CHOOSING, args, kwargs)
+        return not _is_any_argument_in(_CHOOSING, args, kwargs)
     if kind.name in _ADDS_IF_TOLD:
         accumulates = len(args) > 3 and args[3] is True  # noqa: PLR2004
-        return accumulates or kwargs.get("accumulate") is True or _told(_ADDING, args, kwargs)
+        return (
+            accumulates
+            or kwargs.get("accumulate") is True
+            or _is_any_argument_in(_ADDING, args, kwargs)
+        )
     return kind.rounds
 
 
-def _told(words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_any_argument_in(
+    words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     return any(isinstance(value, str) and value in words for value in (*args, *kwargs.values()))
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to the tensors of an operator's arguments or results."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    return tree
+
+
+# --- The default dtype ----------------------------------------------------------------------------
+
+# Torch has one default for the whole process: while it is changed, every thread's `torch.ones(3)`
+# is of another dtype. So a lifted run states float64 call by call, where a mode can see that the
+# default would decide; the default itself is changed only for programs that ask it where no mode
+# looks.
+
+# What was in force before each change of the default dtype that is not over yet, of all threads.
+_defaults: list[torch.dtype] = []
+_defaults_lock = threading.Lock()
+
+# By call signature: the dtype of the results, where it is the default that decides it.
+_result_dtypes: dict[tuple[Any, ...], torch.dtype | None] = {}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Another default dtype for a while, in all threads.
+
+    Where threads overlap in here, what the last one restores has to be what the first one found,
+    or the other dtype would stay for good.
+    """
+    with _defaults_lock:
+        _defaults.append(torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        with _defaults_lock:
+            torch.set_default_dtype(_defaults.pop())
+
+
+def own_default() -> torch.dtype:
+    """The default dtype of the process, whatever another thread's check has made of it just now."""
+    with _defaults_lock:
+        return _defaults[0] if _defaults else torch.get_default_dtype()
+
+
+def is_of_default(fresh: Tensor, default: torch.dtype) -> bool:
+    """Whether the default dtype may have decided what a tensor made of numbers is.
+
+    A mode hears of `torch.tensor(0.1)` when it is made: rounded to the default dtype, for good.
+    """
+    dtype = fresh.dtype
+    return bool(dtype == (default.to_complex() if dtype.is_complex else default))
+
+
+def state_float64(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call without a floating tensor, such that its floats are float64.
+
+    Only for operators that neither draw nor write: what it gives is found out by calling it.
+    """
+    if kwargs.get("dtype") is not None:
+        return args, kwargs
+    key = (func, *_argument_kinds(args), *_argument_kinds(sorted(kwargs.items())))
+    if key not in _result_dtypes:
+        _result_dtypes[key] = _find_floating_result(func, args, kwargs)
+    dtype = _result_dtypes[key]
+    if dtype is None:
+        return args, kwargs
+    if takes_dtype(func):
+        return args, {**kwargs, "dtype": dtype}
+    # Torch itself turns integers into floats of the default dtype before it computes.
+    return _to_float64(args), {name: _to_float64(value) for name, value in kwargs.items()}
+
+
+def takes_dtype(func: OpOverload) -> bool:
+    """Whether an operator can be told the dtype of its result."""
+    return any(argument.name == "dtype" for argument in func._schema.arguments)
+
+
+def _find_floating_result(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.dtype | None:
+    if "device" in kwargs:  # made from nothing: its size does not matter here
+        kwargs = {**kwargs, "device": torch.device("meta")}
+        kwargs.pop("pin_memory", None)
+    with _disable_current_modes():
+        result = func(*args, **kwargs)
+    for item in result if isinstance(result, list | tuple) else [result]:
+        if isinstance(item, torch.Tensor) and item.is_complex():
+            return torch.complex128
+        if isinstance(item, torch.Tensor) and item.is_floating_point():
+            return torch.float64
+    return None
+
+
+def _argument_kinds(values: Any) -> Iterator[Any]:
+    """What decides the dtype of a result: kinds of numbers and dtypes, no values."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield (value.dtype, value.dim() == 0)
+        elif isinstance(value, list | tuple):
+            yield tuple(_argument_kinds(value))
+        else:
+            yield value if isinstance(value, str | torch.dtype) else type(value)
+
+
+def _to_float64(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(torch.float64)
+    if isinstance(value, list | tuple):
+        return type(value)(_to_float64(item) for item in value)
+    return value

@@ -18,7 +18,7 @@ import torch._inductor.config
 from torch._guards import TracingContext, tracing
 
 from paritas._torch.graphs import copy_graph, placeholders
-from paritas._torch.inductor import settings
+from paritas._torch.inductor import using_settings
 from paritas.errors import UnsupportedTorchError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ _watchers = 0
 
 
 @contextlib.contextmanager
-def telling(listener: PassListener) -> Iterator[None]:
+def listening_to_passes(listener: PassListener) -> Iterator[None]:
     """Let a listener hear of the passes that run in this thread meanwhile.
 
     Graphs are not taken from the cache meanwhile: no pass runs on one that is.
@@ -101,7 +101,7 @@ def run_post_grad_passes(lowered: LoweredGraph) -> None:
     module = copy_graph(lowered.module)
     fake_mode = lowered.fake_mode
     with (
-        settings(lowered.options),
+        using_settings(lowered.options),
         torch.no_grad(),
         torch._C._DisableAutocast(),
         tracing(TracingContext(fake_mode)),
@@ -175,7 +175,7 @@ def _listener() -> PassListener | None:
 
 
 @contextlib.contextmanager
-def _bracketed(
+def _reporting_stage(
     stage: str, module: GraphModule, constants: dict[str, Tensor] | None = None
 ) -> Iterator[list[GraphModule]]:
     """Tell of a stage; the body appends the graph that it ended with."""
@@ -195,7 +195,7 @@ def _bracketed(
 
 def _staged(stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with _bracketed(stage, gm) as ended:
+        with _reporting_stage(stage, gm) as ended:
             result = original(gm, *args, **kwargs)
             ended.append(gm if result is None else result)
         return result
@@ -209,7 +209,7 @@ def _freezing(original: Callable[..., Any]) -> Callable[..., Any]:
         values = getattr(context, "params_flat_unwrap_subclasses", None) or []
         named = zip(placeholders(gm), values, strict=False)
         constants = {node.name: value for node, value in named if isinstance(value, torch.Tensor)}
-        with _bracketed(FREEZING, gm, constants) as ended:
+        with _reporting_stage(FREEZING, gm, constants) as ended:
             result = original(dynamo_gm, gm, *args, **kwargs)
             ended.append(result[0])
         return result
@@ -219,7 +219,7 @@ def _freezing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _laying_out(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with _bracketed(FREEZING, gm):
+        with _reporting_stage(FREEZING, gm):
             return original(gm, *args, **kwargs)
 
     return run

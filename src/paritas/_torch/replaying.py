@@ -11,38 +11,263 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._inductor.inductor_prims
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 
-from paritas._torch import attention
-from paritas._torch.draw_keys import (
-    GRAPH_SAFE,
-    OFFSET,
-    OFFSETS,
-    RANDINT,
-    RANDOM,
-    SAVE_STATE,
-    SEED,
-    SEEDS,
-    WITH_STATE,
-    may_draw,
-    value_of,
-)
-from paritas._torch.frozen import FrozenGraph, UnplayableError, concrete, note_sizes
-from paritas._torch.indexing import in_bounds
-from paritas._torch.lifting import WIDE
+from paritas._torch import kernels
+from paritas._torch.frozen_graphs import FrozenGraph, UnplayableError, concrete, record_sizes
+from paritas._torch.operators import WIDE, traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
     from torch.fx import Node
+
+
+# --- Keys: which random numbers the nodes of a graph draw -----------------------------------------
+
+# A node that draws has a key, by default its name, and its numbers are made from the key alone.
+# When a pass puts one drawing node in another's place, the new one inherits the key. Inductor's own
+# random operators take a seed that another node made: there the key is the seed's, and the numbers
+# depend on the value that arrives, so that a draw wired to another's seed is seen.
+
+if TYPE_CHECKING:
+    DrawKeys = dict[str, str]
+
+PRIMS = torch.ops.prims
+SAVE_STATE, WITH_STATE = "run_and_save_rng_state", "run_with_rng_state"
+GRAPH_SAFE = "graphsafe_run_with_rng_state"
+# What makes seeds, one or many; the eager ones are there for CUDA alone, and in a newer torch.
+SEED, SEEDS = PRIMS.inductor_seed.default, PRIMS.inductor_seeds.default
+OFFSET = getattr(PRIMS, "inductor_rand_eager_offset", None)
+OFFSETS = getattr(PRIMS, "inductor_rand_eager_offsets", None)
+LOOKUP = PRIMS.inductor_lookup_seed.default
+RANDOM, RANDINT = PRIMS.inductor_random.default, PRIMS.inductor_randint.default
+# Words in the names of torch's functions and methods that draw.
+_DRAWING_WORDS = frozenset(
+    """
+    rand dropout bernoulli normal multinomial uniform exponential poisson cauchy geometric rrelu
+    gumbel scaled_dot_product
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclasses.dataclass
+class RandomDraw:
+    """A node that gives random numbers.
+
+    Attributes:
+        path: its name, behind the names of the nodes it runs in.
+        kind: what is drawn, and of which shape.
+        source: path of what decides the numbers: its own, or that of a seed.
+        key: what its numbers are made from.
+        reaches: names of the nodes that stay and that its numbers flow into.
+    """
+
+    path: str
+    kind: tuple[str, str]
+    source: str
+    key: str = ""
+    reaches: frozenset[str] = frozenset()
+
+
+def seed_of_key(key: str) -> int:
+    """The seed that a key stands for."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def may_draw(target: Any) -> bool:
+    """Whether calling this may draw from torch's own generators."""
+    if isinstance(target, OpOverload):
+        return traits(target).random
+    return not isinstance(target, HigherOrderOperator)
+
+
+def carry_keys_over(before: FrozenGraph, keys: DrawKeys, after: FrozenGraph) -> DrawKeys:
+    """The keys of a graph that was made from another, whose keys are known."""
+    old, new = _find_draws(before), _find_draws(after)
+    gone = {path: draw for path, draw in old.items() if path not in new}
+    come = {path: draw for path, draw in new.items() if path not in old}
+    _note_reaches(before, gone, {node.name for node in after.nodes})
+    _note_reaches(after, come, {node.name for node in before.nodes})
+    known = {draw.source for draw in old.values()}
+    result: DrawKeys = {}
+    for path, draw in new.items():
+        if draw.source in known:
+            result[draw.source] = keys.get(draw.source, draw.source)
+            continue
+        partner = old.get(path) or _find_partner(draw, gone)
+        if partner is not None:
+            gone.pop(partner.path, None)
+            # The first draw of a seed decides: a second one that shares it gets the same numbers.
+            result.setdefault(draw.source, keys.get(partner.source, partner.source))
+    return result
+
+
+def draws_of(graph: FrozenGraph, keys: DrawKeys) -> list[RandomDraw]:
+    """The draws of a graph, in order, with the key of each."""
+    draws = list(_find_draws(graph).values())
+    for draw in draws:
+        draw.key = keys.get(draw.source, draw.source)
+    return draws
+
+
+def _find_partner(draw: RandomDraw, gone: dict[str, RandomDraw]) -> RandomDraw | None:
+    """The vanished draw whose place a new one takes: of its kind, and flowing the same way."""
+    (what, shape), best = draw.kind, None
+    most = (False, False, -1)
+    for old in gone.values():
+        same = old.kind[1] == shape or "" in {old.kind[1], shape}
+        likeness = (same, old.kind[0] == what, len(old.reaches & draw.reaches))
+        if any(likeness[:2]) and likeness > most:
+            best, most = old, likeness
+    return best
+
+
+def _find_draws(graph: FrozenGraph, prefix: str = "") -> dict[str, RandomDraw]:
+    found: dict[str, RandomDraw] = {}
+    for node in graph.nodes:
+        path = f"{prefix}{node.name}"
+        for name, body in graph.bodies(node):
+            found |= _find_draws(body, f"{path}/{name}/")
+        kind = _describe_draw(node)
+        source = _find_source(node, prefix) if kind else ""
+        if kind and source:
+            shape = (
+                _describe_shape(node)
+                if node.target not in kernels.FORWARD
+                else _describe_mask_shape(node)
+            )
+            found[path] = RandomDraw(path, (kind, shape), source)
+    return found
+
+
+def _describe_draw(node: Node) -> str:
+    """What a node draws, in a word; empty if it does not."""
+    if node.op in {"placeholder", "output", "get_attr"}:
+        return ""
+    target: Any = node.target
+    if isinstance(target, HigherOrderOperator):
+        name = target.name()
+        op: Any = node.args[0] if name in {SAVE_STATE, GRAPH_SAFE} else None
+        return traits(op).name if isinstance(op, OpOverload) else ""
+    if target is RANDOM:
+        return str(node.args[2])
+    if target is RANDINT:
+        return "randint"
+    if target in kernels.FORWARD:
+        return "rand"
+    if target in kernels.BACKWARD:
+        return ""  # it is handed what the forward pass drew
+    if isinstance(target, OpOverload):
+        makes_seeds = target in {SEED, SEEDS} or _is_offset(target)
+        return traits(target).name if traits(target).random and not makes_seeds else ""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name if any(word in name.lower() for word in _DRAWING_WORDS) else ""
+
+
+def _find_source(node: Node, prefix: str) -> str:
+    """What decides a draw's numbers; empty if they come from outside of the graph."""
+    if node.target in {RANDOM, RANDINT}:
+        seed: Any = node.args[1 if node.target is RANDOM else 3]
+        index: Any = ""
+        if seed.target in {LOOKUP, torch.ops.aten.select.int}:
+            seed, index = seed.args[0], f"[{seed.args[-1]}]"
+        made = seed.target in {SEED, SEEDS} or _is_offset(seed.target)
+        return f"{prefix}{seed.name}{index}" if made else ""
+    if isinstance(node.target, HigherOrderOperator) and node.target.name() == GRAPH_SAFE:
+        state: Any = node.kwargs.get("rng_state")
+        return f"{prefix}{state.name}"
+    return f"{prefix}{node.name}"
+
+
+def _note_reaches(graph: FrozenGraph, draws: dict[str, RandomDraw], stay: set[str]) -> None:
+    """Follow each draw through the nodes that the other graph does not have."""
+    by_name = {node.name: node for node in graph.nodes}
+    for draw in draws.values():
+        pending = list(by_name[draw.path.partition("/")[0]].users)
+        seen: set[str] = set()
+        while pending:
+            user = pending.pop()
+            if user.name in seen:
+                continue
+            seen.add(user.name)
+            if user.name not in stay:
+                pending += user.users
+        draw.reaches = frozenset(seen & stay)
+
+
+def _describe_shape(node: Node) -> str:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(value, list | tuple) and value:
+        value = value[0]
+    return str(tuple(map(str, value.shape))) if isinstance(value, torch.Tensor) else ""
+
+
+def _describe_mask_shape(node: Node) -> str:
+    """The shape of the dropout mask of attention."""
+    query, key = (getattr(arg, "meta", {}).get("val") for arg in node.args[:2])
+    if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor):
+        return ""
+    return str((*map(str, query.shape[:-1]), str(key.shape[-2])))
+
+
+def _is_offset(target: Any) -> bool:
+    packet = getattr(target, "overloadpacket", None)
+    return packet is not None and packet in {OFFSET, OFFSETS}
+
+
+# --- Indices made to fit --------------------------------------------------------------------------
+
+# Taken modulo the length they index: all that fit, negative ones included, stay what they are.
+
+# Operators that take (tensor, dimension, index, ...).
+_INDEXED_ALONG = {"gather", "index_add", "index_copy", "index_fill", "index_select", "scatter"}
+_INDEXED_ALONG |= {"scatter_add", "scatter_reduce"}
+# Operators that take (tensor, one index for each dimension or None, ...).
+_INDEXED_EACH = {"index", "index_put", "_unsafe_index", "_unsafe_index_put"}
+
+
+def in_bounds(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator, with indices that fit."""
+    name = name.rstrip("_")
+    first = args[0] if args else None
+    if not isinstance(first, torch.Tensor):
+        return args
+    if name in _INDEXED_ALONG and len(args) > 2 and first.dim():  # noqa: PLR2004
+        return (first, args[1], _wrap_index(args[2], first.shape[args[1]]), *args[3:])
+    if name == "embedding" and len(args) > 1:
+        return (first, _wrap_index(args[1], first.shape[0]), *args[2:])
+    if name in _INDEXED_EACH and len(args) > 1 and not any(_is_mask(index) for index in args[1]):
+        indices = [_wrap_index(i, size) for i, size in zip(args[1], first.shape, strict=False)]
+        return (first, indices, *args[2:])
+    return args
+
+
+def _wrap_index(index: Any, length: int) -> Any:
+    whole = isinstance(index, torch.Tensor) and not index.is_floating_point()
+    return index.remainder(length) if whole and length > 0 else index
+
+
+def _is_mask(index: Any) -> bool:
+    """A mask takes the place of as many indices as it has dimensions."""
+    return isinstance(index, torch.Tensor) and index.dtype in {torch.bool, torch.uint8}
+
+
+# --- The run --------------------------------------------------------------------------------------
+
+# Everything runs on the CPU: inputs are made up, and an index out of range there is an error, while
+# on a GPU it would end the process. Collectives are played by one rank that stands for all.
 
 ATEN = torch.ops.aten
 # Where the branch of a higher-order operator stands among its arguments, and where its own begin.
@@ -56,12 +281,12 @@ _BODY_AT = {
     "wrap_with_set_grad_enabled": (1, 2),
     "wrap_with_autocast": (4, 5),
 }
-_UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted"}
-_UNINITIALISED |= {"new_empty", "new_empty_strided"}
+_UNINITIALISED_NAMES = {"empty", "empty_like", "empty_strided", "empty_permuted"}
+_UNINITIALISED_NAMES |= {"new_empty", "new_empty_strided"}
 # What is said or asserted of values is no part of what is computed.
 _IGNORED = ("_assert", "sym_constrain", "_check", "_print", "print")
 # What these do to tensors on made-up inputs may reach beyond them.
-_UNSAFE = ("triton_kernel_wrapper",)
+_UNSAFE_HIGHER_ORDER = ("triton_kernel_wrapper",)
 _LARGEST_SEED = 2**62 - 1
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd"}
 
@@ -88,7 +313,7 @@ def replay(
 
 
 @dataclasses.dataclass
-class _Body:
+class _Branch:
     """A branch, called as a higher-order operator calls it."""
 
     player: _Player
@@ -110,11 +335,11 @@ class _Player:
         values: dict[Node, Any] = {}
         uses = {node: len(node.users) for node in graph.graph.nodes}
         given = iter(inputs)
-        with _closing() as entered:
+        with _leaving_contexts() as entered:
             for node in graph.nodes:
                 if node.op == "placeholder":
                     values[node] = next(given)
-                    note_sizes(node, values[node], self.sizes)
+                    record_sizes(node, values[node], self.sizes)
                     continue
                 if node.op == "get_attr":
                     values[node] = self._attribute(graph, str(node.target))
@@ -125,10 +350,10 @@ class _Player:
                 kwargs = dict(map_aggregate(node.kwargs, real))
                 if node.op == "output":
                     return args[0]
-                target, args = _called(graph, node, args)
-                name = _name(node.target)
+                target, args = _resolve_call(graph, node, args)
+                name = _target_name(node.target)
                 values[node] = self._run(target, name, args, kwargs, here)
-                note_sizes(node, values[node], self.sizes)
+                record_sizes(node, values[node], self.sizes)
                 entered.note(node, args, values[node])
                 for used in node.all_input_nodes:
                     uses[used] -= 1
@@ -142,7 +367,7 @@ class _Player:
             value = values[leaf]
             if isinstance(value, Unsized):
                 value = values[leaf] = value.make(self.sizes)
-            if isinstance(value, _Body):  # its draws are named after the node that runs it, too
+            if isinstance(value, _Branch):  # its draws are named after the node that runs it, too
                 value = dataclasses.replace(value, path=f"{here}/{value.path}")
             return value
         if isinstance(leaf, torch.device):
@@ -152,7 +377,7 @@ class _Player:
     def _attribute(self, graph: FrozenGraph, target: str) -> Any:
         value = graph.attributes[target]
         if isinstance(value, FrozenGraph):
-            return _Body(self, value, f"{target}/")
+            return _Branch(self, value, f"{target}/")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             # A copy: the graph may write to it, and it is the user's own.
             wide = WIDE.get(value.dtype, value.dtype) if self.wide else value.dtype
@@ -178,7 +403,7 @@ class _Player:
             result = target(*args, **kwargs)
         if result is None and name.startswith("_foreach_"):
             return args[0]  # Inductor takes what an operator wrote to for what it returned
-        return _zeroed(result) if name in _UNINITIALISED else result
+        return _zero_memory(result) if name in _UNINITIALISED_NAMES else result
 
     def _stand_in(
         self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
@@ -187,14 +412,14 @@ class _Player:
         if target in {RANDOM, RANDINT}:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
-        if target in attention.FORWARD:
+        if target in kernels.FORWARD:
             return self._drawn(target, args, kwargs, self._value(path))
-        if target in attention.BACKWARD:
-            return attention.attend_backward(target, args, kwargs, self._uniform)
+        if target in kernels.BACKWARD:
+            return kernels.attend_backward(target, args, kwargs, self._uniform)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
-            return _as_if_alone(name, args)
+            return _run_collective_alone(name, args)
         if target is ATEN.view.default:
-            return _viewed(*args)
+            return _view_or_copy(*args)
         if target in {ATEN.eq.Tensor, ATEN.ne.Tensor} and _are_floats(args):
             same = args[0].floor() == args[1].floor()
             return same if target is ATEN.eq.Tensor else ~same
@@ -205,14 +430,14 @@ class _Player:
         self.visits[path] += 1
         round_ = self.visits[path]
         key = self.keys.get(path, path)
-        return value_of(key if round_ == 1 else f"{key} round {round_}")
+        return seed_of_key(key if round_ == 1 else f"{key} round {round_}")
 
     def _drawn(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> Any:
         drawn = self._canonical(target, args, kwargs, value)
         if drawn is not None:
             return drawn
-        if target in attention.FORWARD:
-            return attention.attend(target, args, kwargs, value, self._uniform)
+        if target in kernels.FORWARD:
+            return kernels.attend(target, args, kwargs, value, self._uniform)
         torch.default_generator.manual_seed(value)
         return target(*args, **kwargs)
 
@@ -228,7 +453,7 @@ class _Player:
         packet = getattr(target, "overloadpacket", None)
         with _disable_current_modes():
             if target is RANDOM or packet in {ATEN.rand, ATEN.randn}:
-                mode = args[2] if target is RANDOM else _name(target)
+                mode = args[2] if target is RANDOM else _target_name(target)
                 draw = torch.rand if mode == "rand" else torch.randn
                 drawn = draw(args[0], generator=generator, dtype=torch.float32, device="cpu")
                 native = torch.float32 if target is RANDOM else dtype or torch.get_default_dtype()
@@ -261,7 +486,7 @@ class _Player:
         name = op.name()
         if name in {SAVE_STATE, WITH_STATE, GRAPH_SAFE}:
             return self._drawn_with_state(name, args, kwargs, path)
-        if name.startswith(_UNSAFE):
+        if name.startswith(_UNSAFE_HIGHER_ORDER):
             message = f"{name} is not run on made-up inputs"
             raise UnplayableError(message)
         if name in _BODY_AT:
@@ -275,7 +500,7 @@ class _Player:
             return args[0](*args[2:])[0]
         if name == "with_effects":
             token, effect, *rest = args
-            result = self._run(effect, _name(effect), tuple(rest), kwargs, path)
+            result = self._run(effect, _target_name(effect), tuple(rest), kwargs, path)
             return (token, *(result if isinstance(result, tuple) else (result,)))
         return self._dense(op, args, kwargs)
 
@@ -304,14 +529,14 @@ class _Player:
             return kernel(*args, **kwargs)
 
 
-class _Entered:
+class _EnteredContexts:
     """What nodes entered, autocast for one, to be left even when a later node raises."""
 
     def __init__(self) -> None:
         self.contexts: list[tuple[Callable[..., Any], Any]] = []
 
     def note(self, node: Node, args: tuple[Any, ...], value: Any) -> None:
-        name = _name(node.target)
+        name = _target_name(node.target)
         if name.startswith("_enter_"):
             module = sys.modules[str(node.target.__module__)]
             leave = getattr(module, name.replace("_enter_", "_exit_"))
@@ -321,24 +546,26 @@ class _Entered:
 
 
 @contextlib.contextmanager
-def _closing() -> Iterator[_Entered]:
-    entered = _Entered()
-    depth = _interpreters()
+def _leaving_contexts() -> Iterator[_EnteredContexts]:
+    entered = _EnteredContexts()
+    depth = _count_transforms()
     try:
         yield entered
     finally:
-        while _interpreters() > depth:
+        while _count_transforms() > depth:
             torch._C._functorch.pop_dynamic_layer_stack()
         for leave, context in reversed(entered.contexts):
             leave(context)
 
 
-def _interpreters() -> int:
+def _count_transforms() -> int:
     """How many of functorch's transforms are entered."""
     return len(torch._C._functorch.get_interpreter_stack() or ())
 
 
-def _called(graph: FrozenGraph, node: Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _resolve_call(
+    graph: FrozenGraph, node: Node, args: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...]]:
     """What a node calls, and with what."""
     target: Any = node.target
     if node.op == "call_method":
@@ -351,18 +578,18 @@ def _called(graph: FrozenGraph, node: Node, args: tuple[Any, ...]) -> tuple[Any,
     return target, args
 
 
-def _name(target: Any) -> str:
+def _target_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target.overloadpacket.__name__)
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
 
-def _zeroed(result: Any) -> Any:
+def _zero_memory(result: Any) -> Any:
     """Memory that nobody wrote to, the same in every run."""
     return result.zero_() if isinstance(result, torch.Tensor) else result
 
 
-def _viewed(tensor: Tensor, size: list[int]) -> Tensor:
+def _view_or_copy(tensor: Tensor, size: list[int]) -> Tensor:
     """A view; on another device than the graph was traced for, a copy where strides differ."""
     try:
         return ATEN.view.default(tensor, size)  # type: ignore[no-any-return]
@@ -384,7 +611,7 @@ def _seed_value(seed: Tensor) -> int:
     return int(values[0]) & _LARGEST_SEED
 
 
-def _as_if_alone(name: str, args: tuple[Any, ...]) -> Any:
+def _run_collective_alone(name: str, args: tuple[Any, ...]) -> Any:
     """A collective among ranks that all hold the same."""
     first = args[0]
     if name in {"wait_tensor", "broadcast", "broadcast_", "all_reduce", "all_reduce_"}:

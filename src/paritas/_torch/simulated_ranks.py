@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "RankThreads",
-    "ThreadOutcome",
-    "of_ranks",
-    "parts_of",
-    "run_in_threads",
-    "simulated_ranks",
-]
-
 _SIMULATION = "torch.distributed._local_tensor"
 _FAKE_GROUP = "torch.testing._internal.distributed.fake_pg"
 _C10D, _ISOLATION = "torch._C._distributed_c10d", "_set_thread_isolation_mode"
@@ -41,7 +32,7 @@ _THREADED_GROUP = "torch.testing._internal.distributed.multi_threaded_pg"
 _FAREWELL_SECONDS = 0.5
 
 
-def _part(module: str, *names: str) -> Any:
+def _import_private(module: str, *names: str) -> Any:
     """A private module of torch, once it is known to have what is needed of it."""
     try:
         found = importlib.import_module(module)
@@ -79,8 +70,8 @@ def simulated_ranks(ranks: int) -> Iterator[DeviceMesh]:
     `get_rank()` is 0 for all of them: a program that asks for its rank is not simulated.
     """
     _refuse_a_group()
-    simulation = _part(_SIMULATION, "LocalTensor", "LocalTensorMode")
-    store = _part(_FAKE_GROUP, "FakeStore").FakeStore()
+    simulation = _import_private(_SIMULATION, "LocalTensor", "LocalTensorMode")
+    store = _import_private(_FAKE_GROUP, "FakeStore").FakeStore()
     with _same_excepthook():
         distributed.init_process_group("fake", rank=0, world_size=ranks, store=store)
         try:
@@ -102,7 +93,7 @@ def _same_excepthook() -> Iterator[None]:
 
 def of_ranks(parts: Sequence[Tensor]) -> Tensor:
     """One tensor that is, on each rank, that rank's part."""
-    simulation = _part(_SIMULATION, "LocalTensor")
+    simulation = _import_private(_SIMULATION, "LocalTensor")
     made: Tensor = simulation.LocalTensor(dict(enumerate(part.detach() for part in parts)))
     return made
 
@@ -176,7 +167,7 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
             task.ended.wait(max(0.0, end - time.monotonic()))
         if not all(task.ended.is_set() for task in tasks):
             # Those that wait for each other are let go; one that is busy cannot be ended.
-            _group().ProcessLocalGroup.exception_handle(None)
+            _threaded_group().ProcessLocalGroup.exception_handle(None)
             for task in tasks:
                 task.ended.wait(_FAREWELL_SECONDS)
         for thread, task in zip(self._threads, tasks, strict=True):
@@ -186,8 +177,11 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
 
     def _start(self) -> None:
         _refuse_a_group()
-        group, isolate = _group(), _part(_C10D, _ISOLATION)._set_thread_isolation_mode
-        store = _part(_C10D, "HashStore").HashStore()
+        group, isolate = (
+            _threaded_group(),
+            _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode,
+        )
+        store = _import_private(_C10D, "HashStore").HashStore()
         self._hook = sys.excepthook
         group._install_threaded_pg()
         isolate(True)  # otherwise groups of one name in several threads are one group
@@ -196,7 +190,10 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
             thread.start()
 
     def _end(self) -> None:
-        group, isolate = _group(), _part(_C10D, _ISOLATION)._set_thread_isolation_mode
+        group, isolate = (
+            _threaded_group(),
+            _import_private(_C10D, _ISOLATION)._set_thread_isolation_mode,
+        )
         if any(thread.is_lost for thread in self._threads):
             group.ProcessLocalGroup.exception_handle(None)
         for thread in self._threads:
@@ -245,7 +242,7 @@ class _RankThread(threading.Thread):
                 task.outcome.done = True
             except Exception as error:  # noqa: BLE001  (told to who asked)
                 task.outcome.error, task.outcome.done = error, True
-                _group().ProcessLocalGroup.exception_handle(error)
+                _threaded_group().ProcessLocalGroup.exception_handle(error)
             except SystemExit:
                 # How a thread is let go that waits for a rank which has failed.
                 break
@@ -255,15 +252,15 @@ class _RankThread(threading.Thread):
             distributed.destroy_process_group()
 
 
-def _group() -> Any:
+def _threaded_group() -> Any:
     """The group of threads of torch's own tests."""
     names = ("ProcessLocalGroup", "_install_threaded_pg", "_uninstall_threaded_pg")
-    return _part(_THREADED_GROUP, *names)
+    return _import_private(_THREADED_GROUP, *names)
 
 
 def _mode_flags() -> dict[str, bool]:
     """What torch notes for the whole process of the dispatch modes that are entered."""
-    module = _part(_MODES, "TorchDispatchMode")
+    module = _import_private(_MODES, "TorchDispatchMode")
     return {name: value for name, value in vars(module).items() if name.startswith("_is_in_")}
 
 
@@ -273,9 +270,51 @@ def _set_mode_flags(flags: dict[str, bool]) -> None:
     A mode restores on its exit what it found on its entry. Where threads come and go in another
     order, the last of them leaves the process in a mode for good, and Dynamo compiles otherwise.
     """
-    module = _part(_MODES, "TorchDispatchMode")
+    module = _import_private(_MODES, "TorchDispatchMode")
     for name, value in flags.items():
         setattr(module, name, value)
     tell = getattr(module, "set_is_in_mode_without_ignore_compile_internals", None)
     if tell is not None:
         tell(flags.get("_is_in_any_mode_without_ignore_compile_internals", False))
+
+
+# --- What DTensor does with arguments before it runs an operator ----------------------------------
+
+_STEP = "redistribute_local_args"
+
+
+class Redistributed(Exception):  # noqa: N818  (a signal to who asked for it, not a failure)
+    """DTensor was about to move the arguments of an operator."""
+
+
+@contextlib.contextmanager
+def watch_redistribution(*, stop: bool = False) -> Iterator[list[str]]:
+    """A list of the operators for which DTensor moved their arguments to other placements.
+
+    An operator that is not in it ran on the placements that it was given: what DTensor says of
+    its result is a rule of its own. One whose rule DTensor has kept from an earlier call may be
+    listed as "an operator". With `stop`, `Redistributed` is raised instead of moving.
+    """
+    from torch.distributed.tensor import DTensor
+
+    dispatcher: Any = getattr(DTensor, "_op_dispatcher", None)
+    original = getattr(dispatcher, _STEP, None)
+    if original is None:
+        raise UnsupportedTorchError(
+            f"DTensor of torch {torch.__version__} has no _op_dispatcher.{_STEP}: "
+            "which rules it uses cannot be told"
+        )
+    seen: list[str] = []
+
+    def noting(op_info: Any, *args: Any, **kwargs: Any) -> Any:
+        schema = getattr(op_info, "schema", None)
+        seen.append(str(getattr(schema, "op", "an operator")))
+        if stop:
+            raise Redistributed(seen[-1])
+        return original(op_info, *args, **kwargs)
+
+    setattr(dispatcher, _STEP, noting)
+    try:
+        yield seen
+    finally:
+        delattr(dispatcher, _STEP)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Call = Callable[..., Any]
-    Around = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Call], Any]
+    ModuleCall = Callable[..., Any]
+    Around = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], ModuleCall], Any]
 
 Operator = OpOverload
 
@@ -58,11 +58,13 @@ def _watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     # The module is called inside the last of those who look on, that one inside the one before.
     call = functools.partial(_call, module)
     for look in _around[:-1]:
-        call = functools.partial(_within, look, module, call)
+        call = functools.partial(_call_within, look, module, call)
     return _around[-1](module, args, kwargs, call)
 
 
-def _within(around: Around, module: nn.Module, call: Call, *args: Any, **kwargs: Any) -> Any:
+def _call_within(
+    around: Around, module: nn.Module, call: ModuleCall, *args: Any, **kwargs: Any
+) -> Any:
     return around(module, args, kwargs, call)
 
 

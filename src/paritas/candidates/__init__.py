@@ -20,21 +20,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ForeignProgram": "paritas.checking.foreign",
-    "LiftedProgram": "paritas.checking.foreign",
-    "aot_inductor": "paritas.candidates.ahead_of_time",
-    "export": "paritas.candidates.exported",
-    "export_decomposed": "paritas.candidates.exported",
-    "make": "paritas.candidates.making",
-    "onnxruntime": "paritas.candidates.onnx_runtime",
+    "ForeignProgram": "paritas.execution.subjects",
+    "LiftedProgram": "paritas.execution.subjects",
+    "aot_inductor": "paritas.candidates.makers",
+    "export": "paritas.candidates.makers",
+    "export_decomposed": "paritas.candidates.makers",
+    "make": "paritas.candidates.names",
+    "onnxruntime": "paritas.candidates.makers",
 }
 
 if TYPE_CHECKING:
-    from paritas.candidates.ahead_of_time import aot_inductor
-    from paritas.candidates.exported import export, export_decomposed
-    from paritas.candidates.making import make
-    from paritas.candidates.onnx_runtime import onnxruntime
-    from paritas.checking.foreign import ForeignProgram, LiftedProgram
+    from paritas.candidates.makers import aot_inductor, export, export_decomposed, onnxruntime
+    from paritas.candidates.names import make
+    from paritas.execution.subjects import ForeignProgram, LiftedProgram
 else:
 
     def __getattr__(name: str) -> object:

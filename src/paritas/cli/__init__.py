@@ -10,14 +10,58 @@ import difflib
 import errno
 import importlib
 import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from paritas.cli.settling import settle
 from paritas.errors import ParitasError
-from paritas.settings import NO_TABLE, bind_variables
+from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
+
+# --- Settings as the defaults of options ----------------------------------------------------------
+
+
+class _Tables(Mapping[str, click.Command]):
+    """All that has settings; a command is imported when one looks."""
+
+    def __init__(self, group: click.Group, ctx: click.Context) -> None:
+        self._group, self._ctx = group, ctx
+        self._names = [name for name in group.list_commands(ctx) if name not in NO_TABLE]
+
+    def __getitem__(self, name: str) -> click.Command:
+        command = self._group.get_command(self._ctx, name) if name in self._names else None
+        return PLUGINS[name] if command is None else command
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._names
+        yield from PLUGINS
+
+    def __len__(self) -> int:
+        return len(self._names) + len(PLUGINS)
+
+
+def load_settings(ctx: click.Context, group: click.Group, command: str) -> Settings:
+    """Read the settings, and give the command its own.
+
+    Raises:
+        UsageError: A file cannot be read, a name is unknown, or the command cannot take a value.
+    """
+    chosen, no_file = ctx.params["settings_file"], ctx.params["no_config"]
+    if chosen is not None and no_file:
+        ctx.fail(f"--config {str(chosen)!r} and --no-config contradict each other; give one")
+    settings = load(commands=_Tables(group, ctx), chosen=chosen, no_file=no_file)
+    check_names(settings)
+    if command not in NO_TABLE:
+        settings.for_command(command)  # its errors name file and key, which click's cannot
+        ctx.default_map = {command: settings.default_map(command)}
+    return settings
+
+
+# --- The group ------------------------------------------------------------------------------------
+
+# Exit codes of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3
+# unverified (paritas itself failing is one way of that), 130 interrupted.
 
 UNVERIFIED, INTERRUPTED = 3, 130
 
@@ -73,12 +117,12 @@ class LazyGroup(click.Group):
         found = super().resolve_command(ctx, args)
         # Help is given whatever the settings are like: it may be what is needed to mend them.
         if not ctx.resilient_parsing and found[2][:1] not in (["-h"], ["--help"]):
-            ctx.obj = settle(ctx, self, str(found[0]))
+            ctx.obj = load_settings(ctx, self, str(found[0]))
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; it checks what it is asked to, whatever PARITAS_GUARD says."""
-        from paritas.checking.guarding.watching import environment_set_aside
+        from paritas.checks.guard_settings import environment_set_aside
 
         try:
             with environment_set_aside():

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.formatting import Format, format_options
-from paritas.cli.parameters import KINDS, Assignment, Span
+from paritas.cli.options import KINDS, Assignment, NumberRange, OutputFormat, format_options
 
 if TYPE_CHECKING:
-    from paritas.numerics.comparisons import Comparison
-    from paritas.reporting.annotations import Account
+    from paritas.reports.annotations import Account
+    from paritas.results.comparisons import Comparison
 
 RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
 RENAME = Assignment("REGEX=REPLACEMENT", "=", r"encoder\.block=layers")
@@ -49,7 +48,9 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
 @click.option(
     "--steps", multiple=True, metavar="N|A-B|MY:GOLDEN", help="Only these; 1:0 is mine 1, golden 0."
 )
-@click.option("-r", "--ranks", "--rank", multiple=True, type=Span("rank"), help="Only these ranks.")
+@click.option(
+    "-r", "--ranks", "--rank", multiple=True, type=NumberRange("rank"), help="Only these ranks."
+)
 @click.option("--ignore", multiple=True, metavar="REGEX", help="Leave names like this out.")
 @click.option(
     "--unmatched",
@@ -91,7 +92,7 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     no_html: bool,
     overwrite: bool,
     quiet: bool,
-    form: Format,
+    form: OutputFormat,
     **asked: Any,
 ) -> None:
     """Compare the values of two dumps, and find where they part.
@@ -105,7 +106,7 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
     _check_output(output, overwrite=overwrite, parquet=parquet)
-    from paritas.comparison.collecting import few_full_collections
+    from paritas.comparison.executors import few_full_collections
 
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     with few_full_collections():
@@ -117,51 +118,51 @@ def compare(  # noqa: PLR0913  (what is not handed on)
 
 
 def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
-    from paritas.cli.progress import progress
+    from paritas.cli.options import progress
 
     with progress(quiet=quiet) as tell:
-        from paritas.comparison import comparing
+        from paritas.comparison import compare as comparing
 
         return comparing.compare(my, golden, progress=tell, **asked)
 
 
 def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
     """Refuse what could not be written, before the work."""
-    from paritas.dumps.remote import is_url, names_at
-    from paritas.reporting import comparison_files
+    from paritas.files.trees import is_url, names_at
+    from paritas.reports import files
 
     if not is_url(output):
-        comparison_files.check_output(Path(output), overwrite=overwrite, parquet=parquet)
+        files.check_output(Path(output), overwrite=overwrite, parquet=parquet)
         return
     with tempfile.TemporaryDirectory() as folder:
-        comparison_files.check_output(Path(folder), parquet=parquet)
-    comparison_files.check_names(output, names_at(output), overwrite=overwrite)
+        files.check_output(Path(folder), parquet=parquet)
+    files.check_names(output, names_at(output), overwrite=overwrite)
 
 
 def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) -> list[str]:
-    from paritas.dumps.remote import is_url, write_to
-    from paritas.reporting import comparison_files
+    from paritas.files.trees import is_url, write_to
+    from paritas.reports import files
 
     if not is_url(output):
-        written = comparison_files.write_all(Path(output), comparison, parquet=parquet, html=html)
+        written = files.write_all(Path(output), comparison, parquet=parquet, html=html)
         return [path.name for path in written]
     with tempfile.TemporaryDirectory() as folder:
-        written = comparison_files.write_all(Path(folder), comparison, parquet=parquet, html=html)
+        written = files.write_all(Path(folder), comparison, parquet=parquet, html=html)
         write_to(output, Path(folder))
     return [path.name for path in written]
 
 
 def _account(comparison: Comparison) -> Account:
-    from paritas.reporting.annotations import of_comparison
+    from paritas.reports.annotations import comparison_account
 
-    return of_comparison(comparison, subject=f"{comparison.my.path} {comparison.golden.path}")
+    return comparison_account(comparison, subject=f"{comparison.my.path} {comparison.golden.path}")
 
 
-def _show(comparison: Comparison, remark: str, form: Format, *, quiet: bool) -> None:
+def _show(comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool) -> None:
     from rich.console import Console
 
-    from paritas.reporting.comparison_summary import report, verdict_line
+    from paritas.reports.dumps import comparison_report, comparison_verdict_line
 
-    shown = verdict_line(comparison) if quiet else report(comparison, remark)
+    shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
     console = Console(highlight=False, stderr=form.takes_stdout)
     console.print(shown, crop=False, soft_wrap=quiet)

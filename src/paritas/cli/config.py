@@ -62,7 +62,7 @@ def _write(target: Path, file: Path | None, found: Sequence[Setting]) -> None:
     if target == Path("-"):
         click.echo(text)
         return
-    from paritas.reporting.json_file import write_whole
+    from paritas.reports.files import write_whole
 
     write_whole(target, text.encode())
 

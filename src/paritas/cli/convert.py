@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.cli.parameters import KINDS
+from paritas.cli.options import KINDS
 
 if TYPE_CHECKING:
-    from paritas.recording.converting import Conversion, Target
+    from paritas.recording.conversion import Conversion, Target
 
 INCOMPLETE, INTERRUPTED = 3, 130
 
@@ -82,8 +82,8 @@ def convert(  # noqa: PLR0913  (one for each option)
     Exit codes: 0 all is converted, 2 no dump or wrong usage, 3 something could not be read or DUMP
     is not closed, 130 interrupted.
     """
-    from paritas.cli.progress import progress
-    from paritas.recording.converting import Converter
+    from paritas.cli.options import progress
+    from paritas.recording.conversion import Converter
 
     where = output or dump.with_name(f"{dump.name}_{target}")
     converter = Converter(dump, where, target, kind=kind, delete=delete)
@@ -103,7 +103,7 @@ def convert(  # noqa: PLR0913  (one for each option)
 
 
 def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:
-    from paritas.reporting.dump_records import size
+    from paritas.reports.dump_records import size
 
     for problem in done.problems:
         click.echo(f"problem: {problem}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from paritas.numerics.findings import Finding, Score, Verdict
+    from paritas.results.findings import Finding, Score, Verdict
 
 INTRODUCTION = (
     "A transformer of one layer, in float32, and torch.compile. No parameter requires grad, so "
@@ -55,12 +55,12 @@ def demo(ctx: click.Context, *, verbose: bool) -> None:
 
 
 def _print_reports(console: Console, *verdicts: Verdict) -> None:
-    from paritas.reporting.terminal import report
+    from paritas.reports.terminal import verdict_report
 
     console.print(INTRODUCTION, end="\n\n")
     for title, verdict in zip((FIRST, SECOND), verdicts, strict=True):
         console.print(title, style="bold", end="\n\n")
-        console.print(report(verdict), crop=False)
+        console.print(verdict_report(verdict), crop=False)
         console.print()
     console.print("What this shows", style="bold")
     for line in lessons(*verdicts):
@@ -69,7 +69,7 @@ def _print_reports(console: Console, *verdicts: Verdict) -> None:
 
 def is_as_expected(right: Verdict, wrong: Verdict) -> bool:
     """Whether the right compilation passed, and the wrong one was caught for what it computes."""
-    from paritas.numerics.findings import Status
+    from paritas.results.findings import Status
 
     caught = wrong.status is Status.DIFFERENT and _result(wrong) is not None
     return right.passed and caught
@@ -81,7 +81,7 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from paritas.reporting.terminal import STYLES
+    from paritas.reports.terminal import STYLES
 
     yield Text(CHECKED, style="bold")
     yield Text()
@@ -113,7 +113,7 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
     """Where the fault starts; nothing if that was not found."""
     from rich.text import Text
 
-    from paritas.reporting.terminal import indented, near_path
+    from paritas.reports.terminal import indented, near_path
 
     first = next((one for one in wrong.findings if one.origin is not None), None)
     if first is None or first.origin is None:
@@ -143,8 +143,8 @@ def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:
 
 def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
     """Of the right compilation, then of the wrong one."""
-    from paritas.cli.progress import progress
-    from paritas.reporting.progress import Progress
+    from paritas.cli.options import progress
+    from paritas.reports.progress import Progress
 
     with progress() as tell:
         done = 0
@@ -157,13 +157,14 @@ def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
         step("importing torch")
         import torch
 
-        from paritas.checking import config, verifying
-        from paritas.checking.guarding.backend import guard
+        from paritas.checks import verify
+        from paritas.checks.guard import guard
         from paritas.cli.demo_model import build, faulty_compiler
+        from paritas.execution import subjects
 
         model, inputs = build(LAYERS)
-        asked = config.VerifyConfig(raise_on_mismatch=False, lift=lift)
-        right = verifying.verify(inputs, model, torch.compile(model), asked, on_progress=step)
+        asked = subjects.VerifyConfig(raise_on_mismatch=False, lift=lift)
+        right = verify.verify(inputs, model, torch.compile(model), asked, on_progress=step)
         step("looking for the planted fault")
         guarded = guard(faulty_compiler, on_mismatch="record")
         with torch.no_grad():

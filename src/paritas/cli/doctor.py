@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paritas.doctoring.checks import Check
+    from paritas.doctor.examination import Check
 
 WIDTH = 80
 _COLOURS = {"ok": "green", "failed": "red", "not available": "yellow"}
@@ -40,10 +40,10 @@ def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
 
     Exit codes: 0 all is well, 1 something failed, 3 the self-test could not be run to its end.
     """
-    from paritas.doctoring.examination import examine, exit_code
+    from paritas.doctor.examination import examine, exit_code
 
     if json_path is not None and json_path != Path("-"):
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     shown = json_path != Path("-")
@@ -81,13 +81,13 @@ class _Printer:
         if not self._group:
             return
         click.secho(f"\n{self._group[0].group}", bold=True)
-        for check in _folded(self._group):
+        for check in _fold_checks(self._group):
             for line in _lines(check):
                 click.echo(line)
         self._group = []
 
 
-def _folded(group: Sequence[Check]) -> Iterator[Check]:
+def _fold_checks(group: Sequence[Check]) -> Iterator[Check]:
     """The same checks; of many that are well, one that counts them."""
     if group[0].group != _FOLDED:
         yield from group
@@ -139,6 +139,6 @@ def _write(target: Path, checks: Sequence[Check], code: int) -> None:
     if target == Path("-"):
         click.echo(text)
         return
-    from paritas.reporting.json_file import write_whole
+    from paritas.reports.files import write_whole
 
     write_whole(target, text.encode())

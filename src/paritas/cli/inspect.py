@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.cli.parameters import KINDS, Span
+from paritas.cli.options import KINDS, NumberRange
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from paritas.dumps.summary import Examined, Wanted
-    from paritas.dumps.surveying import Survey
+    from paritas.dumps.survey import DumpSurvey, ExaminedRecord, RecordFilter
 
 INCOMPLETE = 3
 
@@ -28,7 +27,7 @@ INCOMPLETE = 3
     help="Only names, modules or what is inside of modules like this; may be repeated.",
 )
 @click.option(
-    "--step", "steps", multiple=True, type=Span("step"), help="Only these; may be repeated."
+    "--step", "steps", multiple=True, type=NumberRange("step"), help="Only these; may be repeated."
 )
 @click.option("--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; likewise.")
 @click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this.")
@@ -78,16 +77,15 @@ def inspect(  # noqa: PLR0913  (one for each option)
     from rich.console import Console
 
     from paritas.dumps.opening import open_dump
-    from paritas.dumps.summary import Wanted
-    from paritas.dumps.surveying import Survey
-    from paritas.reporting.dump_summary import dump_report
+    from paritas.dumps.survey import DumpSurvey, RecordFilter
+    from paritas.reports.dumps import dump_report
 
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
-    wanted = Wanted(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
-    survey = Survey(open_dump(dump, kind), wanted, check=check)
+    wanted = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
+    survey = DumpSurvey(open_dump(dump, kind), wanted, check=check)
     console = Console(highlight=False)
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()
@@ -96,7 +94,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
     if json_path is not None:
         import msgspec
 
-        from paritas.reporting.json_file import write_whole
+        from paritas.reports.files import write_whole
 
         content = {"summary": summary, "records": listed if records else None}
         write_whole(json_path, msgspec.json.encode(content))
@@ -104,11 +102,11 @@ def inspect(  # noqa: PLR0913  (one for each option)
     ctx.exit(0 if summary.is_sound else INCOMPLETE)
 
 
-def _walk(survey: Survey, console: Console | None, *, keep: bool) -> list[Examined]:
+def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
     """Go through the dump; list its records on the way where there is a console."""
-    from paritas.reporting.dump_records import record_lines
+    from paritas.reports.dump_records import record_lines
 
-    kept: list[Examined] = []
+    kept: list[ExaminedRecord] = []
     for examined in survey.walk():
         if keep:
             kept.append(examined)
@@ -119,7 +117,7 @@ def _walk(survey: Survey, console: Console | None, *, keep: bool) -> list[Examin
     return kept
 
 
-def _nothing(survey: Survey, wanted: Wanted, dump: Path, records: int) -> str:
+def _nothing(survey: DumpSurvey, wanted: RecordFilter, dump: Path, records: int) -> str:
     import difflib
 
     names = survey.names_seen()

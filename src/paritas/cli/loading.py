@@ -1,4 +1,4 @@
-"""Find what `package.module:name` names, and call it; every way this can fail has its message."""
+"""Find what `package.module:name`, `--graph` and `--inputs` name; each failure has its message."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def find(spec: str, parameter: str) -> Any:
     found: Any = _import(module_name, f"{parameter} {spec!r}")
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"{parameter} {spec!r}: {_missing(found, part)}")
+            raise UsageError(f"{parameter} {spec!r}: {_describe_missing(found, part)}")
         found = getattr(found, part)
     return found
 
@@ -75,7 +75,7 @@ def call(function: Callable[..., Any], spec: str, parameter: str, *args: Any) ->
         return function(*args)
     except (Exception, SystemExit) as error:
         given = "the model" if args else "no arguments"
-        told = f"{parameter} {spec!r}, called with {given}, raised {_told(error)}"
+        told = f"{parameter} {spec!r}, called with {given}, raised {_describe_error(error)}"
         raise UsageError(f"{told}{_advice(spec, called=not args)}") from error
 
 
@@ -85,7 +85,7 @@ def model_and_inputs(result: Any, spec: str, *, model_alone: bool) -> tuple[Any,
     model, inputs = result if is_pair else (result, None)
     if not is_pair and not model_alone:
         raise UsageError(
-            f"FACTORY {spec!r} returned {_kind(result)}, not (model, inputs); "
+            f"FACTORY {spec!r} returned {_describe_type(result)}, not (model, inputs); "
             "return both, or name a function that makes the inputs with --inputs module:function"
         )
     if not callable(model) or isinstance(model, type):
@@ -102,12 +102,12 @@ def _import(name: str, told: str) -> ModuleType:
         if name == missing or name.startswith(f"{missing}."):
             places = "in the current directory or the environment"
             raise UsageError(f"{told}: there is no module {missing!r} {places}") from None
-        raise UsageError(f"{told}: importing {name} raised {_told(error)}") from error
+        raise UsageError(f"{told}: importing {name} raised {_describe_error(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{told}: importing {name} raised {_told(error)}") from error
+        raise UsageError(f"{told}: importing {name} raised {_describe_error(error)}") from error
 
 
-def _missing(owner: Any, name: str) -> str:
+def _describe_missing(owner: Any, name: str) -> str:
     """What to say where `owner` has no `name`."""
     kind = "module" if isinstance(owner, type(sys)) else type(owner).__name__
     label = getattr(owner, "__name__", repr(owner)[:40])
@@ -124,15 +124,17 @@ def _missing(owner: Any, name: str) -> str:
     return f"{kind} {label} has no {name!r}{hint}"
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """An exception's kind, text and place, in one line."""
     text = " ".join(str(error).split())
     shown = f"{text[:_LONGEST_TEXT]} ..." if len(text) > _LONGEST_TEXT else text
     kind = type(error).__name__
-    return f"{kind}: {shown}{_place(error)}" if shown else f"{kind}{_place(error)}"
+    return (
+        f"{kind}: {shown}{_describe_place(error)}" if shown else f"{kind}{_describe_place(error)}"
+    )
 
 
-def _place(error: BaseException) -> str:
+def _describe_place(error: BaseException) -> str:
     """Where it was raised, or where the user's code called what raised it."""
     if isinstance(error, SyntaxError):
         return ""  # its text says where
@@ -142,7 +144,9 @@ def _place(error: BaseException) -> str:
         if frame.filename != __file__ and not frame.filename.startswith("<frozen")
     ]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f" at {_short(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    return (
+        f" at {_relative_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    )
 
 
 def _advice(spec: str, *, called: bool) -> str:
@@ -152,7 +156,7 @@ def _advice(spec: str, *, called: bool) -> str:
     return f'\nFor the whole traceback: python -c "import {module}; {module}.{name}()"'
 
 
-def _short(filename: str) -> str:
+def _relative_path(filename: str) -> str:
     """Relative to the current directory where it lies below it."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
@@ -173,7 +177,84 @@ def _hint(spec: str) -> str:
     return f"; put one colon between module and function, as in {example!r}"
 
 
-def _kind(result: Any) -> str:
+def _describe_type(result: Any) -> str:
     if isinstance(result, tuple | list):
         return f"a {type(result).__name__} of {len(result)}"
     return f"a {type(result).__name__}"
+
+
+# --- Graphs and their inputs ----------------------------------------------------------------------
+
+
+def find_graph(spec: str) -> Any:
+    """A file as it is; of `module:factory`, what the factory returns.
+
+    Raises:
+        UsageError: there is neither such a file nor such a function.
+    """
+    path = Path(spec)
+    if path.exists():
+        return path
+    if not _names_function(spec):
+        raise UsageError(
+            f"--graph {spec!r}: there is no such file; give a .pt2, a .ckp, or module:factory"
+        )
+    check_form(spec, "--graph")
+    return call(resolve(spec, "--graph"), spec, "--graph")
+
+
+def find_inputs(spec: str) -> Any:
+    """The inputs of a graph, by name or by position; the folder of a dump as it is.
+
+    Raises:
+        UsageError: there is no such thing, or it holds no tensors.
+    """
+    path = Path(spec)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return _read_tensors(path)
+    if not _names_function(spec):
+        raise UsageError(
+            f"--inputs {spec!r}: there is no such file; give a .safetensors, a .pt, the folder of "
+            "a dump, or module:function"
+        )
+    check_form(spec, "--inputs")
+    return call(resolve(spec, "--inputs"), spec, "--inputs")
+
+
+def _names_function(spec: str) -> bool:
+    return ":" in spec and not Path(spec.partition(":")[0]).suffix
+
+
+def _read_tensors(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever a file makes it raise
+        text = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"--inputs {str(path)!r} cannot be read: {type(error).__name__}: {text:.200}; give "
+            "tensors alone, by name or by position, saved by torch.save or as .safetensors"
+        ) from error
+    if isinstance(found, torch.Tensor):
+        return (found,)
+    if isinstance(found, (dict, list, tuple)):
+        return found
+    raise UsageError(
+        f"--inputs {str(path)!r} holds a {type(found).__name__}; give tensors, by name or by "
+        "position"
+    )
+
+
+def _read_safetensors(path: Path) -> Any:
+    import safetensors
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise UsageError(f"--inputs {str(path)!r} cannot be read: {error}") from error

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from paritas.cli.formatting import Format, format_options, subject_file
-from paritas.cli.parameters import confirm_option, device_option
+from paritas.cli.options import (
+    OutputFormat,
+    confirm_option,
+    device_option,
+    format_options,
+    subject_file,
+)
 
 if TYPE_CHECKING:
-    from paritas.cli.partition_checks import Checked
-    from paritas.reporting.annotations import Account
+    from paritas.cli.partition_checks import CheckedOperator
+    from paritas.reports.annotations import Account
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class PartitionOptions:
     """The options of the command, by their names."""
 
     args: tuple[str, ...]
@@ -104,7 +109,7 @@ def partition(
     operator: str,
     outdir: Path | None,
     json_path: Path | None,
-    form: Format,
+    form: OutputFormat,
     **given: object,
 ) -> None:
     """Check an operator that is split over ranks against the operator that is not.
@@ -127,19 +132,19 @@ def partition(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """  # noqa: D301  (click's mark for lines that are not to be wrapped)
-    options = Options(**given)  # type: ignore[arg-type]
+    options = PartitionOptions(**given)  # type: ignore[arg-type]
     from paritas.partition.configuration.resolving import check_name
 
     check_name(operator, "OPERATOR")
     if options.annotation is not None and options.discover:
         ctx.fail("--annotation says how it can be split; leave it out to --discover that")
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     checked = _run(operator, options)
     if json_path is not None:
-        from paritas.reporting.json_file import write_verdict
+        from paritas.reports.files import write_verdict
 
         write_verdict(json_path, checked.verdict)
     shrunk = [] if outdir is None else _shrunk(checked, outdir)
@@ -148,17 +153,16 @@ def partition(
     ctx.exit(checked.verdict.exit_code)
 
 
-def _run(operator: str, options: Options) -> Checked:
-    from paritas.cli.progress import progress
+def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
+    from paritas.cli.options import progress
 
     with progress() as tell:
         tell("importing torch")
         from paritas.cli.loading import look_here
-        from paritas.cli.partition_arguments import operator_call
-        from paritas.cli.partition_checks import check
+        from paritas.cli.partition_checks import check, operator_call
         from paritas.partition.configuration.resolving import resolve_operator
-        from paritas.partition.confirming import check_confirm
-        from paritas.partition.running.placing import device_of
+        from paritas.partition.recipe_checks import check_confirm
+        from paritas.placement.parts import device_of
 
         look_here()
         function = resolve_operator(operator, parameter="OPERATOR")
@@ -167,9 +171,9 @@ def _run(operator: str, options: Options) -> Checked:
         return check(call, options, tell)
 
 
-def _shrunk(checked: Checked, outdir: Path) -> list[str]:
+def _shrunk(checked: CheckedOperator, outdir: Path) -> list[str]:
     """What came of shrinking, in words: the verdict stands whatever it is."""
-    from paritas.cli.progress import progress
+    from paritas.cli.options import progress
     from paritas.cli.shrink import report_lines
     from paritas.errors import UsageError
 
@@ -180,16 +184,18 @@ def _shrunk(checked: Checked, outdir: Path) -> list[str]:
         return [f"no script in {outdir}: {error}"]
 
 
-def _account(checked: Checked, operator: str) -> Account:
-    from paritas.reporting.annotations import of_verdict
+def _account(checked: CheckedOperator, operator: str) -> Account:
+    from paritas.reports.annotations import verdict_account
 
     file = subject_file(operator)
-    return of_verdict(checked.verdict, command="partition", subject=operator, file=file)
+    return verdict_account(checked.verdict, command="partition", subject=operator, file=file)
 
 
-def _show(checked: Checked, script: list[str], form: Format) -> None:
+def _show(checked: CheckedOperator, script: list[str], form: OutputFormat) -> None:
     from rich.console import Console
 
-    from paritas.cli.partition_table import report
+    from paritas.cli.partition_checks import partition_report
 
-    Console(highlight=False, stderr=form.takes_stdout).print(report(checked, script), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(
+        partition_report(checked, script), crop=False
+    )

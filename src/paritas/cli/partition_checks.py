@@ -1,36 +1,159 @@
-"""Which splits of an operator are checked, and the check of each."""
+"""What `paritas partition` does: read the arguments, check each split, show the table."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from paritas.checking.remembering import remember
+from paritas.checks.failures import remember_failed
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Finding, Status, Verdict
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.failed_splits import failed_split
-from paritas.partition.recipes import Concat, Recipe, Split
-from paritas.reporting.progress import Progress
+from paritas.execution.subjects import usable_device
+from paritas.partition.annotation import Annotation, Option
+from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
+from paritas.partition.recipe_checks import failed_split
+from paritas.placement.parts import on_device
+from paritas.placement.recipes import Concat, Recipe, Split
+from paritas.reports.progress import Progress
+from paritas.reports.terminal import STYLES, details, last_line, listed
+from paritas.results.findings import Aspect, Finding, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from paritas.checking.remembering import FailedSplit
-    from paritas.cli.partition import Options
-    from paritas.partition.discovery.discovering import Discovered
-    from paritas.partition.recipes import OperatorCall
+    from rich.console import RenderableType
 
-__all__ = ["Checked", "Row", "check"]
+    from paritas.checks.failures import FailedSplit
+    from paritas.cli.partition import PartitionOptions
+    from paritas.partition.discovery import Discovered
+    from paritas.placement.recipes import OperatorCall
+
+
+# --- Arguments as they are written on a command line ----------------------------------------------
+
+_SHAPE = re.compile(r"(?P<sizes>\d+(?:x\d+)*)(?::(?P<dtype>\w+)(?:<(?P<below>\d+))?)?")
+_FORMS = "8x32, 8x32:int64<100, 2.5 or value=(8, 4)"
+
+
+def operator_call(
+    spec: str, function: Callable[..., Any], options: PartitionOptions
+) -> OperatorCall:
+    """The call that the command line describes.
+
+    Raises:
+        UsageError: an argument cannot be read.
+    """
+    args = [read_argument(text, "--arg", options.seed) for text in options.args]
+    kwargs: dict[str, Any] = {}
+    for text in options.kwargs:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--kwarg {text!r} is not of the form name=..., as in dim=1")
+        info = read_argument(value, f"--kwarg {name}", options.seed, keyword=True)
+        kwargs[name] = info if info.value_type == "shape" else info.value
+    config = VerifyConfig(
+        fsig=spec,
+        args=args,
+        kwargs=kwargs,
+        noutputs=1,
+        parti_options=[],
+        non_grad_indices=list(options.without_gradient),
+    )
+    call = make_call(config, function, seed=options.seed)
+    dtype = getattr(torch, options.dtype)
+    typed = dataclasses.replace(
+        call,
+        args=tuple(map(_cast_argument, call.args, args, [dtype] * len(args))),
+        kwargs={
+            name: _cast_argument(value, kwargs[name], dtype) for name, value in call.kwargs.items()
+        },
+    )
+    if options.device is None:
+        return typed
+    return on_device(typed, usable_device(options.device))
+
+
+def _cast_argument(value: Any, info: Any, dtype: torch.dtype) -> Any:
+    """A floating tensor in the dtype that is asked for, unless it has one of its own."""
+    if not isinstance(info, TensorInfo) or info.value_type == "value":
+        return value
+    if value.numel() == 0:
+        raise UsageError(f"a tensor of the shape {tuple(value.shape)} is empty: nothing to split")
+    return value.to(dtype) if info.dtype is None and value.is_floating_point() else value
+
+
+def read_argument(text: str, parameter: str, seed: int = 0, *, keyword: bool = False) -> TensorInfo:
+    """Read one argument.
+
+    Args:
+        text: what stands on the command line.
+        parameter: which option this is, for messages.
+        seed: of indices below a bound.
+        keyword: whether a whole number is a number; otherwise it is the shape of a vector.
+    """
+    if text.startswith("value="):
+        return TensorInfo("value", _parse_literal(text.removeprefix("value="), text, parameter))
+    form = _SHAPE.fullmatch(text)
+    if form is not None and not (keyword and text.isdecimal()):
+        return _parse_tensor(form, text, parameter, seed)
+    if keyword and re.fullmatch(r"[A-Za-z_]+", text) and text not in {"None", "True", "False"}:
+        return TensorInfo("value", text)  # reduction=mean
+    if text.startswith("torch."):
+        found = getattr(torch, text.removeprefix("torch."), None)
+        if isinstance(found, torch.dtype):
+            return TensorInfo("value", found)
+    return TensorInfo("value", _parse_literal(text, text, parameter))
+
+
+def _parse_literal(text: str, whole: str, parameter: str) -> Any:
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        match tree:
+            case ast.Call(func=ast.Name(id="slice"), args=list(ends), keywords=[]):
+                return slice(*map(ast.literal_eval, ends))
+        return ast.literal_eval(tree)
+    except (ValueError, SyntaxError, TypeError):
+        raise UsageError(f"{parameter} {whole!r} cannot be read: write {_FORMS}") from None
+
+
+def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> TensorInfo:
+    shape = tuple(map(int, form["sizes"].split("x")))
+    if form["dtype"] is None:
+        return TensorInfo("shape", shape)
+    named = getattr(torch, form["dtype"], None)
+    if not isinstance(named, torch.dtype):
+        raise UsageError(f"{parameter} {text!r}: torch has no dtype {form['dtype']!r}")
+    if form["below"] is None:
+        return TensorInfo("shape", shape, dtype=named)
+    below = int(form["below"])
+    if below == 0 or named.is_floating_point or named.is_complex or named is torch.bool:
+        raise UsageError(f"{parameter} {text!r}: '<{below}' is for whole numbers, from 0 on")
+
+    def indices(shape: tuple[int, ...]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(below, shape, generator=generator, dtype=named)
+        drawn.view(-1)[-1] = below - 1  # the last one is where faults hide
+        return drawn
+
+    return TensorInfo("shape", shape, dtype=named, generator=indices)
+
+
+# --- Which splits are checked, and the check of each ----------------------------------------------
 
 NO_SPLIT = "no dimension was found by which it can be split"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CheckedSplit:
     """One split and how it ended.
 
     Attributes:
@@ -46,7 +169,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class CheckedOperator:
     """All splits of an operator.
 
     Attributes:
@@ -58,11 +181,13 @@ class Checked:
     rule: tuple[str, ...]
     source: str
     ranks: int
-    rows: tuple[Row, ...]
+    rows: tuple[CheckedSplit, ...]
     verdict: Verdict
 
 
-def check(call: OperatorCall, options: Options, tell: Callable[[str], None]) -> Checked:
+def check(
+    call: OperatorCall, options: PartitionOptions, tell: Callable[[str], None]
+) -> CheckedOperator:
     """Check the splits that are declared, or those that are found by running the operator.
 
     Args:
@@ -82,20 +207,20 @@ def check(call: OperatorCall, options: Options, tell: Callable[[str], None]) -> 
     found = []
     for done, one in enumerate(chosen):
         tell(Progress(f"checking splits of {call.name}", done, len(chosen)))
-        found.append(_row(call, one, annotation, options))
+        found.append(_check_split(call, one, annotation, options))
     rows = tuple(found)
     notes = (
         f"rule ({source}): {'; '.join(rule) or 'none'}",
         f"tensors drawn with seed {call.seed}",
     )
     if not rows and annotation is not None:
-        rows = (_unsplit(call, annotation, options),)
-    verdict = Verdict.merge(row.verdict for row in rows) if rows else _nothing(call)
+        rows = (_check_unsplit(call, annotation, options),)
+    verdict = Verdict.merge(row.verdict for row in rows) if rows else _nothing_to_check(call)
     verdict = msgspec.structs.replace(
         verdict, strict=options.strict, notes=(*notes, *verdict.notes)
     )
-    remember(verdict, [wrong for row in rows for wrong in row.wrong])
-    return Checked(call.name, rule, source, options.ranks, rows, verdict)
+    remember_failed(verdict, [wrong for row in rows for wrong in row.wrong])
+    return CheckedOperator(call.name, rule, source, options.ranks, rows, verdict)
 
 
 # --- which ----------------------------------------------------------------------------------------
@@ -104,7 +229,7 @@ def check(call: OperatorCall, options: Options, tell: Callable[[str], None]) -> 
 _Chosen = tuple[Option, Recipe | str]
 
 
-def _declared(call: OperatorCall, options: Options) -> tuple[Annotation | None, str]:
+def _declared(call: OperatorCall, options: PartitionOptions) -> tuple[Annotation | None, str]:
     if options.annotation is not None:
         annotation = Annotation.parse(options.annotation)
         annotation.check(call)
@@ -134,7 +259,7 @@ def _by_annotation(
 def _discovered(
     call: OperatorCall, ranks: int, asked: list[Option]
 ) -> tuple[tuple[str, ...], list[_Chosen]]:
-    from paritas.partition.discovery.discovering import discover_partitions
+    from paritas.partition.discovery import discover_partitions
 
     found = discover_partitions(
         call.function,
@@ -145,7 +270,7 @@ def _discovered(
     )
     rule = tuple(dict.fromkeys(one.annotation for one in found))
     if not asked:
-        recipes = [one.recipe if len(rule) > 1 else _named(call, one) for one in found]
+        recipes = [one.recipe if len(rule) > 1 else _name_recipe(call, one) for one in found]
         pairs = [(_option_of(call, recipe), recipe) for recipe in recipes]
         return rule, sorted(pairs, key=lambda pair: (pair[0].idx, pair[0].dim))
     chosen: list[_Chosen] = []
@@ -156,7 +281,7 @@ def _discovered(
     return rule, chosen
 
 
-def _named(call: OperatorCall, found: Discovered) -> Recipe:
+def _name_recipe(call: OperatorCall, found: Discovered) -> Recipe:
     """The same recipe, called by its identifier in the annotation, which is shorter."""
     try:
         annotation = Annotation.parse(found.annotation)
@@ -196,14 +321,14 @@ def _splits(call: OperatorCall, recipe: Recipe, option: Option) -> bool:
 # --- how it ends ----------------------------------------------------------------------------------
 
 
-def _row(
-    call: OperatorCall, chosen: _Chosen, annotation: Annotation | None, options: Options
-) -> Row:
+def _check_split(
+    call: OperatorCall, chosen: _Chosen, annotation: Annotation | None, options: PartitionOptions
+) -> CheckedSplit:
     option, recipe = chosen
     label = f"{option.idx},{option.dim}"
     if isinstance(recipe, str):
-        return Row(label, "", _unverified(f"option {label}", recipe))
-    from paritas.partition.confirming import check_confirmed
+        return CheckedSplit(label, "", _unverified(f"option {label}", recipe))
+    from paritas.partition.recipe_checks import check_confirmed
 
     split_by = recipe.words.rpartition("split by ")[2] or recipe.words
     try:
@@ -216,16 +341,18 @@ def _row(
             confirm=options.confirm,
         )
     except UsageError as error:
-        return Row(label, split_by, _unverified(f"option {label}", str(error)))
+        return CheckedSplit(label, split_by, _unverified(f"option {label}", str(error)))
     wrong = failed_split(
         verdict, call, recipe, options.ranks, seed=options.seed, annotation=annotation
     )
-    return Row(label, split_by, _labelled(verdict, f"option {label}"), wrong)
+    return CheckedSplit(label, split_by, _label_verdict(verdict, f"option {label}"), wrong)
 
 
-def _unsplit(call: OperatorCall, annotation: Annotation, options: Options) -> Row:
+def _check_unsplit(
+    call: OperatorCall, annotation: Annotation, options: PartitionOptions
+) -> CheckedSplit:
     """A rule that lets nothing be split leaves each rank to run the whole operator."""
-    from paritas.partition.verifying import check_unsplit
+    from paritas.partition.verify import check_unsplit
 
     verdict = check_unsplit(
         call,
@@ -236,11 +363,11 @@ def _unsplit(call: OperatorCall, annotation: Annotation, options: Options) -> Ro
         strict=options.strict,
         confirm=options.confirm,
     )
-    return Row("", "nothing", verdict)
+    return CheckedSplit("", "nothing", verdict)
 
 
-def _labelled(verdict: Verdict, label: str) -> Verdict:
-    from paritas.partition.confirming import labelled
+def _label_verdict(verdict: Verdict, label: str) -> Verdict:
+    from paritas.partition.recipe_checks import labelled
 
     own = labelled(verdict, f"{label}, ")
     if own.passed or own.failures:
@@ -255,5 +382,92 @@ def _unverified(path: str, reason: str) -> Verdict:
     return Verdict(findings=(finding,))
 
 
-def _nothing(call: OperatorCall) -> Verdict:
+def _nothing_to_check(call: OperatorCall) -> Verdict:
     return _unverified(call.name, f"nothing to check: {NO_SPLIT}")
+
+
+# --- The splits for a terminal --------------------------------------------------------------------
+
+GRADIENT = "gradient of "
+SPLIT_COLUMNS = ("option", "split by", "forward", "backward", "status", "off by")
+SPLIT_LEGEND = (
+    "option: argument, dimension\noff by: size of the largest difference over that of the reference"
+)
+
+
+def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Group:
+    """Everything, the verdict in one line last.
+
+    Args:
+        script: what came of shrinking, line by line.
+    """
+    verdict = checked.verdict
+    head = f"{checked.name} over {checked.ranks} ranks, rule {checked.source}:"
+    parts: list[RenderableType] = [Text(head)]
+    parts += [Text(f"  {text}") for text in checked.rule]
+    parts.append(Text())
+    if checked.rows:
+        parts += [_split_table(checked.rows), Text(SPLIT_LEGEND, style="dim"), Text()]
+    told = list(details(verdict))
+    if told:
+        parts += [*told, Text()]
+    coverage = verdict.coverage
+    parts += [
+        Text(f"coverage: {coverage.compared} compared, {len(coverage.skipped)} skipped"),
+        *listed("skipped", coverage.skipped),
+        *listed("note", verdict.notes[1:]),  # the first of them is the rule
+        *_unbroken(script),
+        last_line(verdict),
+    ]
+    return Group(*parts)
+
+
+def _unbroken(lines: Sequence[str]) -> list[Text]:
+    """Lines with a path in them, which has to stay in one piece to be copied."""
+    told = [Text(line, no_wrap=True, overflow="ignore") for line in lines]
+    return [Text(), *told, Text()] if told else []
+
+
+def _split_table(rows: Iterable[CheckedSplit]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    for name in SPLIT_COLUMNS:
+        table.add_column(name, overflow="fold", no_wrap=name != "split by")
+    for row in rows:
+        backward = [one for one in row.verdict.findings if GRADIENT in one.path]
+        forward = [one for one in row.verdict.findings if GRADIENT not in one.path]
+        table.add_row(
+            Text(row.option),
+            Text(row.split_by),
+            _gravest(forward),
+            _gravest(backward),
+            Text(row.verdict.status.value, style=STYLES[row.verdict.status]),
+            Text(_off_by(row.verdict.findings)),
+        )
+    return table
+
+
+def _gravest(findings: list[Finding]) -> Text:
+    """The gravest of some findings; nothing compared is shown as such."""
+    if not findings:
+        return Text("-")
+    status = max((one.status for one in findings), key=lambda status: status.gravity)
+    return Text(status.value, style=STYLES[status])
+
+
+def _off_by(findings: tuple[Finding, ...]) -> str:
+    """The largest relative difference; what was settled without a figure is in words."""
+    figures = [one.metrics.rel_l2 for one in findings if one.metrics is not None]
+    if figures:
+        # A NaN is the worst of all, and `max` may pass it by.
+        worst = next((figure for figure in figures if math.isnan(figure)), max(figures))
+        return f"{worst:.1e}"
+    statuses = {one.status for one in findings}
+    if statuses <= {Status.IDENTICAL, Status.EQUIVALENT}:
+        return "rounding" if Status.EQUIVALENT in statuses else "0"
+    return "-"

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.parameters import device_option
+from paritas.cli.options import device_option
 
 if TYPE_CHECKING:
-    from paritas.numerics.power_reports import PowerReport
+    from paritas.results.power_reports import PowerReport
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 _INTERRUPTED = 130
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class PowerOptions:
     """The options of the command, by their names."""
 
     inputs: str | None
@@ -94,12 +94,12 @@ def power(
     """
     from paritas.cli.loading import check_form
 
-    options = Options(**given)
+    options = PowerOptions(**given)
     for parameter, spec in (("FACTORY", factory), ("--inputs", options.inputs)):
         if spec is not None:
             check_form(spec, parameter)
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     report = _run(factory, options)
@@ -107,8 +107,8 @@ def power(
     ctx.exit(_INTERRUPTED if report.stopped == "interrupt" else report.exit_code(at_least))
 
 
-def _run(factory: str, options: Options) -> PowerReport:
-    from paritas.cli.progress import progress
+def _run(factory: str, options: PowerOptions) -> PowerReport:
+    from paritas.cli.options import progress
 
     with progress() as tell:
         tell("importing torch")
@@ -135,10 +135,10 @@ def _run(factory: str, options: Options) -> PowerReport:
 def _show(report: PowerReport, json_path: Path | None) -> None:
     from rich.console import Console
 
-    from paritas.reporting.power_words import render
+    from paritas.reports.terminal import power_report
 
     if json_path is not None:
-        from paritas.reporting.json_file import write_whole
+        from paritas.reports.files import write_whole
 
         write_whole(json_path, report.to_json())
-    Console(highlight=False).print(render(report), crop=False)
+    Console(highlight=False).print(power_report(report), crop=False)

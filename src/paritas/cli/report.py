@@ -32,36 +32,36 @@ def report(*, comparison: Path, output: Path | None, model_explorer: Path | None
     if model_explorer is not None:
         _write_for_model_explorer(comparison, model_explorer)
         return
-    from paritas.numerics.wording import headline
-    from paritas.reporting import comparison_files
-    from paritas.reporting.json_file import check_writable
+    from paritas.reports import files
+    from paritas.reports.files import check_writable
+    from paritas.results.wording import headline
 
     folder = comparison if comparison.is_dir() else comparison.parent
-    target = output or folder / comparison_files.HTML
+    target = output or folder / files.HTML
     check_writable(target)
-    found = comparison_files.read(comparison)
-    comparison_files.write_html(target, found)
+    found = files.read_comparison(comparison)
+    files.write_html(target, found)
     click.echo(headline(found.verdict))
     click.echo(f"written: {target}")
 
 
 def _write_for_model_explorer(source: Path, target: Path) -> None:
     from paritas.graphs import results_folder
-    from paritas.numerics.wording import headline
-    from paritas.reporting import comparison_files, model_explorer
-    from paritas.reporting.json_file import check_writable
+    from paritas.reports import files, model_explorer
+    from paritas.reports.files import check_writable
+    from paritas.results.wording import headline
 
     check_writable(target)
     results = source / results_folder.JSON if source.is_dir() else source
     if results.name == results_folder.JSON and results.is_file():
-        from paritas.numerics.graph_reports import GraphReport
+        from paritas.results.graph_reports import GraphReport
 
         graph = GraphReport.from_json(results.read_bytes())
         model_explorer.write_graph_report(target, graph)
         click.echo(headline(graph.verdict))
         click.echo(f"written: {target}, node data for {graph.graph}")
         return
-    found = comparison_files.read(source)
+    found = files.read_comparison(source)
     written = model_explorer.write_comparison(target, found)
     click.echo(headline(found.verdict))
     click.echo(f"written: {', '.join(map(str, written))}")

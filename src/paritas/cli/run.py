@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.formatting import Format, format_options
+from paritas.cli.options import OutputFormat, format_options
 
 if TYPE_CHECKING:
     from paritas.cli.running import Ending
@@ -85,7 +85,7 @@ def run(  # noqa: PLR0913  (one for each option)
     thorough: bool,
     strict: bool,
     json_path: Path | None,
-    form: Format,
+    form: OutputFormat,
 ) -> None:
     """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
 
@@ -100,14 +100,14 @@ def run(  # noqa: PLR0913  (one for each option)
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (a script
     that fails by itself is one way of that), 130 interrupted.
     """
-    from paritas.checking.guarding.settings import SWITCH, GuardSettings, is_enabled
-    from paritas.checking.guarding.watching import Watch
-    from paritas.cli.ranks import Meeting, Ranks
+    from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
     from paritas.cli.running import (
-        Program,
+        Meeting,
+        Ranks,
+        ScriptProgram,
         StopSignals,
         check_program,
-        exits_told,
+        exits_reported,
         run_last_program,
     )
 
@@ -118,24 +118,24 @@ def run(  # noqa: PLR0913  (one for each option)
     settings = GuardSettings(
         on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
     )
-    program = Program(script, is_module, args)
+    program = ScriptProgram(script, is_module, args)
     check_program(program)
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
-    watch, signals = Watch(settings), StopSignals()
+    watch, signals = GuardWatch(settings), StopSignals()
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
-        from paritas.cli.run_ending import Course, Files, finish
+        from paritas.cli.run_ending import GuardedRun, OutputFiles, finish
 
-        course = Course(program, ending, watch.journal, watch.failure, strict=strict)
-        return finish(course, meeting, Files(json_path, form), signals)
+        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
+        return finish(course, meeting, OutputFiles(json_path, form), signals)
 
-    with exits_told(finish), signals:
+    with exits_reported(finish), signals:
         with watch:
             ending = run_last_program(program, signals)
         ctx.exit(finish(ending))

@@ -1,16 +1,20 @@
-"""Run a script or a module as python itself would, and say how it ended."""
+"""Run a script or a module as python itself would; and, of several ranks, hand in a report."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import runpy
+import shutil
 import signal
+import stat
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -22,19 +26,19 @@ import click
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-_OURS = {__file__, runpy.__file__, "<frozen runpy>"}
+_OUR_FRAMES = {__file__, runpy.__file__, "<frozen runpy>"}
 _LONGEST_TEXT = 160
 _WORK_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ScriptProgram:
     """What is to be run: `paritas run [-m] target args...`."""
 
     target: str
@@ -61,7 +65,7 @@ class _Terminated(BaseException):
     """SIGTERM, raised in the program like Ctrl-C: torchrun and batch systems send it."""
 
 
-def check_program(program: Program) -> None:
+def check_program(program: ScriptProgram) -> None:
     """Raise `UsageError` where there is nothing to run."""
     target = program.target
     if program.is_module:
@@ -76,7 +80,7 @@ def check_program(program: Program) -> None:
         raise UsageError(f"SCRIPT {target!r} does not exist{_hint(path)}")
 
 
-def run_program(program: Program) -> Ending:
+def run_program(program: ScriptProgram) -> Ending:
     """Run it as the main program of a process that has other work to do afterwards.
 
     Threads that it leaves at work are waited for, but not for ever: what tells some of them to
@@ -87,7 +91,7 @@ def run_program(program: Program) -> Ending:
         return _ending_with(program, lambda: _wait_for_work(there))
 
 
-def run_last_program(program: Program, signals: StopSignals) -> Ending:
+def run_last_program(program: ScriptProgram, signals: StopSignals) -> Ending:
     """Run it as the last thing that this process does, up to where python calls `atexit`."""
     try:
         ending = _ending_with(program, _end_threads)
@@ -98,7 +102,7 @@ def run_last_program(program: Program, signals: StopSignals) -> Ending:
     return ending
 
 
-def _ending_with(program: Program, wait: Callable[[], None]) -> Ending:
+def _ending_with(program: ScriptProgram, wait: Callable[[], None]) -> Ending:
     """How a program ended, and the wait for its threads."""
     with _as_main_program(program):
         ending = _ending_of(lambda: _run(program))
@@ -108,7 +112,7 @@ def _ending_with(program: Program, wait: Callable[[], None]) -> Ending:
         return ending if ending.words else waited
 
 
-def _run(program: Program) -> None:
+def _run(program: ScriptProgram) -> None:
     if program.is_module:
         runpy.run_module(program.target, run_name="__main__", alter_sys=True)
     elif Path(program.target).is_dir():
@@ -121,14 +125,14 @@ def _ending_of(run: Callable[[], None]) -> Ending:
     try:
         run()
     except SystemExit as error:
-        return _exited(error.code)
+        return _ending_of_exit(error.code)
     except KeyboardInterrupt:
         return Ending(INTERRUPTED, "was interrupted by Ctrl-C", by_signal=True)
     except _Terminated:
         return Ending(TERMINATED, "was terminated by SIGTERM", by_signal=True)
     except BaseException as error:  # noqa: BLE001  (whatever a program may raise ends it)
         _show(error)
-        return Ending(1, f"ended with {_told(error)}")
+        return Ending(1, f"ended with {_describe_error(error)}")
     return Ending()
 
 
@@ -143,14 +147,14 @@ def _run_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def exits_told(tell: Callable[[Ending], int]) -> Iterator[None]:
+def exits_reported(tell: Callable[[Ending], int]) -> Iterator[None]:
     """Let `os._exit` in the program, which nothing else sees, be told and give another code."""
     original, process = os._exit, os.getpid()
 
     def exit_told(status: int) -> Any:
         # A process that the program forked ends in this way, and is none of our business.
         if os.getpid() == process:
-            status = tell(_exited(status))
+            status = tell(_ending_of_exit(status))
             sys.stdout.flush()
             sys.stderr.flush()
         original(status)
@@ -220,7 +224,7 @@ def _check_module(name: str) -> None:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except Exception as error:  # whatever importing the packages around it raises
-        raise UsageError(f"-m {name!r} cannot be run: {_told(error)}") from error
+        raise UsageError(f"-m {name!r} cannot be run: {_describe_error(error)}") from error
     finally:
         sys.path[:] = path
     if spec is None:
@@ -246,7 +250,7 @@ def _is_path_safe() -> bool:
 
 
 @contextlib.contextmanager
-def _as_main_program(program: Program) -> Iterator[None]:
+def _as_main_program(program: ScriptProgram) -> Iterator[None]:
     """`sys.argv` and `sys.path` as the program would find them."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [program.target, *program.args]
@@ -314,7 +318,7 @@ def _is_at_work(thread: threading.Thread, there: frozenset[threading.Thread]) ->
     return not idle_worker and not idle_manager
 
 
-def _exited(code: Any) -> Ending:
+def _ending_of_exit(code: Any) -> Ending:
     """What `sys.exit(code)` means."""
     if code is None or code == 0:
         return Ending()
@@ -327,13 +331,131 @@ def _exited(code: Any) -> Ending:
 def _show(error: BaseException) -> None:
     """The traceback as python shows it, without the frames that led to the program."""
     frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in _OURS:
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OUR_FRAMES:
         frames = frames.tb_next
     error.__traceback__ = frames
     sys.excepthook(type(error), error, frames)
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     kind = type(error).__name__
     return f"{kind}: {text[0][:_LONGEST_TEXT]}" if text else kind
+
+
+# --- Several ranks of one program -----------------------------------------------------------------
+
+# They meet in a folder for temporary files, which works whatever became of the program's process
+# group. Ranks on other machines do not come there; the first of each machine speaks for its own.
+
+WAIT_SECONDS = 60.0
+# For the others, once this rank was told to stop: torchrun kills it half a minute later.
+HURRIED_SECONDS = 5.0
+_MEETING_POLL_SECONDS = 0.1
+_NOTICE_AFTER_SECONDS = 2.0
+# What the ranks of one launch have in common, and no other launch has at the same time.
+_COMMON = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """This process among others.
+
+    Attributes:
+        rank: its number.
+        world: how many there are.
+        here: the numbers of those on this machine.
+    """
+
+    rank: int
+    world: int
+    here: range
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Ranks | None:
+        """What torchrun and its like set, or None for a process alone."""
+        try:
+            rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+            local = int(environment.get("LOCAL_RANK", rank))
+            count = int(environment.get("LOCAL_WORLD_SIZE", world))
+        except (KeyError, ValueError):
+            return None
+        return None if world <= 1 else cls(rank, world, range(rank - local, rank - local + count))
+
+    @property
+    def merges(self) -> bool:
+        """Whether this one speaks for those on its machine."""
+        return self.rank == self.here.start
+
+
+class Meeting:
+    """Where the ranks of one launch on one machine hand in their reports."""
+
+    def __init__(self, ranks: Ranks, environment: Mapping[str, str]) -> None:
+        """Name the place; the rank that merges clears it of what a killed launch left."""
+        self.ranks = ranks
+        common = [str(os.getppid()), *(environment.get(name, "") for name in _COMMON)]
+        digest = hashlib.sha256("\n".join(common).encode()).hexdigest()[:16]
+        owner = os.getuid() if hasattr(os, "getuid") else "all"
+        self.folder = Path(tempfile.gettempdir()) / f"paritas-run-{owner}-{digest}"
+        if ranks.merges:
+            self.close()
+
+    def hand_in(self, report: bytes) -> None:
+        """Leave a report for the rank that merges; raises OSError where it cannot."""
+        self._make_folder()
+        unfinished = self.folder / f"{self.ranks.rank}.unfinished"
+        unfinished.write_bytes(report)
+        unfinished.replace(self._file(self.ranks.rank))
+
+    def collect(self, seconds: float, hurried: threading.Event) -> dict[int, bytes]:
+        """The reports of the other ranks, as far as they come in time."""
+        others = [rank for rank in self.ranks.here if rank != self.ranks.rank]
+        start, told = time.monotonic(), False
+        while time.monotonic() < start + seconds and not hurried.is_set():
+            missing = [rank for rank in others if not self._file(rank).exists()]
+            if not missing:
+                break
+            if not told and time.monotonic() > start + _NOTICE_AFTER_SECONDS:
+                told = True
+                listed = ", ".join(map(str, missing))
+                click.echo(f"waiting up to {seconds:g} s for the report of rank {listed}", err=True)
+            hurried.wait(_MEETING_POLL_SECONDS)
+        found = {}
+        if self._is_ours():
+            for rank in others:
+                if self._file(rank).exists():
+                    found[rank] = self._file(rank).read_bytes()
+        return found
+
+    def wait_until_closed(self, seconds: float, hurried: threading.Event) -> bool:
+        """Whether the rank that merges took the reports in time."""
+        deadline = time.monotonic() + seconds
+        while self.folder.exists():
+            if time.monotonic() >= deadline or hurried.is_set():
+                return False
+            hurried.wait(_MEETING_POLL_SECONDS)
+        return True
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._is_ours():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._is_ours():
+            raise PermissionError(f"{self.folder} belongs to somebody else")
+
+    def _is_ours(self) -> bool:
+        """Whether nobody else can have put anything there: folders for all are open to all."""
+        try:
+            status = self.folder.lstat()
+        except OSError:
+            return False
+        mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+        closed = os.name == "nt" or not stat.S_IMODE(status.st_mode) & 0o077
+        return stat.S_ISDIR(status.st_mode) and mine and closed
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"{rank}.json"

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.minimizing.reports import ShrinkReport
+    from paritas.shrinking.shrink import ShrinkReport
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 UNVERIFIED = 3
@@ -20,7 +20,7 @@ _BUILDING = ("inputs", "backend", "mode", "dynamic", "dtype", "train")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class ShrinkOptions:
     """The options of the command, by their names."""
 
     output: Path
@@ -111,12 +111,12 @@ def shrink(
     Exit codes: 1 a fault was found and the script shows it, 2 wrong usage or bad input, 3 nothing
     fails, or the script does not show it by itself, 130 interrupted.
     """  # noqa: D301  (click's mark for lines that stay as they are)
-    from paritas.cli.progress import progress
+    from paritas.cli.options import progress
 
-    options = Options(**given)
+    options = ShrinkOptions(**given)
     make = _maker(ctx, target, args, options)
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     with progress() as tell:
@@ -128,7 +128,7 @@ def shrink(
 
 
 def _maker(
-    ctx: click.Context, target: str, args: tuple[str, ...], options: Options
+    ctx: click.Context, target: str, args: tuple[str, ...], options: ShrinkOptions
 ) -> Callable[[Callable[[str], None]], ShrinkReport | None]:
     """What to do, by what the target is; a slip of the pen is told before torch is imported."""
     path = Path(target)
@@ -140,9 +140,9 @@ def _maker(
     _refuse(ctx, ("graph",), f"is for a folder of verify-graph, which {target!r} is not")
     if path.is_file() or path.suffix == ".py":
         _refuse(ctx, _BUILDING, f"says nothing about a script: {target!r} compiles as it does")
-        from paritas.cli.running import Program, check_program
+        from paritas.cli.running import ScriptProgram, check_program
 
-        program = Program(target, is_module=False, args=args)
+        program = ScriptProgram(target, is_module=False, args=args)
         check_program(program)
         return lambda tell: _of_script(program, options, tell)
     from paritas.cli.loading import check_form
@@ -164,21 +164,27 @@ def _refuse(ctx: click.Context, names: tuple[str, ...], why: str) -> None:
         ctx.fail(f"{', '.join(given)} {why}")
 
 
-def _of_factory(target: str, options: Options, tell: Callable[[str], None]) -> ShrinkReport | None:
+def _of_factory(
+    target: str, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport | None:
     tell("importing torch")
     from paritas.cli.shrink_targets import shrink_factory
 
     return shrink_factory(target, options, tell)
 
 
-def _of_script(program: Any, options: Options, tell: Callable[[str], None]) -> ShrinkReport | None:
+def _of_script(
+    program: Any, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport | None:
     tell("importing torch")
     from paritas.cli.shrink_targets import shrink_script
 
     return shrink_script(program, options, tell)
 
 
-def _of_folder(folder: Path, options: Options, tell: Callable[[str], None]) -> ShrinkReport | None:
+def _of_folder(
+    folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport | None:
     tell("importing torch")
     from paritas.cli.shrink_targets import shrink_folder
 
@@ -189,8 +195,8 @@ def _show(report: ShrinkReport, json_path: Path | None) -> None:
     import msgspec
 
     if json_path is not None:
-        from paritas.numerics.findings import spell_nonfinite
-        from paritas.reporting.json_file import write_whole
+        from paritas.reports.files import write_whole
+        from paritas.results.findings import spell_nonfinite
 
         write_whole(json_path, msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(report))))
     for line in report_lines(report):

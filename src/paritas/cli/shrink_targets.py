@@ -7,35 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas._torch.backends import find_backend
-from paritas.checking.guarding.everywhere import GuardEverywhere
-from paritas.checking.guarding.settings import GuardSettings
-from paritas.checking.remembering import FailedGraph, recall
+from paritas._torch.dynamo import find_backend
+from paritas.checks.failures import FailedGraph, recall_failed
+from paritas.checks.guard import GuardEverywhere
+from paritas.checks.guard_settings import GuardSettings
 from paritas.cli.building import build_reference
-from paritas.cli.graph_sources import find_graph
-from paritas.cli.loading import look_here
+from paritas.cli.loading import find_graph, look_here
 from paritas.cli.running import run_program
-from paritas.cli.verify import Options as VerifyOptions
+from paritas.cli.verify import VerifyOptions
 from paritas.errors import UsageError
-from paritas.minimizing.capturing import capture_programs
-from paritas.minimizing.programs import Candidate, Program
-from paritas.minimizing.reports import ShrinkReport, report_of
-from paritas.minimizing.shrinking import NothingFailsError, shrink
-from paritas.minimizing.sources import programs_of
-from paritas.numerics.wording import headline
+from paritas.results.wording import headline
+from paritas.shrinking.programs import Candidate, FailingProgram
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, report_of, shrink
+from paritas.shrinking.sources import capture_programs, programs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from paritas.cli.running import Program as ScriptProgram
-    from paritas.cli.shrink import Options
+    from paritas.cli.running import ScriptProgram
+    from paritas.cli.shrink import ShrinkOptions
 
 __all__ = ["shrink_factory", "shrink_folder", "shrink_script"]
 
 
 def shrink_factory(
-    target: str, options: Options, tell: Callable[[str], None]
+    target: str, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport | None:
     """Shrink what `torch.compile` makes of a model of the user's."""
     statements = _set_up(options.setup)
@@ -49,7 +46,7 @@ def shrink_factory(
 
 
 def shrink_script(
-    program: ScriptProgram, options: Options, tell: Callable[[str], None]
+    program: ScriptProgram, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport | None:
     """Run a script with every `torch.compile` in it guarded; shrink the first graph that fails."""
     statements = _set_up(options.setup)
@@ -58,7 +55,7 @@ def shrink_script(
     with GuardEverywhere(settings) as guards:
         ending = run_program(program)
     verdict = guards.verdict()
-    failed = [one for one in recall(verdict) if isinstance(one, FailedGraph)]
+    failed = [one for one in recall_failed(verdict) if isinstance(one, FailedGraph)]
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""
         click.echo(f"nothing to shrink: {how}{headline(verdict)}", err=True)
@@ -68,13 +65,13 @@ def shrink_script(
 
 
 def shrink_folder(
-    folder: Path, options: Options, tell: Callable[[str], None]
+    folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport | None:
     """Shrink what an output folder of `compare` or `verify-graph` tells of first."""
     from paritas.graphs.results_folder import JSON as RESULTS
-    from paritas.minimizing.comparisons import shrink_comparison
-    from paritas.minimizing.partitions import shrink_graph_results
-    from paritas.reporting.comparison_files import JSON as COMPARISON
+    from paritas.reports.files import COMPARISON_JSON as COMPARISON
+    from paritas.shrinking.comparisons import shrink_comparison
+    from paritas.shrinking.partitions import shrink_graph_results
 
     _set_up(options.setup)
     if not any((folder / name).is_file() for name in (COMPARISON, RESULTS)):
@@ -100,9 +97,9 @@ def shrink_folder(
 
 
 def _shrunk(
-    programs: list[Program],
+    programs: list[FailingProgram],
     candidate: Candidate,
-    options: Options,
+    options: ShrinkOptions,
     tell: Callable[[str], None],
 ) -> ShrinkReport | None:
     try:
@@ -128,7 +125,7 @@ def _set_up(modules: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"import {name}" for name in modules)
 
 
-def _as_verify(options: Options) -> Any:
+def _as_verify(options: ShrinkOptions) -> Any:
     """The options of `paritas verify` that say how a model is built."""
     return VerifyOptions(
         inputs=options.inputs,

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.formatting import Format, format_options, subject_file
-from paritas.cli.parameters import device_option
+from paritas.cli.options import OutputFormat, device_option, format_options, subject_file
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Verdict
-    from paritas.reporting.annotations import Account
+    from paritas.reports.annotations import Account
+    from paritas.results.findings import Verdict
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # What `torch.compile` is told; it says nothing about a candidate that the user makes.
@@ -21,7 +20,7 @@ _COMPILES = ("backend", "mode", "dynamic", "fullgraph")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class VerifyOptions:
     """The options of the command, by their names."""
 
     inputs: str | None
@@ -67,7 +66,7 @@ class Options:
 @format_options
 @click.pass_context
 def verify(
-    ctx: click.Context, /, factory: str, json_path: Path | None, form: Format, **given: Any
+    ctx: click.Context, /, factory: str, json_path: Path | None, form: OutputFormat, **given: Any
 ) -> None:
     """Compare a model with what a compiler makes of it.
 
@@ -78,12 +77,12 @@ def verify(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = Options(**given)
+    options = VerifyOptions(**given)
     if options.candidate is not None:
         _refuse_compile_options(ctx, options.candidate)
     _check_forms(factory, options)
     if json_path is not None:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
     verdict = _run(factory, options)
@@ -103,7 +102,7 @@ def _refuse_compile_options(ctx: click.Context, candidate: str) -> None:
         ctx.fail(f"{', '.join(given)} cannot be combined with {replaced}")
 
 
-def _check_forms(factory: str, options: Options) -> None:
+def _check_forms(factory: str, options: VerifyOptions) -> None:
     """A slip of the pen is told at once, before torch is imported."""
     from paritas.candidates.names import check_name, is_named
     from paritas.cli.loading import check_form
@@ -116,18 +115,19 @@ def _check_forms(factory: str, options: Options) -> None:
             check_form(spec, parameter)
 
 
-def _run(factory: str, options: Options) -> Verdict:
-    from paritas.cli.progress import progress
+def _run(factory: str, options: VerifyOptions) -> Verdict:
+    from paritas.cli.options import progress
 
     with progress() as tell:
         tell("importing torch")
-        from paritas.checking import config, verifying
+        from paritas.checks import verify as verifying
         from paritas.cli.building import build_candidate, build_reference
+        from paritas.execution import subjects
 
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
         candidate = build_candidate(model, inputs, options)
-        asked = config.VerifyConfig(
+        asked = subjects.VerifyConfig(
             verify_gradients=False if options.no_gradients else None,
             lift=not options.no_lift,
             strict=options.strict,
@@ -137,18 +137,18 @@ def _run(factory: str, options: Options) -> Verdict:
 
 
 def _account(verdict: Verdict, factory: str) -> Account:
-    from paritas.reporting.annotations import of_verdict
+    from paritas.reports.annotations import verdict_account
 
-    return of_verdict(verdict, command="verify", subject=factory, file=subject_file(factory))
+    return verdict_account(verdict, command="verify", subject=factory, file=subject_file(factory))
 
 
-def _show(verdict: Verdict, json_path: Path | None, form: Format) -> None:
+def _show(verdict: Verdict, json_path: Path | None, form: OutputFormat) -> None:
     from rich.console import Console
 
-    from paritas.reporting.terminal import report
+    from paritas.reports.terminal import verdict_report
 
     if json_path is not None:
-        from paritas.reporting.json_file import write_verdict
+        from paritas.reports.files import write_verdict
 
         write_verdict(json_path, verdict)
-    Console(highlight=False, stderr=form.takes_stdout).print(report(verdict), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(verdict_report(verdict), crop=False)

@@ -7,20 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.formatting import Format, format_options, subject_file
-from paritas.cli.parameters import confirm_option, device_option
+from paritas.cli.options import (
+    OutputFormat,
+    confirm_option,
+    device_option,
+    format_options,
+    subject_file,
+)
 
 if TYPE_CHECKING:
-    from paritas.numerics.graph_reports import GraphReport
-    from paritas.reporting.annotations import Account
-    from paritas.reporting.progress import Progress
+    from paritas.reports.annotations import Account
+    from paritas.reports.progress import Progress
+    from paritas.results.graph_reports import GraphReport
 
-# Those of `paritas.graphs.settings`.
+# Those of `paritas.graphs.calls`.
 SOURCES = ("declared", "library", "discover", "all")
 _INTERRUPTED = 130
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
+class RankCounts(click.ParamType[tuple[int, ...]]):
     """Numbers of ranks, with commas between them."""
 
     name = "N[,N...]"
@@ -59,7 +64,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     type=click.Choice(SOURCES),
     help="Where splits come from; by default from the graph, else from the library.",
 )
-@click.option("--ranks", type=Numbers(), default="2", show_default=True, help="Over how many.")
+@click.option("--ranks", type=RankCounts(), default="2", show_default=True, help="Over how many.")
 @click.option(
     "--cap", type=click.IntRange(1), metavar="N", help="Shorten dimensions that are longer."
 )
@@ -104,7 +109,7 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
     overwrite: bool,
     no_html: bool,
     quiet: bool,
-    form: Format,
+    form: OutputFormat,
     **asked: Any,
 ) -> None:
     """Check every operator of a graph: alone, and split over ranks in each way that it can be.
@@ -151,9 +156,8 @@ def _run(
     quiet: bool,
     **asked: Any,
 ) -> GraphReport:
-    from paritas.cli.graph_sources import find_graph, find_inputs
-    from paritas.cli.loading import look_here
-    from paritas.cli.progress import progress
+    from paritas.cli.loading import find_graph, find_inputs, look_here
+    from paritas.cli.options import progress
 
     look_here()  # for --import
 
@@ -164,31 +168,33 @@ def _run(
             show(told)
 
         if device is not None:
-            from paritas.checking.devices import usable_device
+            from paritas.execution.subjects import usable_device
 
             asked["device"] = usable_device(device)
         source = find_graph(graph)
         given = None if inputs is None else find_inputs(inputs)
-        from paritas.graphs import verifying
+        from paritas.graphs import verify
 
-        return verifying.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
+        return verify.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
 
 
 def _account(report: GraphReport, graph: str) -> Account:
-    from paritas.reporting.annotations import of_graph
+    from paritas.reports.annotations import graph_account
 
-    return of_graph(report, subject=graph, file=subject_file(graph))
+    return graph_account(report, subject=graph, file=subject_file(graph))
 
 
-def _show(report: GraphReport, outdir: Path, form: Format, *, quiet: bool, html: bool) -> None:
+def _show(
+    report: GraphReport, outdir: Path, form: OutputFormat, *, quiet: bool, html: bool
+) -> None:
     from rich.console import Console
 
-    from paritas.reporting.graph_summary import render, verdict_line
+    from paritas.reports.graphs import graph_report, graph_verdict_line
 
     console = Console(highlight=False, stderr=form.takes_stdout)
     if quiet:
-        console.print(verdict_line(report), crop=False, soft_wrap=True)
+        console.print(graph_verdict_line(report), crop=False, soft_wrap=True)
         return
     names = (*(["report.html"] if html else []), "results.csv", "results.json")
     files = [str(outdir / name) for name in names]
-    console.print(render(report, console.width, files=files), crop=False)
+    console.print(graph_report(report, console.width, files=files), crop=False)

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from paritas.cli.formatting import Format, format_options, subject_file
-from paritas.cli.parallel_mesh import Mesh
+from paritas.cli.options import Mesh, OutputFormat, format_options, subject_file
 
 if TYPE_CHECKING:
-    from paritas.cli.ranks import Ranks
-    from paritas.numerics.findings import Verdict
-    from paritas.reporting.annotations import Account
+    from paritas.cli.running import Ranks
+    from paritas.reports.annotations import Account
+    from paritas.results.findings import Verdict
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 NAMED_PLANS = ("ddp", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class ParallelOptions:
     """The options of the command, by their names."""
 
     plan: str
@@ -100,7 +99,7 @@ class Options:
 @format_options
 @click.pass_context
 def verify_parallel(
-    ctx: click.Context, /, factory: str, json_path: Path | None, form: Format, **given: Any
+    ctx: click.Context, /, factory: str, json_path: Path | None, form: OutputFormat, **given: Any
 ) -> None:
     """Compare a model on one device with the same model under a parallel plan.
 
@@ -110,9 +109,9 @@ def verify_parallel(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    from paritas.cli.ranks import Ranks
+    from paritas.cli.running import Ranks
 
-    options = Options(**given)
+    options = ParallelOptions(**given)
     here = Ranks.from_environment(os.environ)
     if here is not None and _was_given(ctx, "ranks"):
         ctx.fail(
@@ -122,10 +121,10 @@ def verify_parallel(
     _check_forms(factory, options)
     speaks = here is None or here.rank == 0
     if json_path is not None and speaks:
-        from paritas.reporting.json_file import check_writable
+        from paritas.reports.files import check_writable
 
         check_writable(json_path)
-    from paritas.cli.parallel_building import joined
+    from paritas.cli.building import joined
 
     with joined(here):
         verdict = _run(factory, options, here)
@@ -139,7 +138,7 @@ def _was_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _check_forms(factory: str, options: Options) -> None:
+def _check_forms(factory: str, options: ParallelOptions) -> None:
     """A slip of the pen is told at once, before torch is imported."""
     from paritas.cli.loading import check_form
     from paritas.errors import UsageError
@@ -164,8 +163,8 @@ def _check_forms(factory: str, options: Options) -> None:
     check_form(options.plan, "--plan")
 
 
-def _run(factory: str, options: Options, here: Ranks | None) -> Verdict:
-    from paritas.cli.progress import progress
+def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
+    from paritas.cli.options import progress
 
     if here is not None and here.rank != 0:
         return _verify(factory, options, here, lambda _: None)
@@ -173,13 +172,13 @@ def _run(factory: str, options: Options, here: Ranks | None) -> Verdict:
         return _verify(factory, options, here, tell)
 
 
-def _verify(factory: str, options: Options, here: Ranks | None, tell: Any) -> Verdict:
-    from paritas.cli.parallel_building import build
-    from paritas.partition.plans import verifying
+def _verify(factory: str, options: ParallelOptions, here: Ranks | None, tell: Any) -> Verdict:
+    from paritas.cli.building import build_parallel
+    from paritas.parallel import verify
 
     tell(f"building {factory}")
-    built = build(factory, options, here)
-    return verifying.verify_parallel(
+    built = build_parallel(factory, options, here)
+    return verify.verify_parallel(
         built.model,
         built.plan,
         built.inputs,
@@ -197,19 +196,19 @@ def _verify(factory: str, options: Options, here: Ranks | None, tell: Any) -> Ve
 
 
 def _account(verdict: Verdict, factory: str) -> Account:
-    from paritas.reporting.annotations import of_verdict
+    from paritas.reports.annotations import verdict_account
 
     file = subject_file(factory)
-    return of_verdict(verdict, command="verify-parallel", subject=factory, file=file)
+    return verdict_account(verdict, command="verify-parallel", subject=factory, file=file)
 
 
-def _show(verdict: Verdict, json_path: Path | None, form: Format) -> None:
+def _show(verdict: Verdict, json_path: Path | None, form: OutputFormat) -> None:
     from rich.console import Console
 
-    from paritas.reporting.terminal import report
+    from paritas.reports.terminal import verdict_report
 
     if json_path is not None:
-        from paritas.reporting.json_file import write_verdict
+        from paritas.reports.files import write_verdict
 
         write_verdict(json_path, verdict)
-    Console(highlight=False, stderr=form.takes_stdout).print(report(verdict), crop=False)
+    Console(highlight=False, stderr=form.takes_stdout).print(verdict_report(verdict), crop=False)

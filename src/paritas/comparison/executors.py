@@ -1,20 +1,22 @@
-"""Who does the work: threads, processes, a cluster, or whatever executor somebody brings along.
+"""Who does the work: threads, processes, a cluster, or any executor that the caller brings.
 
-Work comes in batches, of which only so many are under way that memory stays bounded. A worker that
-dies costs its own batch, no other.
+Nothing here imports torch at the top: a new process first says how many threads torch may use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import multiprocessing
 import os
+import platform
 import signal
+import threading
 import uuid
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -27,13 +29,120 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from paritas.comparison.opened_dumps import opened, working
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Failed", "executor_of", "opened", "run_batches"]
+    from paritas.dumps.opening import ReadableDump
+
+
+# --- Python's garbage collector, while a large table grows ----------------------------------------
+
+# Full ones are so many times as rare as the next lesser ones.
+_SELDOM = 1000
+# What was in force before each use that is not over yet: the setting is one for all threads, and
+# what the last of them puts back has to be what the first one found.
+_thresholds_before: list[tuple[int, int, int]] = []
+_thresholds_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def few_full_collections() -> Iterator[None]:
+    """Within, Python seldom goes over all objects there are.
+
+    A table of 50,000 rows is a million objects that stay, and looking through all of them again
+    and again takes as long as matching does. What is young is looked through as often as ever.
+    """
+    with _thresholds_lock:
+        _thresholds_before.append(gc.get_threshold())
+        gc.set_threshold(*_thresholds_before[-1][:2], max(_thresholds_before[-1][2], _SELDOM))
+    try:
+        yield
+    finally:
+        with _thresholds_lock:
+            gc.set_threshold(*_thresholds_before.pop())
+
+
+# --- Dumps that a worker has opened ---------------------------------------------------------------
+
+if TYPE_CHECKING:
+    _Key = tuple[str, str | None]
+
+
+_MOST_KEPT = 4
+
+_dumps_lock = threading.RLock()
+_thread = threading.local()
+# While somebody holds a dump, the threads of this process share it.
+_held: weakref.WeakValueDictionary[_Key, ReadableDump] = weakref.WeakValueDictionary()
+# In a worker process nobody else holds it. It is kept while the same comparison goes on: later,
+# something else may be at that path.
+_kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
+_kept_for = ""
+
+
+def opened(path: str, kind: str | None = None) -> ReadableDump:
+    """Open a dump; what is called in a worker gets the one that is open already.
+
+    Raises:
+        UsageError: there is nothing there that any reader knows.
+    """
+    session: str | None = getattr(_thread, "session", None)
+    key = (path, kind)
+    with _dumps_lock:
+        _forget_others(session)
+        found = _held.get(key) if session is not None else None
+        if found is None:
+            found = _open_for_worker(path, kind, session)
+            _held[key] = _held[path, found.kind] = found
+        if session:
+            _kept[key] = found
+            _kept.move_to_end(key)
+            if len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        return found
+
+
+@contextlib.contextmanager
+def working(session: str) -> Iterator[None]:
+    """What is done within is a worker's, for the comparison of that name.
+
+    Args:
+        session: empty where it is done in the process that compares.
+    """
+    before = getattr(_thread, "session", None)
+    _thread.session = session
+    try:
+        yield
+    finally:
+        _thread.session = before
+
+
+def _forget_others(session: str | None) -> None:
+    global _kept_for  # noqa: PLW0603  (one for each process)
+    if session and session != _kept_for:
+        for key in _kept:
+            _held.pop(key, None)
+        _kept.clear()
+        _kept_for = session
+
+
+def _open_for_worker(path: str, kind: str | None, session: str | None) -> ReadableDump:
+    from paritas.dumps.opening import open_dump
+
+    try:
+        return open_dump(path, kind)
+    except UsageError as error:
+        if not session:
+            raise
+        raise UsageError(f"a worker on {platform.node()} cannot open it: {error}") from error
+
+
+# --- Executors ------------------------------------------------------------------------------------
+
+# Work comes in batches, of which only so many are under way that memory stays bounded. A worker
+# that dies costs its own batch, no other.
 
 _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
@@ -68,16 +177,16 @@ def executor_of(spec: str | Executor, jobs: int | None = None) -> Iterator[tuple
         raise UsageError(f"jobs={jobs}: give one worker at least")
     with contextlib.ExitStack() as stack:
         if isinstance(spec, Executor):
-            executor, workers = spec, jobs or _processors()
+            executor, workers = spec, jobs or _count_processors()
         elif spec == "threads":
-            workers = jobs or _processors()
+            workers = jobs or _count_processors()
             stack.enter_context(_torch_threads(workers))
             executor = stack.enter_context(_closing(ThreadPoolExecutor(workers, "paritas")))
         elif spec == "processes":
-            workers = jobs or _processors()
+            workers = jobs or _count_processors()
             executor = stack.enter_context(_closing(_Processes(workers)))
         elif isinstance(spec, str) and spec.startswith(_DASK):
-            executor, threads = stack.enter_context(_dask(spec.removeprefix(_DASK)))
+            executor, threads = stack.enter_context(_connect_dask(spec.removeprefix(_DASK)))
             workers = min(jobs or threads, threads)
         else:
             raise UsageError(
@@ -109,7 +218,7 @@ def run_batches(
         ahead: how many may be under way.
         ordered: give results in the order of the batches; otherwise each as soon as it is there.
     """
-    work = _Work(function, _session_of(executor))
+    work = _WorkerFunction(function, _session_of(executor))
     pending: deque[tuple[_Batch, Future[_Result]]] = deque()
     remaining = iter(batches)
     try:
@@ -118,15 +227,15 @@ def run_batches(
                 batch = next(remaining, _END)
                 if batch is _END:
                     break
-                pending.append((batch, _submitted(executor, work, batch)))
+                pending.append((batch, _submit(executor, work, batch)))
             if not pending:
                 return
             at = 0 if ordered else _first_done(pending)
             batch, future = pending[at]
-            result = _result(batch, future)
+            result = _take_result(batch, future)
             if isinstance(result, Failed):
                 wait([other for _, other in pending])
-                result = _result(batch, _submitted(executor, work, batch))
+                result = _take_result(batch, _submit(executor, work, batch))
             del pending[at]
             yield batch, result
     finally:
@@ -143,7 +252,7 @@ def _first_done(pending: deque[tuple[_Batch, Future[_Result]]]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work(Generic[_Batch, _Result]):
+class _WorkerFunction(Generic[_Batch, _Result]):
     """The function as it goes to a worker."""
 
     function: Callable[[_Batch], _Result]
@@ -161,7 +270,7 @@ def _session_of(executor: Executor) -> str:
     return _sessions.setdefault(executor, uuid.uuid4().hex)
 
 
-def _submitted(
+def _submit(
     executor: Executor, work: Callable[[_Batch], _Result], batch: _Batch
 ) -> Future[_Result]:
     try:
@@ -174,7 +283,7 @@ def _submitted(
         return failed
 
 
-def _result(batch: _Batch, future: Future[_Result]) -> _Result | Failed[_Batch]:
+def _take_result(batch: _Batch, future: Future[_Result]) -> _Result | Failed[_Batch]:
     try:
         return future.result()
     except Exception as error:
@@ -191,7 +300,7 @@ def _is_death(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] == "distributed"
 
 
-def _processors() -> int:
+def _count_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -252,7 +361,7 @@ def _prepare_worker() -> None:
 
 
 @contextlib.contextmanager
-def _dask(address: str) -> Iterator[tuple[Executor, int]]:
+def _connect_dask(address: str) -> Iterator[tuple[Executor, int]]:
     try:
         distributed: Any = importlib.import_module("distributed")  # it has no types
     except ImportError as error:

@@ -1,34 +1,167 @@
-"""Pairs of which one side has no values any more: statistics and sketches."""
+"""Pairs of which one side has no values left: statistics and sketches."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.comparison.replaying.plain_values import read_value
-from paritas.comparison.sharding.recipes import Assembly
-from paritas.comparison.sharding.summaries import merge_sketches, merge_statistics
-from paritas.dumps.records import Record
+from paritas.comparison.operands import read_value
 from paritas.errors import UsageError
+from paritas.files.records import Record
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
-from paritas.numerics.findings import Status
-from paritas.numerics.sketch import sketch, sketch_distance
-from paritas.numerics.statistics import summarize
+from paritas.numerics.sketch import add_sketches, sketch, sketch_distance
+from paritas.numerics.statistics import Statistics, summarize
+from paritas.placement.assembly import Assembly, PartsDisagreement, ReplicasDisagreeError
+from paritas.results.findings import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from paritas.comparison.operands import Operand
     from paritas.dumps.opening import ReadableDump
-    from paritas.numerics.statistics import Statistics
 
-__all__ = ["Summary", "SummaryJudgement", "judge_summaries", "summary_of"]
+
+# --- Summaries of parts, merged where that is sound -----------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedStatistics:
+    """What the statistics of parts say of the whole.
+
+    Attributes:
+        statistics: what is not known of the whole is None, or 0 for a count.
+        exact: whether every figure that the parts have is known of the whole.
+        limits: in words, what is not.
+    """
+
+    statistics: Statistics
+    exact: bool = True
+    limits: str = ""
+
+
+def merge_statistics(plan: Assembly, parts: Sequence[Statistics]) -> MergedStatistics:
+    """The statistics of what the parts are together.
+
+    Raises:
+        ReplicasDisagreeError: copies have different statistics.
+        UsageError: the parts' statistics say nothing of the whole.
+    """
+    _check_copies(plan, [parts[first] == parts[other] for first, other in plan.copies])
+    terms = [[parts[copies[0]] for copies in cell.terms] for cell in plan.cells]
+    if all(len(found) == 1 for found in terms):
+        return MergedStatistics(_side_by_side([found[0] for found in terms]))
+    return _reduce_statistics(terms, plan.reduction)
+
+
+def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
+    """The sketch of what the parts are together.
+
+    Raises:
+        ReplicasDisagreeError: copies have different sketches.
+        UsageError: the parts' sketches do not add up to that of the whole.
+    """
+    same = [torch.equal(parts[first], parts[other]) for first, other in plan.copies]
+    _check_copies(plan, same)
+    boxes = all(len(segments) == 1 for cell in plan.cells for segments in cell.where)
+    if not boxes or not (plan.placed or len(plan.cells) == 1):
+        raise UsageError(
+            "the sketches of the parts were made without their place in the whole, and do not add "
+            "up: record values, or distributed tensors"
+        )
+    terms = [copies[0] for cell in plan.cells for copies in cell.terms]
+    count = max((len(cell.terms) for cell in plan.cells), default=1)
+    if count > 1 and plan.reduction not in ("sum", "avg"):
+        raise UsageError(f"a sketch says nothing of the {plan.reduction} of terms: record values")
+    total = add_sketches(parts[at] for at in terms)
+    return total / count if plan.reduction == "avg" else total
+
+
+def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
+    found = [
+        PartsDisagreement(plan.ranks[other], plan.ranks[first])
+        for (first, other), agrees in zip(plan.copies, same, strict=True)
+        if not agrees
+    ]
+    if found:
+        raise ReplicasDisagreeError(found)
+
+
+def _side_by_side(parts: Sequence[Statistics]) -> Statistics:
+    """Of parts that do not overlap."""
+    finite = {at: _finite_count(part) for at, part in enumerate(parts)}
+    known = [part for at, part in enumerate(parts) if finite[at]]
+    exponents: Counter[int] = Counter()
+    for part in parts:
+        exponents.update(dict(part.exponents))
+    means = [
+        (part.mean, finite[at])
+        for at, part in enumerate(parts)
+        if finite[at] and part.mean is not None
+    ]
+    total = sum(finite.values())
+    minima = [part.minimum for part in known if part.minimum is not None]
+    maxima = [part.maximum for part in known if part.maximum is not None]
+    norms = [part.l2 for part in known if part.l2 is not None]
+    # A figure that one part lacks is lacking of the whole.
+    return Statistics(
+        count=sum(part.count for part in parts),
+        minimum=min(minima) if minima and len(minima) == len(known) else None,
+        maximum=max(maxima) if maxima and len(maxima) == len(known) else None,
+        mean=math.fsum(mean * (count / total) for mean, count in means)
+        if means and len(means) == len(known)
+        else None,
+        l2=math.hypot(*norms) if norms and len(norms) == len(known) else None,
+        zeros=sum(part.zeros for part in parts),
+        nans=sum(part.nans for part in parts),
+        positive_infinities=sum(part.positive_infinities for part in parts),
+        negative_infinities=sum(part.negative_infinities for part in parts),
+        exponents=tuple(sorted(exponents.items())),
+    )
+
+
+def _finite_count(part: Statistics) -> int:
+    return part.count - part.nans - part.positive_infinities - part.negative_infinities
+
+
+def _reduce_statistics(cells: Sequence[Sequence[Statistics]], how: str) -> MergedStatistics:
+    """Of parts that are terms: little is left."""
+    if not all(part.is_finite for terms in cells for part in terms):
+        raise UsageError(
+            "terms are not finite, and their statistics do not say where: record values"
+        )
+    if how == "product":
+        raise UsageError("statistics say nothing of the product of terms: record values")
+    wholes = []
+    for terms in cells:
+        means = [part.mean for part in terms if part.mean is not None]
+        mean = math.fsum(means) if len(means) == len(terms) else None
+        highest = [part.maximum for part in terms if part.maximum is not None]
+        lowest = [part.minimum for part in terms if part.minimum is not None]
+        wholes.append(
+            Statistics(
+                count=terms[0].count,
+                mean=mean / len(terms)
+                if how == "avg" and mean is not None
+                else mean
+                if how == "sum"
+                else None,
+                maximum=max(highest) if how == "max" and len(highest) == len(terms) else None,
+                minimum=min(lowest) if how == "min" and len(lowest) == len(terms) else None,
+            )
+        )
+    kept = {"sum": "mean", "avg": "mean", "max": "maximum", "min": "minimum"}[how]
+    limits = f"of the statistics of terms only the {kept} is that of their {how}"
+    return MergedStatistics(_side_by_side(wholes), exact=False, limits=limits)
+
+
+# --- Judging two summaries ------------------------------------------------------------------------
 
 STATISTICS_ONLY = (
     "statistics only: values that changed places, and differences that cancel, are not seen"
@@ -46,7 +179,7 @@ _ALLOWANCES = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class SideSummary:
     """What is left of a tensor.
 
     Attributes:
@@ -89,7 +222,7 @@ class SummaryJudgement:
     limits: str
 
 
-def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgement:
+def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
     """Judge by what both sides still know.
 
     Args:
@@ -106,7 +239,7 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     counted = list(_count_differences(my, golden))
     if counted:
         return SummaryJudgement(Status.DIFFERENT, "; ".join(counted), None, limits)
-    scale = _scale(golden)
+    scale = _find_scale(golden)
     relative = min(BLIND_NOISE * unit, BLIND_SHARE)
     found = list(_figure_differences(my, golden, scale))
     if not found and not has_sketches:
@@ -131,7 +264,7 @@ def judge_summaries(my: Summary, golden: Summary, unit: float) -> SummaryJudgeme
     return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
 
 
-def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> Summary:
+def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> SideSummary:
     """What is known of an operand; computed where there are values.
 
     Args:
@@ -144,9 +277,9 @@ def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor
         return _of_number(operand.record.value)
     if all(record.payload is not None for record in operand.records()):
         tensor = values()
-        return Summary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
+        return SideSummary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
     if operand.recipe is not None:
-        return _merged(operand, dump)
+        return _merge_ranks(operand, dump)
     record = operand.record
     if record.statistics is None:
         raise UsageError("neither values nor statistics of it are recorded")
@@ -155,19 +288,19 @@ def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor
     # A dump of ours may hold what was converted from another tool's, which counts less.
     counted = record.statistics.counts_all and record.statistics.count == numel
     exact = dump.kind == "paritas" and counted
-    return Summary(record.statistics, sums, numel, exact_counts=exact)
+    return SideSummary(record.statistics, sums, numel, exact_counts=exact)
 
 
-def _of_number(text: str) -> Summary:
+def _of_number(text: str) -> SideSummary:
     """What is no tensor here, and may have been written as one there."""
     try:
         tensor = torch.as_tensor(read_value(text))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"its value is {text}, which has no statistics") from error
-    return Summary(summarize(tensor), None, tensor.numel(), exact_counts=True)
+    return SideSummary(summarize(tensor), None, tensor.numel(), exact_counts=True)
 
 
-def _merged(operand: Operand, dump: ReadableDump) -> Summary:
+def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
     """What the summaries of several ranks say of the whole."""
     plan = operand.recipe
     records = [part for part in operand.parts if isinstance(part, Record)]
@@ -181,10 +314,10 @@ def _merged(operand: Operand, dump: ReadableDump) -> Summary:
     ours = dump.kind == "paritas" and all(one.counts_all for one in found)
     exact = merged.exact and ours
     numel = math.prod(plan.result_shape)
-    return Summary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
+    return SideSummary(merged.statistics, sums, numel, exact_counts=exact, limits=merged.limits)
 
 
-def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
+def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[str]:
     if None not in (my.numel, golden.numel) and my.numel != golden.numel:
         yield f"{my.numel} values instead of {golden.numel}"
     extremes = my.has_extremes_only or golden.has_extremes_only
@@ -195,7 +328,8 @@ def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
         if not (my.exact_counts and golden.exact_counts):
             left, right = bool(left), bool(right)
         if left != right:
-            yield f"{_spoken(name)}: {_counted(left)} instead of {_counted(right)}"
+            counts = f"{_spell_count(left)} instead of {_spell_count(right)}"
+            yield f"{_spell_count_name(name)}: {counts}"
     if my.exact_counts and golden.exact_counts and my.statistics.count and golden.statistics.count:
         # Whether a value is zero is seldom decided by rounding in many places.
         left, right = my.statistics.zeros, golden.statistics.zeros
@@ -203,7 +337,7 @@ def _count_differences(my: Summary, golden: Summary) -> Iterator[str]:
             yield f"zeros: {left} instead of {right}"
 
 
-def _known_on_one_side(my: Summary, golden: Summary) -> list[str]:
+def _known_on_one_side(my: SideSummary, golden: SideSummary) -> list[str]:
     """The figures that cannot be compared, as one of the two lacks them."""
     return [
         name
@@ -213,7 +347,7 @@ def _known_on_one_side(my: Summary, golden: Summary) -> list[str]:
 
 
 def _figure_differences(
-    my: Summary, golden: Summary, scale: float
+    my: SideSummary, golden: SideSummary, scale: float
 ) -> Iterator[tuple[str, float, float, str]]:
     """(words, distance over the scale, how many noises are allowed, name) of each figure."""
     for name, noises in _ALLOWANCES.items():
@@ -228,7 +362,7 @@ def _figure_differences(
         yield f"{name} is {left:.9g} instead of {right:.9g}", apart, noises, name
 
 
-def _scale(summary: Summary) -> float:
+def _find_scale(summary: SideSummary) -> float:
     """How large the values are: the larger of the ends and of the root mean square."""
     found = summary.statistics
     ends = [abs(end) for end in (found.minimum, found.maximum) if end is not None]
@@ -237,9 +371,9 @@ def _scale(summary: Summary) -> float:
     return max(ends, default=0.0)
 
 
-def _spoken(name: str) -> str:
+def _spell_count_name(name: str) -> str:
     return {"nans": "NaN", "positive_infinities": "+Inf", "negative_infinities": "-Inf"}[name]
 
 
-def _counted(value: int) -> str:
+def _spell_count(value: int) -> str:
     return ("some" if value else "none") if isinstance(value, bool) else str(value)

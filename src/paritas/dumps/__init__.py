@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 __all__ = ["BinFile", "DumpValue", "OpenedDump", "Statistics", "open", "read_bin", "write_bin"]
 
 _HOMES = {
-    "BinFile": "paritas.dumps.bin_files",
-    "DumpValue": "paritas.dumps.values",
-    "OpenedDump": "paritas.dumps.values",
-    "Statistics": "paritas.numerics.tallies",
-    "open": "paritas.dumps.values",
-    "read_bin": "paritas.dumps.bin_files",
-    "write_bin": "paritas.dumps.bin_files",
+    "BinFile": "paritas.compat.ge_writing",
+    "DumpValue": "paritas.dumps.opening",
+    "OpenedDump": "paritas.dumps.opening",
+    "Statistics": "paritas.numerics.statistics",
+    "open": "paritas.dumps.opening",
+    "read_bin": "paritas.compat.ge_writing",
+    "write_bin": "paritas.compat.ge_writing",
 }
 
 if TYPE_CHECKING:
-    from paritas.dumps.bin_files import BinFile, read_bin, write_bin
-    from paritas.dumps.values import DumpValue, OpenedDump, open  # noqa: A004
-    from paritas.numerics.tallies import Statistics
+    from paritas.compat.ge_writing import BinFile, read_bin, write_bin
+    from paritas.dumps.opening import DumpValue, OpenedDump, open  # noqa: A004
+    from paritas.numerics.statistics import Statistics
 else:
     # Out of a type checker's sight, or it would take any misspelt name for an attribute.
     def __getattr__(name: str) -> object:

@@ -1,54 +1,183 @@
-"""Reading the index of a rank, whatever state it was left in."""
+"""Reading the index of a rank, whatever state it was left in; nothing is used unchecked."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import math
+import os
+import re
+import stat
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from paritas.dumps.folders import INDEX, read_header, volumes_of
-from paritas.dumps.locks import LOCK, is_locked
-from paritas.dumps.records import FORMAT, Record
-from paritas.dumps.validating import check_payload, check_record, check_sketch
+from paritas.compat.ge_tensors import read_min_max
 from paritas.errors import UsageError
+from paritas.files.dtypes import bytes_needed, known_dtype, sketch_dtype, stored_dtype
+from paritas.files.folders import INDEX, LOCK, RANK, index_home, is_locked, read_header, volumes_of
+from paritas.files.npy_files import array_place, read_npy_header, summary_of
+from paritas.files.records import FORMAT, RankDump, Record, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from paritas.dumps.records import Header, Layout
-    from paritas.dumps.validating import Files
+    from paritas.files.records import Header, Layout, Payload
+    from paritas.numerics.statistics import Statistics
 
-__all__ = ["LONGEST_LINE", "RankDump", "State", "read_rank"]
+
+# --- Checking what an index says ------------------------------------------------------------------
+
+# Everything here is arithmetic on Python's integers, before any memory is taken or file is read.
+
+_MOST_ELEMENTS = 2**63 - 1
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+class DumpFiles:
+    """The files of a dump, by the names that its index gives them."""
+
+    def __init__(self, root: Path) -> None:
+        """`root` is the folder of the dump; nothing outside of it is a part of it.
+
+        What Ascend's old tree has no room for lies in the folder of the index.
+        """
+        self._root = root.resolve()
+        self._home = index_home(root).resolve()
+        self._found: dict[str, tuple[Path, int]] = {}
+
+    def find(self, name: str, least: int) -> Path:
+        """The file of that name, which has so many bytes at least.
+
+        Raises:
+            UsageError: there is none, it is too short, or it is none of this dump.
+        """
+        path, size = self._found.get(name, (None, -1))
+        if path is None or size < least:
+            # A file that is being written may have grown since.
+            path, size = self._found[name] = self._locate(name)
+        if size < least:
+            raise UsageError(f"{name} ends at byte {size}, before byte {least}: it was cut off")
+        return path
+
+    def _locate(self, name: str) -> tuple[Path, int]:
+        pure = PurePosixPath(name)
+        odd = pure.is_absolute() or ".." in pure.parts or not pure.parts
+        if odd or any(letter in name for letter in "\\:\0"):
+            raise UsageError(f"{name!r} is no file inside the dump")
+        root = self._home if RANK.fullmatch(pure.parts[0]) else self._root
+        try:
+            path = root.joinpath(*pure.parts).resolve(strict=True)
+            facts = os.stat(path)  # noqa: PTH116  (asked once, of a path without links)
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"{name} is missing: {_describe_error(error)}") from error
+        if not path.is_relative_to(root):
+            raise UsageError(f"{name} is a link to {path}, outside of the dump")
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{name} is no file")
+        return path, facts.st_size
+
+
+def _describe_error(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def check_record(record: Record, rank: int) -> None:
+    """Refuse a line that contradicts itself, or is another rank's."""
+    if record.rank != rank:
+        raise UsageError(f"it is of rank {record.rank}")
+    if record.id != record.site.id:
+        raise UsageError(f"its id is {record.id!r}, and its site's is {record.site.id!r}")
+    if min(record.sequence, record.step) < 0:
+        raise UsageError(f"its sequence is {record.sequence}, its step {record.step}")
+    if record.digest and _DIGEST.fullmatch(record.digest) is None:
+        raise UsageError(f"its digest is {record.digest[:64]!r}, not 32 hexadecimal digits")
+    facts = record.tensor
+    if facts is None:
+        return
+    if min(facts.shape, default=0) < 0 or math.prod(facts.shape) > _MOST_ELEMENTS:
+        raise UsageError(f"its shape is {facts.shape}")
+
+
+def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
+    """The file with the values of a record, where the record and the file agree.
+
+    Raises:
+        UsageError: there are no values, or not those that the index promises.
+    """
+    payload, facts = record.payload, record.tensor
+    if payload is None:
+        raise UsageError("it has no values: statistics are all that was recorded")
+    if layout == "msit":
+        return files.find(payload.file, max(payload.nbytes, 0))
+    if facts is None:
+        raise UsageError(f"it is no tensor: its value is {record.value}")
+    dtype = stored_dtype(known_dtype(facts.dtype))
+    _check_extent(payload, dtype.itemsize, bytes_needed(dtype, payload.shape))
+    fits = len(payload.shape) == len(facts.shape) and all(
+        kept in (extent, 1) for kept, extent in zip(payload.shape, facts.shape, strict=True)
+    )
+    if not fits or math.prod(facts.shape) > _MOST_ELEMENTS:
+        raise UsageError(f"shape {payload.shape} is stored, which does not make {facts.shape}")
+    return files.find(payload.file, payload.begin + payload.nbytes)
+
+
+def check_sketch(record: Record, files: DumpFiles) -> tuple[Path, Payload]:
+    """The file with the sketch of a record, and where in it that is."""
+    sketch = record.sketch
+    if sketch is None:
+        raise UsageError("it has no sketch")
+    dtype = sketch_dtype(sketch)
+    _check_extent(sketch, dtype.itemsize, bytes_needed(dtype, sketch.shape))
+    return files.find(sketch.file, sketch.begin + sketch.nbytes), sketch
+
+
+def _check_extent(payload: Payload, itemsize: int, needed: int) -> None:
+    if min(payload.shape, default=0) < 0 or needed != payload.nbytes:
+        raise UsageError(
+            f"{payload.nbytes} bytes are stored as shape {payload.shape} of {itemsize} bytes each, "
+            f"which is {needed}"
+        )
+    if payload.begin < 0:
+        raise UsageError(f"its bytes begin at {payload.begin}")
+
+
+# --- Files of extremes in place of tensors --------------------------------------------------------
+
+# A script that is handed around with msit runs beside a dump and puts them there: of `{name}.npy`
+# it makes `{name}_min_max.npy`, a pair; of a file of Ascend's graph engine `{file}_min_max.npz`, a
+# list of pairs for what the operator took and one for what it gave.
+
+_PLAIN, _ARCHIVE = "_min_max.npy", "_min_max.npz"
+
+
+def read_extremes(payload: Payload, files: DumpFiles) -> Statistics | None:
+    """What the script left of a payload; None where it left nothing that can be read.
+
+    Args:
+        payload: of a record, whose file is not there any more.
+    """
+    try:
+        if payload.file.endswith(".npy"):
+            name = payload.file.removesuffix(".npy") + _PLAIN
+            path = files.find(name, 0)
+            with path.open("rb") as file:
+                place = array_place(name, read_npy_header(file), path.stat().st_size)
+            return summary_of(path, place)
+        found = read_min_max(files.find(payload.file + _ARCHIVE, 0))
+    except (UsageError, OSError):
+        return None
+    return next((one.statistics for one in found if f"{one.kind}.{one.index}" == payload.key), None)
+
+
+# --- The index ------------------------------------------------------------------------------------
 
 LONGEST_LINE = 4 << 20
 _MOST_PROBLEMS = 20
 _DECODER = msgspec.json.Decoder(Record)
 
-State = Literal["closed", "being written", "ended early"]
 
-
-@dataclasses.dataclass(frozen=True)
-class RankDump:
-    """What one rank recorded.
-
-    Attributes:
-        state: closed by the run; still being written; or cut off when the run was.
-        records: in the order of recording.
-        problems: what is damaged or missing.
-    """
-
-    rank: int
-    folder: Path
-    header: Header
-    state: State
-    records: list[Record]
-    problems: list[str]
-
-
-class _Line(NamedTuple):
+class _IndexLine(NamedTuple):
     """One line of an index."""
 
     number: int
@@ -57,7 +186,7 @@ class _Line(NamedTuple):
     is_last: bool
 
 
-class _Problems:
+class _RankProblems:
     """What is wrong with a rank: the first few in words, of the rest the number.
 
     Attributes:
@@ -79,7 +208,7 @@ class _Problems:
         return self._told + ([f"and {self._more} more of this kind"] if self._more else [])
 
 
-def read_rank(rank: int, folder: Path, files: Files) -> RankDump:
+def read_rank(rank: int, folder: Path, files: DumpFiles) -> RankDump:
     """Read what a rank recorded, and check that it is there.
 
     Raises:
@@ -96,7 +225,7 @@ def read_rank(rank: int, folder: Path, files: Files) -> RankDump:
     if header.rank != rank:
         raise UsageError(f"{folder} has the header of rank {header.rank}")
     state: State = "being written" if is_written else "closed" if header.closed else "ended early"
-    damage = _Problems()
+    damage = _RankProblems()
     records: list[Record] = []
     for volume in volumes_of(folder):
         records += _read_index(volume, header, files, damage, is_written=is_written)
@@ -116,7 +245,7 @@ def read_rank(rank: int, folder: Path, files: Files) -> RankDump:
 
 
 def _read_index(
-    volume: Path, header: Header, files: Files, damage: _Problems, *, is_written: bool
+    volume: Path, header: Header, files: DumpFiles, damage: _RankProblems, *, is_written: bool
 ) -> list[Record]:
     """The records of one index; a line that is damaged is noted, and the rest goes on."""
     path = volume / INDEX
@@ -124,26 +253,26 @@ def _read_index(
     latest = -1
     try:
         with path.open("rb") as file:
-            for line in _lines(file):
+            for line in _read_lines(file):
                 where = f"{volume.name}/{INDEX}, line {line.number}"
                 if not line.is_whole and line.is_last:
                     if not is_written:  # else it is the record in flight
                         damage.add(f"{where} is cut off: the record in flight was lost")
                     continue
                 try:
-                    record = _record(line, header.rank, latest)
+                    record = _decode_record(line, header.rank, latest)
                 except UsageError as error:
                     damage.add(f"{where} is damaged: {error}")
                     continue
                 latest = record.sequence
-                records.append(_present(record, files, header.layout, where, damage))
+                records.append(_check_present(record, files, header.layout, where, damage))
     except OSError as error:
         if not (is_written and isinstance(error, FileNotFoundError)):  # else its step was dropped
             damage.add(f"{volume.name}/{INDEX} cannot be read: {error.strerror or error}")
     return records
 
 
-def _lines(file: BinaryIO) -> Iterator[_Line]:
+def _read_lines(file: BinaryIO) -> Iterator[_IndexLine]:
     """Lines of a bounded length; of a longer one the rest is skipped."""
     number = 0
     while text := file.readline(LONGEST_LINE):
@@ -152,10 +281,10 @@ def _lines(file: BinaryIO) -> Iterator[_Line]:
         rest = text
         while rest and not rest.endswith(b"\n"):
             rest = file.readline(LONGEST_LINE)
-        yield _Line(number, text, is_whole, is_last=not rest)
+        yield _IndexLine(number, text, is_whole, is_last=not rest)
 
 
-def _record(line: _Line, rank: int, latest: int) -> Record:
+def _decode_record(line: _IndexLine, rank: int, latest: int) -> Record:
     if not line.is_whole:
         raise UsageError(f"it is longer than {LONGEST_LINE} bytes")
     try:
@@ -168,7 +297,9 @@ def _record(line: _Line, rank: int, latest: int) -> Record:
     return record
 
 
-def _present(record: Record, files: Files, layout: Layout, where: str, damage: _Problems) -> Record:
+def _check_present(
+    record: Record, files: DumpFiles, layout: Layout, where: str, damage: _RankProblems
+) -> Record:
     """The record as far as it is there; what is missing is noted."""
     try:
         if record.payload is not None:
@@ -176,7 +307,7 @@ def _present(record: Record, files: Files, layout: Layout, where: str, damage: _
         if record.sketch is not None:
             check_sketch(record, files)
     except UsageError as error:
-        summed_up = None if layout == "packed" else _summed_up(record, files)
+        summed_up = None if layout == "packed" else _replace_by_extremes(record, files)
         if summed_up is not None:
             damage.replaced += summed_up.tensor is not None
             return summed_up
@@ -184,14 +315,13 @@ def _present(record: Record, files: Files, layout: Layout, where: str, damage: _
     return record
 
 
-def _summed_up(record: Record, files: Files) -> Record | None:
+def _replace_by_extremes(record: Record, files: DumpFiles) -> Record | None:
     """The record without values, if a script of the tree's users put their extremes in the place.
 
     The index has statistics of its own, mostly, which say more.
     """
     if record.payload is None:
         return None
-    from paritas.dumps.foreign.extremes import read_extremes  # seldom needed
 
     statistics = read_extremes(record.payload, files)
     if statistics is None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import xxhash
 
-from paritas.dumps.dtypes import digest, known_dtype, sketch_dtype, stored_dtype, stored_shape
-from paritas.dumps.folders import HEADER, index_home, rank_folders
-from paritas.dumps.index import RankDump, read_rank
-from paritas.dumps.mapped_files import OpenFiles, typed
-from paritas.dumps.repairing import complete_files, header_problems
-from paritas.dumps.validating import Files, check_payload, check_sketch
+from paritas.dumps.index import DumpFiles, check_payload, check_sketch, read_rank
 from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import (
+    digest,
+    in_safetensors,
+    known_dtype,
+    sketch_dtype,
+    stored_dtype,
+    stored_shape,
+)
+from paritas.files.folders import (
+    HEADER,
+    LOCK,
+    index_home,
+    is_data,
+    is_locked,
+    rank_folders,
+    volumes_of,
+)
+from paritas.files.safetensors_files import PackedPiece, complete, is_complete, read_entries
+from paritas.files.tensor_bytes import FilePlace, OpenFiles, typed
 
 if TYPE_CHECKING:
     import os
@@ -22,9 +37,110 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.dumps.records import Header, Layout, Payload, Record
+    from paritas.files.records import Header, Layout, Payload, RankDump, Record
+    from paritas.files.torch_files import Unreadable
 
-__all__ = ["Dump", "RankDump"]
+
+# --- Headers of data files, completed and checked -------------------------------------------------
+
+
+def complete_files(found: RankDump, files: DumpFiles) -> tuple[list[Path], list[str]]:
+    """Complete what data files of a rank lack their header; which were, and what hindered others.
+
+    Raises:
+        UsageError: the rank is still being written.
+    """
+    if is_locked(found.folder / LOCK):
+        raise UsageError(f"{found.folder} is still being written: wait, or end its process")
+    lacking = [
+        path
+        for volume in volumes_of(found.folder)
+        for path in sorted(volume.iterdir())
+        if is_data(path) and not is_complete(path)
+    ]
+    pieces = _collect_pieces(found, files) if lacking else {}
+    named = {record.payload.file for record in found.records if record.payload is not None}
+    mended: list[Path] = []
+    problems: list[str] = []
+    for path in lacking:
+        name = path.relative_to(found.folder.parent).as_posix()
+        if name in named - pieces.keys():
+            problems.append(f"{name} was not repaired: nothing that the index has in it is there")
+            continue
+        try:
+            complete(path, pieces.get(name, {}).values())
+            mended.append(path)
+        except (ValueError, OSError) as error:
+            problems.append(f"{name} was not repaired: {error}")
+    return mended, problems
+
+
+def header_problems(found: RankDump, files: DumpFiles) -> list[str]:
+    """What the headers of a rank's data files say otherwise than its index does.
+
+    The index alone is read here; the headers are for other programs. Those that a run did not
+    come to write are none.
+    """
+    pieces = _collect_pieces(found, files)
+    problems: list[str] = []
+    for path in (one for volume in volumes_of(found.folder) for one in sorted(volume.iterdir())):
+        if not is_data(path) or not (found.state == "closed" or is_complete(path)):
+            continue
+        name = path.relative_to(found.folder.parent).as_posix()
+        try:
+            entries = dict(read_entries(path, name))
+        except (UsageError, OSError) as error:
+            problems.append(f"{name}: {error}")
+            continue
+        own = pieces.get(name, {}).values()
+        wrong = [piece.key for piece in own if not _describes_piece(entries.get(piece.key), piece)]
+        if wrong:
+            problems.append(
+                f"{name}: its header does not describe {len(wrong)} of {len(own)} values as the "
+                f"index does; the first is {wrong[0]!r}"
+            )
+    return problems
+
+
+def _describes_piece(entry: FilePlace | Unreadable | None, piece: PackedPiece) -> bool:
+    """Whether a header has the values of a piece where they are, as what they are."""
+    if not isinstance(entry, FilePlace) or (entry.begin, entry.nbytes) != (
+        piece.begin,
+        piece.nbytes,
+    ):
+        return False
+    told = in_safetensors(known_dtype(entry.dtype), entry.shape)
+    return told == in_safetensors(piece.dtype, piece.shape)
+
+
+def _collect_pieces(
+    found: RankDump, files: DumpFiles
+) -> dict[str, dict[tuple[int, str], PackedPiece]]:
+    """What the index has in each file; of records that share bytes, the one that wrote them."""
+    pieces: dict[str, dict[tuple[int, str], PackedPiece]] = {}
+    for record in found.records:
+        for payload, dtype in _list_whole_payloads(record, files):
+            piece = PackedPiece(payload.key, dtype, payload.shape, payload.begin, payload.nbytes)
+            pieces.setdefault(payload.file, {}).setdefault((payload.begin, payload.key), piece)
+    return pieces
+
+
+def _list_whole_payloads(record: Record, files: DumpFiles) -> list[tuple[Payload, torch.dtype]]:
+    """The payloads that are there in full."""
+    there: list[tuple[Payload, torch.dtype]] = []
+    # What is not was listed among the problems when the index was read.
+    if record.payload is not None and record.tensor is not None:
+        with contextlib.suppress(UsageError):
+            check_payload(record, files, "packed")
+            there.append((record.payload, stored_dtype(known_dtype(record.tensor.dtype))))
+    if record.sketch is not None:
+        with contextlib.suppress(UsageError):
+            sketch = check_sketch(record, files)[1]
+            there.append((sketch, sketch_dtype(sketch)))
+    return there
+
+
+# --- The dump -------------------------------------------------------------------------------------
 
 _MOST_NAMED = 5
 # To compare by: torch knows few operators for some dtypes, and takes no NaN for equal.
@@ -51,7 +167,7 @@ class Dump:
         self.path = path
         self.ranks = ranks
         self.problems = problems
-        self._files = Files(path)
+        self._files = DumpFiles(path)
         self._open = OpenFiles()
 
     @classmethod
@@ -64,7 +180,7 @@ class Dump:
         root = Path(path)
         problems: list[str] = []
         ranks: dict[int, RankDump] = {}
-        files = Files(root)
+        files = DumpFiles(root)
         for rank, folder in _found_ranks(index_home(root)).items():
             try:
                 found = read_rank(rank, folder, files)
@@ -215,9 +331,9 @@ class Dump:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
 
     def _npy(self, path: Path, record: Record, *, is_view: bool) -> Tensor:
-        from paritas.dumps import msit_layout  # seldom needed
+        from paritas.compat import npy_tree  # seldom needed
 
-        return msit_layout.read_npy(path, record, self._open if is_view else None)
+        return npy_tree.read_npy(path, record, self._open if is_view else None)
 
     def _hold(
         self, record: Record, payload: Payload, path: Path, compute: Callable[[], str]

@@ -3,70 +3,387 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import io
 import itertools
-from typing import TYPE_CHECKING
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from torch import Tensor
+import xxhash
 
-from paritas.dumps.claiming import claim
-from paritas.dumps.dtypes import (
+from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import (
     bytes_needed,
+    digest_of,
     known_dtype,
+    raw_bytes,
     stored_dtype,
     stored_shape,
 )
-from paritas.dumps.folders import (
+from paritas.files.folders import (
+    DATA,
+    HEADER,
+    INDEX,
+    LOCK,
+    RANK,
+    STEP,
+    TIME,
+    TORCHAIR,
+    Lock,
+    alone_in,
+    data_name,
     discard,
-    run_identity,
+    index_home,
+    is_locked,
+    rank_name,
+    read_header,
     step_name,
     write_header,
 )
-from paritas.dumps.locks import LOCK, Lock
-from paritas.dumps.packing import LARGEST_FILE
-from paritas.dumps.records import Placement, Record, Site, TensorFacts
-from paritas.dumps.volumes import Volume
-from paritas.errors import ParitasError
-from paritas.numerics.statistics import Statistics
+from paritas.files.records import Entry, Payload, Record
+from paritas.files.safetensors_files import LARGEST_FILE, PackedFile, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from paritas.dumps.ge_layout import CallFiles, Operator, Place
-    from paritas.dumps.msit_layout import NpyTree
-    from paritas.dumps.records import Header, Payload
+    from torch import Tensor
 
-__all__ = ["DumpWriter", "Entry", "run_identity"]
-
-_MOST_SKETCHES = 1 << 12
+    from paritas.compat.ge_writing import CallFiles, Operator, SiteKey
+    from paritas.compat.npy_tree import NpyTree
+    from paritas.files.records import Header
 
 
-class Entry(msgspec.Struct, kw_only=True, gc=False):
-    """A value to be written; a struct, as one is made in a fourth of the time of a dataclass.
+# --- Claiming a folder for a rank -----------------------------------------------------------------
+
+_PASSING = re.compile(r"\.(starting|removing)-.+")
+_MOST_NAMED = 5
+_ADVICE = "give a new folder, or overwrite=True to replace the dump in it"
+
+
+def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
+    """Make the folder of a rank with its header in it, at once and for this process alone.
+
+    Raises:
+        UsageError: the folder has something else in it.
+    """
+    home = index_home(root, header.layout)
+    try:
+        for folder in (root, home):
+            folder.mkdir(parents=True, exist_ok=True)
+        # Ranks that start together and replace an older dump must not take each other for it.
+        with alone_in(home):
+            _clear_folder(root, home, header, overwrite=overwrite)
+            return _make_folder(home, header)
+    except OSError as error:
+        raise ParitasError(
+            f"cannot record into {root}: {error.strerror or error}; give a folder that can be made "
+            f"and written to"
+        ) from error
+
+
+def _make_folder(root: Path, header: Header) -> Path:
+    """The folder, which others see with its header in it or not at all."""
+    mine = root / rank_name(header.rank)
+    starting = root / f".starting-{header.rank}-{uuid.uuid4().hex}"
+    starting.mkdir()
+    try:
+        write_header(starting, header)
+        starting.rename(mine)
+    except BaseException as error:
+        shutil.rmtree(starting, ignore_errors=True)
+        if isinstance(error, OSError) and mine.exists():
+            raise UsageError(f"{mine} was made by another process just now: {_ADVICE}") from error
+        raise
+    return mine
+
+
+class _ClaimedPart(NamedTuple):
+    """What one rank has in a folder already."""
+
+    path: Path
+    header: Header
+
+    def is_in_the_way_of(self, header: Header) -> bool:
+        """Whether it is the same rank's, or another run's."""
+        mine, its = header, self.header
+        other_run = (its.run, its.world_size) != (mine.run, mine.world_size)
+        return other_run or its.rank == mine.rank
+
+    def told(self, header: Header) -> str:
+        """Why it is in the way."""
+        when = f", recorded {self.header.created}" if self.header.created else ""
+        if self.header.rank == header.rank:
+            return f"{self.path.name} is there already{when}"
+        run, size = self.header.run[:8], self.header.world_size
+        return f"{self.path.name} is of another run, {run} of {size} rank(s){when}"
+
+
+def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) -> None:
+    """Refuse a folder that is in use, or remove the dump that is in it."""
+    parts, foreign = _survey_folder(home)
+    if home != root:
+        known = any(part.header.layout == header.layout for part in parts)
+        foreign += [path for path in root.iterdir() if not (known and _is_of_old_tree(path))]
+    if foreign:
+        raise UsageError(
+            f"{root} is not empty: it holds {_list_paths(foreign)}, "
+            f"which is not of a dump of paritas and would not be removed: give a new folder"
+        )
+    others = [part for part in parts if part.is_in_the_way_of(header)]
+    if others and not overwrite:
+        told = "; ".join(other.told(header) for other in others[:_MOST_NAMED])
+        more = f"; and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        raise UsageError(f"{root} is not empty: {told}{more}: {_ADVICE}")
+    for other in others:
+        _refuse_removal(other.path)
+    for other in others:
+        _remove_part(root, other)
+
+
+def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
+    """The parts of ranks, and what is nobody's."""
+    parts: list[_ClaimedPart] = []
+    foreign: list[Path] = []
+    for path in sorted(root.iterdir()):
+        if path.name.startswith(".removing-"):
+            shutil.rmtree(path, ignore_errors=True)  # of a process that died over it
+            continue
+        match = RANK.fullmatch(path.name)
+        found = _header_or_none(path) if match else None
+        if found is not None:
+            parts.append(_ClaimedPart(path, found))
+        elif not (path.name.startswith(".starting-") or _is_of_torchair_layout(path)):
+            foreign.append(path)
+    return parts, foreign
+
+
+def _is_of_torchair_layout(path: Path) -> bool:
+    """Whether it is the tree, or a graph, of a rank of ours, whose own folder came before it."""
+    match = TORCHAIR.fullmatch(path.name)
+    if match is None:
+        return False
+    found = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
+    return found is not None and found.layout in ("msit", "ge")
+
+
+def _is_of_old_tree(path: Path) -> bool:
+    return bool(TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
+
+
+def _refuse_removal(folder: Path) -> None:
+    stray = [path for path in folder.rglob("*") if not _is_ours(path, folder)]
+    if stray:
+        raise UsageError(
+            f"{folder} holds {_list_paths(stray)}, which paritas did not write: "
+            f"it is not overwritten; give a new folder"
+        )
+    if is_locked(folder / LOCK):
+        raise UsageError(
+            f"{folder} is being written by a process that is still running: end it, or give "
+            f"another folder"
+        )
+
+
+def _remove_part(root: Path, part: _ClaimedPart) -> None:
+    if part.header.layout != "packed":
+        for path in root.iterdir():
+            if TIME.fullmatch(path.name):
+                discard(path / str(part.header.rank))
+                with contextlib.suppress(OSError):  # another rank's is in it
+                    path.rmdir()
+            match = TORCHAIR.fullmatch(path.name)
+            if match is None or int(match[1] or match[2]) != part.header.rank:
+                continue
+            discard(path) if path.is_dir() else path.unlink(missing_ok=True)
+    discard(part.path)
+
+
+def _is_ours(path: Path, folder: Path) -> bool:
+    """Whether something in the folder of a rank is what a writer puts there."""
+    for name in path.relative_to(folder).parts[:-1]:
+        if not (STEP.fullmatch(name) or _PASSING.fullmatch(name)):
+            return False
+    if path.is_symlink():
+        return False
+    if path.is_dir():
+        return bool(STEP.fullmatch(path.name) or _PASSING.fullmatch(path.name))
+    return path.name in (HEADER, INDEX, LOCK, f".{HEADER}.part") or bool(DATA.fullmatch(path.name))
+
+
+def _header_or_none(folder: Path) -> Header | None:
+    try:
+        return read_header(folder)
+    except UsageError:
+        return None
+
+
+def _list_paths(paths: list[Path]) -> str:
+    names = ", ".join(path.name for path in paths[:_MOST_NAMED])
+    return names if len(paths) <= _MOST_NAMED else f"{names} and {len(paths) - _MOST_NAMED} more"
+
+
+# --- The index and the data files of one folder ---------------------------------------------------
+
+_LONGEST_KEY = 1000
+_LARGE = 1 << 20
+_GLIMPSE = 4096
+
+
+class Volume:
+    """The index and the data files of one folder: of a rank, or of one step of it.
 
     Attributes:
-        stored: contiguous, on the CPU, as `as_stored` gives it. None for statistics alone, for
-            what is no tensor, and for bytes of a digest that was written before.
-        digest: of those bytes; empty, it is found out, best for large tensors that are likely new.
-        sketch: float32 or float64, of one dimension.
-
-    The others are as in `Record`.
+        files: all that were made, the index first.
+        records: how many lines the index has.
     """
 
-    sequence: int
-    step: int
-    site: Site
-    tensor: TensorFacts | None = None
-    value: str | None = None
-    stored: Tensor | None = None
-    digest: str = ""
-    statistics: Statistics | None = None
-    sketch: Tensor | None = None
-    alias_of: int | None = None
-    placement: Placement | None = None
-    dtype: str | msgspec.UnsetType = msgspec.UNSET
+    def __init__(self, root: Path, folder: Path, largest: int) -> None:
+        self.folder = folder
+        self.files = [folder / INDEX]
+        self.records = 0
+        self._root = root
+        self._name = ""  # of the present data file, in the index
+        self._largest = largest
+        self._data: PackedFile | None = None
+        self._places: dict[str, Payload] = {}
+        self._glimpses: set[tuple[int, int]] = set()
+        self._index = io.FileIO(folder / INDEX, "xb")
+        self._index_end = 0
+
+    def place_of(self, digest: str) -> Payload | None:
+        """Where bytes of that digest are."""
+        return self._places.get(digest)
+
+    def put(self, key: str, stored: Tensor, hashed: str = "") -> tuple[Payload, str, bool]:
+        """See to it that bytes are in the data, once `flush` is called.
+
+        Args:
+            hashed: their digest, or "" to have it found out. Of large tensors it is, where it can
+                be, while they are written: to go through them twice takes a third longer.
+
+        Returns:
+            Where they are, of the shape that they were written with; their digest; and whether
+            that was just now.
+        """
+        data, nbytes = raw_bytes(stored), stored.nbytes
+        glimpse = _glimpse(data) if nbytes >= _LARGE else None
+        if not hashed and (glimpse is None or glimpse in self._glimpses):
+            hashed = digest_of(data)  # these bytes may be there already
+        if hashed:
+            place = self._places.get(hashed)
+            if place is not None:
+                return place, hashed, False
+        key = key[:_LONGEST_KEY]
+        file = self._data
+        if file is None or not file.has_room(key, stored):
+            file = self._next_file()
+        if hashed:
+            key, begin = file.gather(key, stored, data)
+        else:
+            hasher = xxhash.xxh3_128()
+            key, begin = file.append(key, stored, data, hasher)
+            hashed = hasher.hexdigest()
+        if glimpse is not None:
+            self._glimpses.add(glimpse)
+        place = self._places[hashed] = Payload(
+            file=self._name, nbytes=nbytes, shape=tuple(stored.shape), key=key, begin=begin
+        )
+        return place, hashed, True
+
+    def forget_old(self, most: int) -> None:
+        """Remember the places of so many contents: those of older ones would be written again."""
+        if len(self._places) > most:
+            self._places = dict(itertools.islice(self._places.items(), most // 2, None))
+
+    def flush(self) -> None:
+        """Write the bytes that wait; no line may point to them before."""
+        if self._data is not None:
+            self._data.flush()
+
+    def holds(self, place: Payload | None) -> bool:
+        """Whether bytes that were to be there are, after a failure to write."""
+        if place is None or place.file != self._name or self._data is None:
+            return True
+        return place.begin + place.nbytes <= self._data.end
+
+    def enter(self, lines: Sequence[bytes]) -> None:
+        """Append lines to the index; if not all can be, those that can, and never half of one."""
+        try:
+            self._write_lines(b"".join(lines), len(lines))
+        except OSError:
+            if len(lines) == 1:
+                raise
+            for line in lines:
+                self._write_lines(line, 1)
+
+    def _write_lines(self, text: bytes, count: int) -> None:
+        try:
+            write_whole(self._index, text, len(text))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._index.truncate(self._index_end)
+                self._index.seek(self._index_end)
+            raise
+        self._index_end += len(text)
+        self.records += count
+
+    def close(self) -> None:
+        """Give the last data file its header."""
+        self._index.close()
+        self._close_data()
+
+    def _next_file(self) -> PackedFile:
+        self.flush()  # of a file that could not take all, what it took is still asked for
+        self._close_data()
+        number = len(self.files) - 1
+        path = self.folder / data_name(number)
+        self._data = PackedFile(path, number=number, largest=self._largest)
+        self._name = path.relative_to(self._root).as_posix()
+        self.files.append(path)
+        return self._data
+
+    def _close_data(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            data.close()
+
+    def see_onto_disk(self) -> None:
+        """Wait until the disk has it."""
+        # One by one: a dump may be closed at the end of the process, when no thread can start.
+        for path in self.files:
+            with path.open("r+b") as file:
+                os.fsync(file.fileno())
+        if hasattr(os, "O_DIRECTORY"):
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+
+def _glimpse(data: Any) -> tuple[int, int]:
+    """A part of the bytes at the beginning, the middle and the end.
+
+    Two tensors that differ in it are different; only of those that do not must all be looked at to
+    tell whether they are.
+    """
+    whole = memoryview(data).cast("B")
+    middle, last = len(whole) // 2, len(whole) - _GLIMPSE
+    hasher = xxhash.xxh3_64()
+    for begin in (0, middle, last):
+        hasher.update(whole[begin : begin + _GLIMPSE])
+    return len(whole), hasher.intdigest()
+
+
+# --- The writer -----------------------------------------------------------------------------------
+
+_MOST_SKETCHES = 1 << 12
 
 
 class DumpWriter:
@@ -117,13 +434,13 @@ class DumpWriter:
         self._tree: NpyTree | None = None
         self._calls: CallFiles | None = None
         if header.layout == "msit":
-            from paritas.dumps import msit_layout  # which imports this module
+            from paritas.compat import npy_tree  # which imports this module
 
-            self._tree = msit_layout.NpyTree(path, header.rank, header.world_size)
+            self._tree = npy_tree.NpyTree(path, header.rank, header.world_size)
         elif header.layout != "packed":
-            from paritas.dumps import ge_layout
+            from paritas.compat import ge_writing
 
-            self._calls = ge_layout.CallFiles(path, header.layout, header.rank, header.world_size)
+            self._calls = ge_writing.CallFiles(path, header.layout, header.rank, header.world_size)
         self.folder = claim(path, self._header, overwrite=overwrite)
         self._home = self.folder.parent
         self._volume: Volume | None = None
@@ -252,7 +569,7 @@ class DumpWriter:
             held = list(itertools.takewhile(functools.partial(_is_held, volume), fresh))
         self._write_lines(volume, held)
         if failure is not None:
-            needed = _bytes_of(fresh[len(held)]) if len(held) < len(fresh) else 0
+            needed = _count_bytes(fresh[len(held)]) if len(held) < len(fresh) else 0
             raise self._failed(failure, volume.folder, needed) from failure
         return len(records)
 
@@ -265,7 +582,7 @@ class DumpWriter:
         except OSError as error:
             raise self._failed(error, volume.folder) from error
 
-    def name_operators(self, operators: Mapping[Place, Operator]) -> None:
+    def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
         """Say how Ascend's graph engine would call what is to come, where that is the layout."""
         if self._calls is not None:
             self._calls.name_operators(operators)
@@ -410,5 +727,5 @@ def _is_held(volume: Volume, record: Record) -> bool:
     return volume.holds(record.payload) and volume.holds(record.sketch)
 
 
-def _bytes_of(record: Record) -> int:
+def _count_bytes(record: Record) -> int:
     return sum(place.nbytes for place in (record.payload, record.sketch) if place is not None)

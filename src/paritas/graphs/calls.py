@@ -1,21 +1,38 @@
-"""A graph as it was read: its calls in order, each with what is known of it.
-
-Readers fill this in; nothing here has been run. Sizes that a graph keeps as symbols are the numbers
-they had when it was made.
-"""
+"""The calls of a graph, the values they are given, and which of them ask the same question."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
+from paritas.errors import UsageError
+from paritas.partition.configuration import inputs as domains
+from paritas.partition.configuration.inputs import (
+    TensorInfo,
+    WantedCall,
+    domain_of,
+    is_buffer,
+    make_value,
+)
+from paritas.partition.library.registry import registration
+from paritas.results.graph_reports import CallSite
+
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterable
 
-    from paritas.partition.recipes import Recipe
+    from paritas.placement.recipes import Place, Recipe
+    from paritas.results.graph_reports import Confirm
 
-__all__ = ["Graph", "GraphCall", "TensorValue", "tensor_values"]
+
+# --- A graph as it was read -----------------------------------------------------------------------
+
+# Readers fill this in; nothing here has been run. Sizes that a graph keeps as symbols are the
+# numbers they had when it was made.
 
 Kind = Literal["input", "parameter", "buffer", "constant", "intermediate"]
 
@@ -112,3 +129,445 @@ def tensor_values(tree: Any) -> Iterator[TensorValue]:
             yield from tensor_values(item)
     elif isinstance(tree, slice):
         yield from tensor_values((tree.start, tree.stop, tree.step))
+
+
+# --- How a graph is to be checked -----------------------------------------------------------------
+
+Source = Literal["declared", "library", "discover", "all"]
+OPTION_SOURCES = ("declared", "library", "discover", "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSettings:
+    """What is asked of every operator of a graph.
+
+    Attributes:
+        options: where splits come from: those the graph declares, those the library knows, those
+            that running the operator shows; `all` has every one of them. None takes what the graph
+            declares, and asks the library about calls of which it declares nothing.
+        ranks: over how many ranks each is split.
+        cap: no dimension is longer than this; None leaves the shapes as they are.
+        seed: of drawn values and of the checks.
+        strict: count `unstable` as a failure.
+        imports: modules to import first: they bring operators, annotations and functions of yours.
+            A graph's own names are never imported beyond torch's operators.
+        device: where operators run, for example `cuda`; None is the host.
+        confirm: by what ranks that are processes talk, on which each split is checked once more;
+            None leaves it at simulated ranks.
+        memory: bytes that the values of one call may take at most.
+    """
+
+    options: Source | None = None
+    ranks: tuple[int, ...] = (2,)
+    cap: int | None = None
+    seed: int = 0
+    strict: bool = False
+    imports: tuple[str, ...] = ()
+    device: str | None = None
+    confirm: Confirm | None = None
+    memory: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        if self.options is not None and self.options not in OPTION_SOURCES:
+            known = ", ".join(OPTION_SOURCES)
+            raise UsageError(f"options={self.options!r}: known are {known}")
+        if not self.ranks or any(type(n) is not int or n < 2 for n in self.ranks):  # noqa: PLR2004
+            raise UsageError(f"ranks={self.ranks!r}: give whole numbers from 2 on")
+        if self.cap is not None and (type(self.cap) is not int or self.cap < 1):
+            raise UsageError(f"cap={self.cap!r}: give the longest dimension, 1 or more")
+
+
+# --- The tensors that a call is given -------------------------------------------------------------
+
+# A graph knows shapes and dtypes. What an operator takes of them (indices of its table, a positive
+# variance, a mask) is known by the operator's name.
+
+# Positions of a subscript: `x[a, b]` is given as x, a, b.
+_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
+_INDEXED_BY_LIST = {"aten.index", "aten.index_put", "torch.index_put", "torch.Tensor.index_put"}
+
+
+@dataclasses.dataclass(frozen=True)
+class CallValues:
+    """What a call is given, a tensor wherever the graph has a `TensorValue`."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def map_values(tree: Any, change: Callable[[TensorValue], Any]) -> Any:
+    """The same argument with something else in place of its tensors."""
+    if isinstance(tree, TensorValue):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_values(item, change) for key, item in tree.items()}
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(map_values(item, change) for item in tree)
+    if isinstance(tree, list):
+        return [map_values(item, change) for item in tree]
+    return tree
+
+
+def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
+    """Tensors of these shapes without contents: for what follows from shapes alone."""
+
+    def made(value: TensorValue) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    return CallValues(map_values(args, made), map_values(dict(kwargs), made))
+
+
+def ungraded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Place]:
+    """The arguments of which no gradient is asked: the graph says so, or the operator takes none.
+
+    A list of tensors is asked for gradients as soon as one of its tensors is.
+    """
+    asked = _wanted_arguments(name, args, kwargs)
+    places: set[Place] = set()
+    for place, value in _places(args, kwargs):
+        tensors = list(tensor_values(value))
+        if tensors and (is_buffer(asked, place) or not any(t.requires_grad for t in tensors)):
+            places.add(place)
+    return frozenset(places)
+
+
+def draw_values(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+) -> CallValues:
+    """Tensors that fit the operator, the same for the same seed.
+
+    A value that is given twice is one tensor: `x * x` is no product of two random tensors.
+
+    Raises:
+        UsageError: no values of these shapes and dtypes can fit.
+    """
+    asked = _wanted_arguments(name, args, kwargs)
+    uses: dict[str, list[tuple[Place, str, TensorValue]]] = {}
+    for place, path, value in _uses(args, kwargs):
+        uses.setdefault(value.name, []).append((place, path, value))
+    sizes = _subscripts(name, args)
+    drawn = {key: _draw_tensor(asked, found, sizes, seed) for key, found in uses.items()}
+
+    def tensor_of(value: TensorValue) -> torch.Tensor:
+        if value.name not in drawn:
+            raise UsageError(f"tensor {value.name} stands inside a slice, where it cannot be drawn")
+        return drawn[value.name]
+
+    return CallValues(map_values(args, tensor_of), map_values(dict(kwargs), tensor_of))
+
+
+def _draw_tensor(
+    asked: WantedCall, uses: list[tuple[Place, str, TensorValue]], sizes: dict[str, int], seed: int
+) -> torch.Tensor:
+    """One tensor: as its most demanding use wants it."""
+    domain_at = [(use, domain_of(asked, use[0])) for use in uses]
+    demanding = [use for use, domain in domain_at if domain is not domains.normal]
+    indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
+    place, path, value = (indexing or demanding or uses)[0]
+    digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    if indexing and value.dtype != torch.bool:
+        return domains.indices(0, sizes[path])(value.shape, generator).to(value.dtype)
+    info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
+    return make_value(asked, place, info, seed)  # type: ignore[no-any-return]
+
+
+def _wanted_arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WantedCall:
+    def info(value: Any) -> TensorInfo:
+        if isinstance(value, TensorValue):
+            return TensorInfo("shape", value.shape, value.dtype)
+        return TensorInfo("value", value)
+
+    named = {
+        key: info(value) if isinstance(value, TensorValue) else value
+        for key, value in kwargs.items()
+    }
+    return WantedCall(name, [info(value) for value in args], named)
+
+
+def _places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Place, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+def _uses(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[Place, str, TensorValue]]:
+    """Every tensor of the call: in which argument, where in it, which."""
+
+    def below(place: Place, path: str, value: Any) -> Iterator[tuple[Place, str, TensorValue]]:
+        if isinstance(value, TensorValue):
+            yield place, path, value
+        elif isinstance(value, (list, tuple)):
+            for at, item in enumerate(value):
+                yield from below(place, f"{path}[{at}]", item)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from below(place, f"{path}[{key!r}]", item)
+
+    for place, value in _places(args, kwargs):
+        yield from below(place, str(place), value)
+
+
+def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
+    """How long the dimension is that a tensor of indices picks from, by the path of that tensor."""
+    if not args or not isinstance(args[0], TensorValue):
+        return {}
+    if name == _SUBSCRIPT:
+        items = [(str(at), item) for at, item in enumerate(args) if at]
+    elif name in _INDEXED_BY_LIST and len(args) > 1 and isinstance(args[1], (list, tuple)):
+        # In such a list, None is a dimension taken whole, not a new one.
+        items = [
+            (f"1[{at}]", slice(None) if item is None else item) for at, item in enumerate(args[1])
+        ]
+    else:
+        return {}
+    shape = args[0].shape
+    taken = sum(_dims_of(item) for _, item in items)
+    found: dict[str, int] = {}
+    dim = 0
+    for path, item in items:
+        if item is Ellipsis:
+            dim += len(shape) - taken
+            continue
+        if isinstance(item, TensorValue) and item.dtype != torch.bool and dim < len(shape):
+            found[path] = shape[dim]
+        dim += _dims_of(item)
+    return found
+
+
+def _dims_of(item: Any) -> int:
+    """How many dimensions an item of a subscript speaks for."""
+    if item is None or item is Ellipsis:
+        return 0
+    masks = isinstance(item, TensorValue) and item.dtype == torch.bool
+    return len(item.shape) if masks else 1
+
+
+# --- A call in a line, and as a key ---------------------------------------------------------------
+
+_LONGEST = 120
+# An object without a text of its own shows where it lies, which is elsewhere each time.
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SHORT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def signature_of(call: GraphCall) -> str:
+    """`linear(f32[16, 8], f32[32, 8], bias=None)`, cut at the end where it is too long."""
+    name = call.operator
+    parts = name.split(".")
+    # Of `aten.mm.default` the overload says nothing alone.
+    short = ".".join(parts[-2:]) if _is_overload(name) else parts[-1]
+    told = [_value_text(value) for value in call.args]
+    told += [f"{key}={_value_text(value)}" for key, value in call.kwargs.items()]
+    text = f"{short}({', '.join(told)})"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 5]} ...)"
+
+
+def _is_overload(name: str) -> bool:
+    return name.removeprefix("torch.ops.").startswith(("aten.", "prims."))
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, TensorValue):
+        dtype = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        return f"{dtype}{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_value_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_value_text, value))
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return ":".join(
+            "" if part is None else _value_text(part) for part in parts[: 2 + bool(value.step)]
+        )
+    if isinstance(value, torch.dtype):
+        return _SHORT.get(value, str(value))
+    return f"{value!r:.40}"
+
+
+def key_of(call: GraphCall, settings: GraphSettings) -> str:
+    """The same for calls of which the same is asked, and for no others.
+
+    Names of values do not count, but which of them are one and the same does.
+    """
+    names: dict[str, int] = {}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, TensorValue):
+            same = names.setdefault(value.name, len(names))
+            return ("tensor", same, value.shape, str(value.dtype), value.requires_grad)
+        if isinstance(value, Mapping):
+            return ("dict", [(str(key), told(item)) for key, item in value.items()])
+        if isinstance(value, (list, tuple)):
+            return (type(value).__name__, [told(item) for item in value])
+        if isinstance(value, slice):
+            return ("slice", told(value.start), told(value.stop), told(value.step))
+        return (type(value).__name__, repr(value))
+
+    if call.idle:  # nothing is asked of it
+        return _digest_question((call.operator, call.idle))
+    question = (
+        call.operator,
+        _function_body(call.function),
+        _registered_rule(call),
+        told(call.args),
+        sorted((str(key), told(value)) for key, value in call.kwargs.items()),
+        [(value.shape, str(value.dtype)) for value in call.outputs],
+        call.annotation,
+        call.idle,
+        call.obstacle,
+        sorted(dataclasses.asdict(settings).items(), key=lambda item: item[0]),
+    )
+    return _digest_question(question)
+
+
+def _digest_question(question: tuple[Any, ...]) -> str:
+    return hashlib.sha256(repr(question).encode()).hexdigest()[:24]
+
+
+def _function_body(function: Any) -> tuple[Any, ...]:
+    """Tells functions of one name from each other: lambdas, and what a script defines twice."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ()
+    held = list(map(_cell_value, function.__closure__ or ()))
+    said = (code.co_consts, function.__defaults__, function.__kwdefaults__, held)
+    return (
+        code.co_filename,
+        code.co_firstlineno,
+        code.co_code.hex(),
+        ADDRESS.sub("", _safe_repr(said)),
+    )
+
+
+def _safe_repr(said: Any) -> str:
+    try:
+        return repr(said)
+    except Exception as error:  # noqa: BLE001  (an object's own: its key says that it has no text)
+        return type(error).__name__
+
+
+def _cell_value(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+def _registered_rule(call: GraphCall) -> tuple[Any, ...]:
+    """The rule that a user registered for the operator: another one is another question."""
+    rules = [registration(call.operator)]
+    if call.function is not None:
+        rules.append(registration(call.function))
+    return tuple(rule if isinstance(rule, str) else _function_body(rule) for rule in rules if rule)
+
+
+# --- Calls that ask the same question are checked once --------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CallGroup:
+    """Calls of one operator on arguments of one kind.
+
+    Attributes:
+        number: in the order of first calls, from 0.
+        key: the same for the same question.
+        calls: in the order of the graph.
+    """
+
+    number: int
+    key: str
+    calls: tuple[GraphCall, ...]
+
+    @property
+    def first(self) -> GraphCall:
+        """The call that is checked for all of them."""
+        return self.calls[0]
+
+    @property
+    def sites(self) -> tuple[CallSite, ...]:
+        """Where all of them stand."""
+        return tuple(
+            CallSite(
+                position=call.position,
+                node=call.name,
+                source=call.source,
+                code=call.code,
+                module=call.module,
+            )
+            for call in self.calls
+        )
+
+
+def group_calls(graph: Graph, settings: GraphSettings) -> tuple[CallGroup, ...]:
+    """Put calls that ask the same together; every call of the graph is in one group."""
+    found: dict[str, list[GraphCall]] = {}
+    for call in graph.calls:
+        found.setdefault(key_of(call, settings), []).append(call)
+    return tuple(
+        CallGroup(number, key, tuple(calls)) for number, (key, calls) in enumerate(found.items())
+    )
+
+
+# --- telling one graph from another ---------------------------------------------------------------
+
+
+def calls_digest(calls: Iterable[GraphCall]) -> str:
+    """The same for graphs that make the same calls of the same functions in the same order."""
+    digest = hashlib.sha256()
+    for call in calls:
+        text = repr(dataclasses.replace(call, function=None))
+        digest.update(ADDRESS.sub("", text).encode(errors="surrogatepass"))
+        digest.update(_code_of(call.function))
+    return digest.hexdigest()
+
+
+def _code_of(function: Callable[..., Any] | None) -> bytes:
+    """What a function in memory does, as far as that shows: one mended meanwhile is another."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return b""
+    constants = ADDRESS.sub("", repr(code.co_consts))
+    return bytes(code.co_code) + constants.encode(errors="surrogatepass")
+
+
+def values_digest(tree: Any) -> str:
+    """The same for the same tensors: of sample inputs, and of the weights that they meet."""
+    digest = hashlib.sha256()
+    _add_values(digest, tree)
+    return digest.hexdigest()
+
+
+def _add_values(digest: Any, tree: Any) -> None:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        digest.update(f"{tree.dtype}{tuple(tree.shape)}".encode())
+        flat = tree.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(tree, Mapping):
+        for name, item in tree.items():
+            digest.update(f"{name}:".encode())
+            _add_values(digest, item)
+    elif isinstance(tree, (list, tuple)):
+        digest.update(f"{len(tree)}[".encode())
+        for item in tree:
+            _add_values(digest, item)
+    else:
+        digest.update(ADDRESS.sub("", repr(tree)).encode(errors="surrogatepass"))

@@ -1,49 +1,146 @@
-"""Planting one fault into a program: every place where one fits, and the program with it."""
+"""Planting one fault into a program: where it fits, what it changes, whether `verify` sees it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from paritas._torch.graphs import node_traits, placeholders, returned
+from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
-from paritas.mutants.kinds import MUTATIONS
-from paritas.mutants.mutations import (
-    activations,
-    arithmetic,
-    contractions,
-    indexing,
-    precision,
-    ranks,
-    reductions,
-    special,
-    state,
+from paritas.execution.evidence import ItemEvidence, WideDefault, is_inexact
+from paritas.execution.observation import Observation, RunConditions, running_subject
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.subjects import Inputs, VerifyConfig, inspect_subject
+from paritas.mutants import operator_faults, reduction_faults
+from paritas.mutants.programs import CallPlace, FaultyCall
+from paritas.numerics import criterion
+from paritas.numerics.automatic import (
+    BLIND_NOISE,
+    BLIND_SHARE,
+    LIFTED_SLACK_SCALED,
+    RUNS,
+    nonfinite_mismatch,
 )
-from paritas.mutants.mutations.calls import FaultyCall, Place
+from paritas.numerics.criterion import UNIT_F64, Noise
+from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
-    from paritas.mutants.mutations.calls import Fault
-    from paritas.mutants.programs import Program
+    from paritas.execution.subjects import Subject
+    from paritas.mutants.programs import FaultRule, FlatProgram
+    from paritas.results.findings import Verdict
 
-_FAULTS: dict[str, Fault] = {
-    name: fault
-    for module in (
-        activations,
-        arithmetic,
-        contractions,
-        indexing,
-        precision,
-        ranks,
-        reductions,
-        special,
-        state,
+
+# --- The kinds of faults --------------------------------------------------------------------------
+
+# The list follows what goes wrong in practice, in compilers, kernels and parallel plans. Its
+# numbers are fixed: results of different runs are compared by them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One kind of fault.
+
+    Attributes:
+        number: 1 to 42, for good.
+        name: how a site and a report call it.
+        text: what it does, for people.
+        family: arithmetic, contraction, indexing, precision, state, ranks or special.
+    """
+
+    number: int
+    name: str
+    text: str
+    family: str
+
+
+_ARITHMETIC = [
+    Mutation(1, "mul_to_add", "adds where it should multiply", "arithmetic"),
+    Mutation(2, "add_to_sub", "subtracts where it should add", "arithmetic"),
+    Mutation(3, "sub_to_add", "adds where it should subtract", "arithmetic"),
+    Mutation(4, "dropped_addend", "leaves out a bias or a residual", "arithmetic"),
+    Mutation(5, "doubled_addend", "adds one addend twice", "arithmetic"),
+    Mutation(6, "scaled_by_percent", "a result is 1 % too large", "arithmetic"),
+    Mutation(7, "scaled_by_permille", "a result is 0.1 % too large", "arithmetic"),
+    Mutation(8, "missing_scale", "leaves out a constant factor", "arithmetic"),
+    Mutation(9, "dropped_epsilon", "leaves out the epsilon of a denominator", "arithmetic"),
+    Mutation(10, "larger_epsilon", "an epsilon is two or ten times too large", "arithmetic"),
+    Mutation(11, "wrong_dim", "a softmax or reduction runs along another axis", "arithmetic"),
+    Mutation(12, "mean_over_one_less", "a mean is divided by n - 1", "arithmetic"),
+    Mutation(13, "wrong_correction", "a variance is unbiased, or no longer is", "arithmetic"),
+    Mutation(14, "rsqrt_to_sqrt", "multiplies by a root it should divide by", "arithmetic"),
+    Mutation(15, "wrong_activation", "applies another activation", "arithmetic"),
+    Mutation(16, "dropped_activation", "leaves out an activation", "arithmetic"),
+    Mutation(17, "other_gelu", "takes gelu's tanh form for the exact one", "arithmetic"),
+]
+_CONTRACTION = [
+    Mutation(18, "transposed_operand", "a square operand is transposed", "contraction"),
+    Mutation(19, "short_contraction", "the last term of a sum is left out", "contraction"),
+    Mutation(25, "flipped_kernel", "a convolution's kernel is mirrored", "contraction"),
+    Mutation(26, "max_to_average", "pools by the mean, not the maximum", "contraction"),
+]
+_INDEXING = [
+    Mutation(20, "zero_row", "one row of a result is zero", "indexing"),
+    Mutation(21, "stale_column", "the last column holds the one before", "indexing"),
+    Mutation(22, "shifted_mask", "a causal mask is one place off", "indexing"),
+    Mutation(23, "shifted_slice", "a slice begins one place off", "indexing"),
+    Mutation(24, "swapped_operands", "two joined tensors change places", "indexing"),
+]
+_PRECISION = [
+    Mutation(27, "internal_downcast", "computes in a narrower dtype inside", "precision"),
+    Mutation(31, "output_dtype", "gives an output in another dtype", "precision"),
+]
+_STATE = [
+    Mutation(28, "stale_buffer", "a buffer keeps its old value", "state"),
+    Mutation(29, "dropped_write", "a write in place is left out", "state"),
+    Mutation(30, "aliased_output", "an output is put into an input's memory", "state"),
+]
+_RANKS = [
+    Mutation(32, "dropped_all_reduce", "only one rank's share of a sum is seen", "ranks"),
+    Mutation(33, "double_all_reduce", "a sum over ranks is taken twice", "ranks"),
+    Mutation(34, "wrong_shard", "two ranks hold each other's shard", "ranks"),
+    Mutation(35, "bias_on_every_rank", "a bias is added on both of two ranks", "ranks"),
+    Mutation(36, "unreduced_gradient", "a gradient is one rank's, or scaled by 1/2", "ranks"),
+    Mutation(37, "permuted_chunks", "two ranks' chunks of a result are swapped", "ranks"),
+    Mutation(38, "equal_masks", "two ranks draw the same dropout mask", "ranks"),
+    Mutation(39, "mean_of_means", "a mean over ranks with unequal shares", "ranks"),
+    Mutation(40, "untied_gradient", "a shared weight's gradient misses one use", "ranks"),
+]
+_SPECIAL = [
+    Mutation(41, "saturated_integer", "an integer stops at its limit, not wraps", "special"),
+    Mutation(42, "swallowed_nan", "a comparison lets a NaN disappear", "special"),
+]
+
+MUTATIONS: dict[str, Mutation] = {
+    kind.name: kind
+    for kind in sorted(
+        [*_ARITHMETIC, *_CONTRACTION, *_INDEXING, *_PRECISION, *_STATE, *_RANKS, *_SPECIAL],
+        key=lambda kind: kind.number,
     )
-    for name, fault in module.FAULTS.items()
+}
+
+
+# --- Where a fault fits, and the program with it --------------------------------------------------
+
+_FAULTS: dict[str, FaultRule] = {
+    **operator_faults.ACTIVATION_FAULTS,
+    **operator_faults.ARITHMETIC_FAULTS,
+    **reduction_faults.CONTRACTION_FAULTS,
+    **operator_faults.INDEXING_FAULTS,
+    **operator_faults.PRECISION_FAULTS,
+    **reduction_faults.RANK_FAULTS,
+    **reduction_faults.REDUCTION_FAULTS,
+    **operator_faults.SPECIAL_FAULTS,
+    **operator_faults.STATE_FAULTS,
 }
 
 # What changes its argument's shape in place: a fault cannot write its result there.
@@ -51,7 +148,7 @@ _RESHAPES = frozenset({"squeeze", "unsqueeze", "t", "transpose", "as_strided", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class FaultSite:
     """One place where one fault can be planted.
 
     Attributes:
@@ -65,18 +162,18 @@ class Site:
     detail: str = ""
 
 
-def sites(program: Program) -> list[Site]:
+def sites(program: FlatProgram) -> list[FaultSite]:
     """Every fault that fits the program, in the order of its calls, then of the fault's numbers."""
     known = [(name, _FAULTS[name]) for name in MUTATIONS if name in _FAULTS]
     return [
-        Site(place.node.name, name, detail)
-        for place in _places(program)
+        FaultSite(place.node.name, name, detail)
+        for place in _call_places(program)
         for name, fault in known
         for detail in fault.where(place)
     ]
 
 
-def plant(program: Program, site: Site) -> GraphModule | None:
+def plant(program: FlatProgram, site: FaultSite) -> GraphModule | None:
     """A copy of the program's module with the fault in it; None if it does not fit there.
 
     Raises:
@@ -86,7 +183,7 @@ def plant(program: Program, site: Site) -> GraphModule | None:
     if fault is None:
         message = f"there is no fault called {site.mutation!r}; known are {', '.join(MUTATIONS)}"
         raise UsageError(message)
-    place = next((each for each in _places(program) if each.node.name == site.node), None)
+    place = next((each for each in _call_places(program) if each.node.name == site.node), None)
     if place is None or site.detail not in fault.where(place):
         return None
     # The graph is changed before a module is made of it: writing its code is what takes time.
@@ -96,7 +193,7 @@ def plant(program: Program, site: Site) -> GraphModule | None:
     return GraphModule(program.module, graph)
 
 
-def _places(program: Program) -> list[Place]:
+def _call_places(program: FlatProgram) -> list[CallPlace]:
     """The operator calls of a program, with what they are to its results and inputs."""
     ends = _ends(program)
     inputs = set(placeholders(program.module))
@@ -112,7 +209,7 @@ def _places(program: Program) -> list[Place]:
             if position in kind.mutates and isinstance(value, Node)
         }
         found.append(
-            Place(
+            CallPlace(
                 node=node,
                 kind=kind,
                 backward=node.name in program.backward,
@@ -124,7 +221,7 @@ def _places(program: Program) -> list[Place]:
     return found
 
 
-def _ends(program: Program) -> dict[Node, dict[int | None, str]]:
+def _ends(program: FlatProgram) -> dict[Node, dict[int | None, str]]:
     """Calls whose value is a result of the program, seen through views and tuples."""
     found: dict[Node, dict[int | None, str]] = {}
     for node, name in zip(returned(program.module), program.results, strict=True):
@@ -198,3 +295,310 @@ def exact_form(mutant: GraphModule) -> GraphModule:
         if node.name in faulty:
             node.target = node.target.in_exact_arithmetic()
     return GraphModule(mutant, graph)
+
+
+# --- How much a fault changes, in exact arithmetic, over the program's own noise ------------------
+
+# Both programs are run in float64, where rounding is far below any fault, and what the fault
+# changes is divided by the noise `d` of the program in its own dtype: the very one that the judge
+# measures, from perturbed runs and the reference's own error. So one can say of a fault, before any
+# judge has seen it, whether it can be told from rounding at all.
+
+Band = Literal["clear", "moderate", "faint", "none"]
+
+CLEAR, MODERATE = 8.0, 2.0
+# An effect on few elements counts by the worst of them, in proportion to what the judge allows of
+# each: it takes 12 times the noise in one element for an alarm, 2.5 times in all of them.
+WORST_SHARE = 5.0
+# Below this share of a result, a fault that changes nothing cannot be told from float64's rounding.
+NO_EFFECT = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a fault changes.
+
+    Attributes:
+        relative: rms of the change over rms of the result, of the result where it is largest.
+        over_noise: the change over the noise: the larger of its rms and a fifth of its worst
+            element, of the result where that is largest; infinite for what is exact (integers,
+            NaN positions, aliases, dtypes) and is different.
+        band: "clear" above 8 times the noise, "moderate" above 2, "faint" below; "none" where
+            nothing changes: the fault is none.
+        result: the result where it is largest, "" for none.
+    """
+
+    relative: float
+    over_noise: float
+    band: Band
+    result: str = ""
+
+
+NO_CHANGE = Effect(0.0, 0.0, "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class _ItemNoise:
+    """One floating result: its true value and what is known of its noise."""
+
+    truth: Tensor
+    noise: Noise
+    blur: float  # relative; what float64 itself may do to it
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramNoise:
+    """The noise of one program, measured once for all faults planted in it.
+
+    Attributes:
+        program: whose noise it is.
+        runs: the program's further runs, of which the noise was made.
+        native: what the program did in its own dtype.
+        base: what it did in float64, or the same again where it has no wider form.
+        items: its floating results.
+        names: a name for every path.
+    """
+
+    program: FlatProgram
+    runs: SubjectRuns
+    native: Observation
+    base: Observation
+    items: dict[str, _ItemNoise]
+    names: dict[str, str]
+
+
+def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
+    """Measure a program: once in its own dtype, once in float64, three times perturbed.
+
+    A program that draws random numbers draws those of `seed`; whoever judges its mutants on other
+    draws judges other effects.
+
+    Raises:
+        UsageError: the program itself cannot be run.
+    """
+    whole = inspect_subject(program.module, "reference", "program")
+    before = RandomState.now()
+    torch.manual_seed(seed)
+    rng = RandomState.now()
+    conditions = RunConditions(gradients=False, seed=seed)
+    inputs = Inputs(tuple(program.fresh_inputs()))
+    try:
+        with running_subject(whole, rng, conditions) as call:
+            native = call(inputs)
+        if native.error is not None:
+            raise UsageError(f"the program cannot be run: {native.error}") from native.error
+        runs = SubjectRuns(whole, whole, inputs, rng, conditions, [native])
+        arbiter = runs.arbiter()
+        items = {
+            path: _measure_item(runs, path) for path, value in native.items() if is_inexact(value)
+        }
+    finally:
+        before.restore()
+    names = dict(zip(native.outputs, program.results, strict=True))
+    base = native if arbiter is None else arbiter[0]
+    return ProgramNoise(program, runs, native, base, items, names)
+
+
+def _measure_item(runs: SubjectRuns, path: str) -> _ItemNoise:
+    """The noise of one item, as the judge of a native run has it."""
+    evidence = ItemEvidence(runs, path)
+    reference, arbiter = runs.native[0].value(path), evidence.arbiter()
+    own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
+    truth = reference if arbiter is None else arbiter
+    unit = criterion.unit_roundoff(reference.dtype)
+    noise = Noise(
+        unit=unit,
+        step=criterion.smallest_step(reference.dtype),
+        own_error=own_error,
+        reference=None if arbiter is None else reference,
+        spread=evidence.spread(runs.unit, RUNS[1]),
+        factor=1.0 if arbiter is not None else 2.0,
+    )
+    if noise.spread is None:
+        coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is no better
+        noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
+    size = criterion.rms(truth)
+    blur = LIFTED_SLACK_SCALED * own_error * UNIT_F64 / runs.unit / size if size else 0.0
+    return _ItemNoise(truth, noise, max(NO_EFFECT, blur))
+
+
+def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNoise) -> Effect:
+    """How much `mutant`, a changed copy of the program, changes of its results.
+
+    One run in float64; a second one in the program's dtype only where the first shows nothing, to
+    see whether a dtype, an alias or an exception is different.
+
+    Raises:
+        UsageError: the noise is another program's, or the mutant cannot be run in float64, though
+            it can in its own dtype.
+    """
+    if noise.program is not program:
+        raise UsageError(
+            "the noise was measured of another program; call program_noise on this one"
+        )
+    wide = noise.base is not noise.native
+    before = RandomState.now()
+    try:
+        seen = _run_mutant(exact_form(mutant), noise, wide=wide)
+        if seen.error is not None:
+            own = _run_mutant(mutant, noise, wide=False)
+            if own.error is not None:
+                return _clear_effect("the call")
+            message = f"the planted fault has no float64 form: {seen.error}"
+            raise UsageError(message) from seen.error
+        found = _differences(noise, seen)
+        worst = max(found, key=lambda effect: effect.over_noise, default=NO_CHANGE)
+        if worst.band != "none":
+            largest = max(effect.relative for effect in found)
+            return dataclasses.replace(worst, relative=largest)
+        return _form_effect(noise, _run_mutant(mutant, noise, wide=False))
+    finally:
+        before.restore()
+
+
+def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Observation:
+    runs = noise.runs
+    mode = LiftMode(runs.dtype, runs.default) if wide else None
+    conditions = dataclasses.replace(runs.conditions, wide=wide, mode=mode)
+    side = inspect_subject(mutant, "candidate", "mutant")
+
+    def once() -> Observation:
+        with running_subject(side, runs.rng, conditions) as call:
+            return call(runs.inputs)
+
+    return WideDefault().run(mode, once) if wide else once()
+
+
+def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:
+    """The effects on all values, and on aliases; those of rounding only are left out."""
+    paths = dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after])
+    found = []
+    for path in paths:
+        truth = noise.runs.complete(noise.base, path)
+        value = noise.runs.complete(seen, path)
+        item = noise.items.get(path)
+        name = noise.names.get(path, path)
+        if item is not None and isinstance(value, Tensor) and value.shape == item.truth.shape:
+            effect = _value_effect(item, value, name)
+        else:
+            effect = NO_CHANGE if _is_same(truth, value) else _clear_effect(name)
+        if effect.band != "none":
+            found.append(effect)
+    if seen.aliases != noise.base.aliases:
+        found.append(_clear_effect("memory"))
+    return found
+
+
+def _value_effect(item: _ItemNoise, value: Tensor, name: str) -> Effect:
+    mismatch = nonfinite_mismatch(item.truth, value)
+    if mismatch is not None:
+        spread = item.noise.spread
+        # Where a perturbed run left the finite numbers, rounding decides that.
+        decided = mismatch if spread is None else mismatch & torch.isfinite(spread)
+        if bool(decided.any()):
+            return _clear_effect(name)
+    change, size = criterion.rms_difference(value, item.truth), criterion.rms(item.truth)
+    if change == 0:
+        return NO_CHANGE
+    relative = change / size if size else math.inf
+    if relative < item.blur:
+        return NO_CHANGE
+    score = criterion.score(value, item.truth, item.noise).score
+    over = max(score.rms_z, score.max_z / WORST_SHARE)
+    # A figure that is no number must not pass for a faint one.
+    over = math.inf if math.isnan(over) else over
+    return Effect(relative, over, band_of(over), name)
+
+
+def band_of(over_noise: float) -> Band:
+    """The band of an effect that is there."""
+    if over_noise > CLEAR:
+        return "clear"
+    return "moderate" if over_noise > MODERATE else "faint"
+
+
+def _form_effect(noise: ProgramNoise, seen: Observation) -> Effect:
+    """What differs though no value does: exceptions, shapes, dtypes, aliases."""
+    native = noise.native
+    if seen.error is not None:
+        return _clear_effect("the call")
+    if seen.aliases != native.aliases:
+        return _clear_effect("memory")
+    for path, value in native.outputs.items():
+        other = seen.outputs.get(path)
+        if not isinstance(value, Tensor) or not isinstance(other, Tensor):
+            continue
+        if (value.dtype, value.shape) != (other.dtype, other.shape):
+            return _clear_effect(noise.names.get(path, path))
+    return NO_CHANGE
+
+
+def _clear_effect(name: str) -> Effect:
+    return Effect(math.inf, math.inf, "clear", name)
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return left.shape == right.shape and bool(torch.equal(left, right.to(left.dtype)))
+    return type(left) is type(right) and bool(left == right)
+
+
+# --- Many wrong programs against one right one, judged as `verify` judges each --------------------
+
+# What is known of the reference (its arbiter, its perturbed runs) is measured once and shared,
+# which is most of the work. A candidate is then run natively, and in float64.
+
+
+def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True) -> Verdict:
+    """The verdict of `verify` on a changed copy of the program that `noise` was measured of.
+
+    Without a second call and without diagnoses; gradients are results of the program.
+
+    Args:
+        mutant: the changed copy.
+        noise: of the program, from `program_noise`; what is measured on the way is kept in it.
+        lift: whether to compare in float64 as well, or by the native run alone.
+    """
+    known = noise.runs
+    candidate = inspect_subject(mutant, "candidate", "mutant")
+    config = VerifyConfig(
+        raise_on_mismatch=False, verify_gradients=False, verify_second_call=False, lift=lift
+    )
+    before = RandomState.now()
+    try:
+        with running_subject(candidate, known.rng, known.conditions) as call:
+            seen = call(known.inputs)
+        runs = _SharedRuns(known, candidate, lift=lift)
+        comparer = Comparer(runs, config, 0, "")
+        comparer.explainer.left = 0  # whether it is wrong is asked, not what kind of wrong
+        verdict = comparer.compare(noise.native, seen).verdict(strict=False)
+        notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *runs.notes)))
+        return msgspec.structs.replace(verdict, notes=notes)
+    finally:
+        before.restore()
+
+
+class _SharedRuns(SubjectRuns):
+    """The runs of one candidate, with what others have already learnt of the reference."""
+
+    def __init__(self, shared: SubjectRuns, candidate: Subject, *, lift: bool) -> None:
+        super().__init__(
+            shared.reference,
+            candidate,
+            shared.inputs,
+            shared.rng,
+            shared.conditions,
+            shared.native,
+            lift=lift,
+        )
+        self.dtypes = shared.dtypes
+        self._shared = shared
+
+    def arbiter(self) -> list[Observation] | None:
+        return self._shared.arbiter()
+
+    def spread(self, unit: float, call: int, path: str, runs: int) -> Tensor | None:
+        return self._shared.spread(unit, call, path, runs)
+
+    def decided(self, unit: float) -> list[list[Observation]]:
+        return self._shared.decided(unit)

@@ -1,49 +1,332 @@
-"""power(): what would the check have caught in this model, on these inputs?
-
-Faults are planted in the model's own graph, one at a time, and the wrong program is judged by
-`verify` like any other candidate. The exact effect of each is measured in float64 and set against
-the program's own rounding noise, since nothing can tell a fault below it from rounding.
-"""
+"""power(): what would the check have caught in this model, on these inputs?"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import math
+import operator
+import random
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
-from paritas._torch.quiet import quietly
-from paritas.checking.config import input_sets
+from paritas._torch.global_state import quietly
+from paritas._torch.graphs import copy_graph, node_traits, returned
 from paritas.errors import UsageError
-from paritas.mutants.effects import measure_effect, program_noise
-from paritas.mutants.judging import judge_mutant
-from paritas.mutants.kinds import MUTATIONS
-from paritas.mutants.planting import plant, sites
-from paritas.mutants.power_grading import SCALES, ScaledProgram, smallest_caught
-from paritas.mutants.power_places import Places, even_order, turns
-from paritas.mutants.power_rewrites import rewritable, rewrite_call
-from paritas.mutants.programs import trace_program
-from paritas.numerics.findings import Status
-from paritas.numerics.power_reports import CAUGHT, Fault, Grade, PowerReport, Reordering
-from paritas.numerics.trees import leaves
-from paritas.recording.isolation import RandomState
-from paritas.reporting.progress import Progress, shows_progress
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subjects import input_sets
+from paritas.mutants.planting import (
+    MUTATIONS,
+    judge_mutant,
+    measure_effect,
+    plant,
+    program_noise,
+    sites,
+)
+from paritas.mutants.programs import IDLE, trace_program
+from paritas.numerics.contents import leaves
+from paritas.reports.progress import Progress, shows_progress
+from paritas.results.findings import Status
+from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from torch.fx import GraphModule
+    from torch.fx import Node
 
-    from paritas.checking.config import Inputs
-    from paritas.mutants.effects import Effect
-    from paritas.mutants.planting import Site
-    from paritas.mutants.programs import Program
+    from paritas.execution.subjects import Inputs
+    from paritas.mutants.planting import Effect, FaultSite
+    from paritas.mutants.programs import FlatProgram
 
-__all__ = ["power"]
+
+# --- Where a node stands, and which of many are drawn ---------------------------------------------
+
+T = TypeVar("T")
+
+
+class Places:
+    """The nodes of a program by name, each with the module that it is nearest to."""
+
+    def __init__(self, program: FlatProgram, model: Callable[..., Any]) -> None:
+        """`model` is what `program` was traced from: its parameters have names."""
+        self.program = program
+        self.nodes: dict[str, Node] = {node.name: node for node in program.module.graph.nodes}
+        module = model if isinstance(model, nn.Module) else nn.Module()
+        state = [*dict(module.named_parameters()), *dict(module.named_buffers())]
+        given = [node for node in self.nodes.values() if node.op == "placeholder"]
+        # Inputs and cotangents follow, which belong to no module.
+        self.owners = {node: _module_of(name) for node, name in zip(given, state, strict=False)}
+        self.returned: dict[Node, list[str]] = {}
+        for node, result in zip(returned(program.module), program.results, strict=True):
+            self.returned.setdefault(node, []).append(result)
+
+    def operator(self, name: str) -> str:
+        """What a node calls, as aten spells it."""
+        target = self.nodes[name].target
+        shown = str(target)
+        return str(getattr(target, "__name__", shown)) if shown.startswith("<") else shown
+
+    def near(self, name: str) -> str:
+        """The module whose parameter comes nearest before the node, or whose gradient after it."""
+        node = self.nodes[name]
+        if name in self.program.backward:
+            behind = _first_name(node, lambda one: list(one.users), self._gradient_of)
+            return behind or _first_name(node, _inputs_of, self.owners.get)
+        return _first_name(node, _inputs_of, self.owners.get)
+
+    def is_dead(self, name: str) -> bool:
+        """Whether no result depends on the node."""
+        reached = _walk(self.nodes[name], lambda one: list(one.users))
+        return not any(one.op == "output" for one in reached)
+
+    def scalable(self) -> list[str]:
+        """The nodes that compute a floating tensor which something uses, in graph order."""
+        return [
+            node.name
+            for node in self.program.calls
+            if node.users
+            and _computes(node)
+            and isinstance(value := node.meta.get("val"), Tensor)
+            and value.is_floating_point()
+            and value.numel()
+            and not self.is_dead(node.name)
+        ]
+
+    def _gradient_of(self, node: Node) -> str | None:
+        names = [name for name in self.returned.get(node, []) if name.startswith("gradient of ")]
+        return _module_of(names[0].removeprefix("gradient of ")) if names else None
+
+
+def _computes(node: Node) -> bool:
+    """Not what passes a value on; a part of what an operator gave is what it computed."""
+    kind = node_traits(node)
+    if kind is None:
+        return node.target is operator.getitem
+    return not kind.view and kind.name not in IDLE
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+def _inputs_of(node: Node) -> list[Node]:
+    return node.all_input_nodes
+
+
+def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """All that can be reached, the nearest first."""
+    seen = {start: None}
+    queue = [start]
+    for node in queue:  # which grows
+        for other in step(node):
+            if other not in seen:
+                seen[other] = None
+                queue.append(other)
+    return queue
+
+
+def _first_name(
+    start: Node, step: Callable[[Node], Iterable[Node]], name: Callable[[Node], str | None]
+) -> str:
+    return next((found for node in _walk(start, step) if (found := name(node))), "")
+
+
+def even_order(count: int, shift: float) -> list[int]:
+    """All of `range(count)`, so that the first few, however many, are spread over the whole.
+
+    Args:
+        count: how many there are.
+        shift: from 0 to 1, where to begin.
+    """
+    order: dict[int, None] = {}
+    step = 0
+    while len(order) < count:
+        # Multiples of the golden ratio fill a circle more evenly than draws do.
+        order[int((shift + step * 0.6180339887498949) % 1.0 * count)] = None
+        step += 1
+    return list(order)
+
+
+def turns(sites: Sequence[T], kind: Callable[[T], Any], seed: int) -> list[T]:
+    """All `sites`, kind by kind in turn, those of one kind spread over the graph.
+
+    So whatever is left undone at the end of the list, what was done is an even sample.
+
+    Args:
+        sites: in graph order.
+        kind: of a site.
+        seed: of the draw.
+    """
+    draw = random.Random(seed)
+    groups: dict[Any, list[T]] = {}
+    for site in sites:
+        groups.setdefault(kind(site), []).append(site)
+    names = list(groups)
+    draw.shuffle(names)
+    orders = {name: even_order(len(groups[name]), draw.random()) for name in names}
+    rounds = max(map(len, groups.values()), default=0)
+    return [
+        groups[name][orders[name][turn]]
+        for turn in range(rounds)
+        for name in names
+        if turn < len(orders[name])
+    ]
+
+
+# --- Harmless rewrites: the same function, rounded differently ------------------------------------
+
+# They are what a check must stay silent about. Each sums in another order, or takes a step that
+# every compiler takes; in exact arithmetic none of them changes anything.
+
+aten: Any = torch.ops.aten
+
+
+def _mm_backwards(left: Tensor, right: Tensor) -> Any:
+    return aten.mm.default(left.flip(1), right.flip(0))
+
+
+def _addmm_backwards(bias: Tensor, left: Tensor, right: Tensor, **scales: Any) -> Any:
+    return aten.addmm.default(bias, left.flip(1), right.flip(0), **scales)
+
+
+def _bmm_backwards(left: Tensor, right: Tensor) -> Any:
+    return aten.bmm.default(left.flip(2), right.flip(1))
+
+
+def _convolution_backwards(x: Tensor, weight: Tensor, *others: Any) -> Any:
+    groups = others[-1]
+    if groups == 1:  # otherwise channels belong to their group
+        x, weight = x.flip(1), weight.flip(1)
+    return aten.convolution.default(x, weight, *others)
+
+
+def _sum_backwards(x: Tensor, dims: list[int], *others: Any, **options: Any) -> Any:
+    return aten.sum.dim_IntList(x.flip(dims or list(range(x.dim()))), dims, *others, **options)
+
+
+def _mean_backwards(x: Tensor, dims: list[int], *others: Any, **options: Any) -> Any:
+    return aten.mean.dim(x.flip(dims or list(range(x.dim()))), dims, *others, **options)
+
+
+def _softmax_backwards(x: Tensor, dim: int, half_to_float: bool) -> Any:  # noqa: FBT001
+    return aten._softmax.default(x.flip(dim), dim, half_to_float).flip(dim)  # noqa: SLF001  (its name)
+
+
+def _division_by_reciprocal(left: Tensor, right: Any) -> Any:
+    if not isinstance(right, torch.Tensor):
+        return left * (1.0 / right)
+    return left * right.reciprocal()
+
+
+def _rsqrt_by_division(x: Tensor) -> Any:
+    return 1.0 / x.sqrt()
+
+
+_BACKWARDS = "summed from the other end"
+_REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
+    aten.mm.default: (_BACKWARDS, _mm_backwards),
+    aten.addmm.default: (_BACKWARDS, _addmm_backwards),
+    aten.bmm.default: (_BACKWARDS, _bmm_backwards),
+    aten.convolution.default: (_BACKWARDS, _convolution_backwards),
+    aten.sum.dim_IntList: (_BACKWARDS, _sum_backwards),
+    aten.mean.dim: (_BACKWARDS, _mean_backwards),
+    aten._softmax.default: (_BACKWARDS, _softmax_backwards),  # noqa: SLF001
+    aten.div.Tensor: ("divided by multiplying with the reciprocal", _division_by_reciprocal),
+    aten.rsqrt.default: ("1 / sqrt for rsqrt", _rsqrt_by_division),
+}
+
+
+def rewritable(program: FlatProgram) -> list[str]:
+    """The nodes of which there is a harmless rewrite, in graph order."""
+    return [node.name for node in program.calls if node.target in _REWRITES and _gives_float(node)]
+
+
+def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
+    """What was done, and the program with one call computed in another way."""
+    module = copy_graph(program.module)
+    (node,) = [one for one in module.graph.nodes if one.name == name]
+    words, function = _REWRITES[node.target]
+    node.target = function
+    module.recompile()
+    return words, module
+
+
+def _gives_float(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+# --- How small a fault may be and still be caught -------------------------------------------------
+
+# Half decades: 10**-1 is the largest delta tried, 10**-15 the smallest.
+SCALES = tuple(10 ** (-step / 2) for step in range(2, 31))
+
+
+class ScaledProgram:
+    """A program with the result of one node multiplied by 1 + delta, which can be set."""
+
+    def __init__(self, program: FlatProgram, name: str) -> None:
+        graph = copy.deepcopy(program.module.graph)
+        node = next(one for one in graph.nodes if one.name == name)
+        self._call = _ScaledCall(node.target)
+        node.target = self._call
+        # Writing the code of a graph is what takes time: it is done once for all sizes.
+        self._module = GraphModule(program.module, graph)
+
+    def scaled(self, delta: float) -> GraphModule:
+        """The module, until it is asked for another delta."""
+        self._call.factor = 1.0 + delta
+        return self._module
+
+
+class _ScaledCall:
+    """A class and no closure, since a graph writes the name of what it calls into its code."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self.target = target
+        self.factor = 1.0
+        self.__name__ = self.__qualname__ = "scaled"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs) * self.factor
+
+
+def smallest_caught(
+    is_caught: Callable[[float], bool], floor: float = SCALES[-1]
+) -> tuple[float | None, int]:
+    """The smallest delta that is caught, and how many were tried.
+
+    Halves the range again and again, which takes it that what is caught at one size is caught at
+    every larger one. None where not even the largest is caught.
+
+    Args:
+        is_caught: tries one.
+        floor: below which nothing is tried.
+    """
+    sizes = [size for size in SCALES if size >= floor]
+    if not is_caught(sizes[0]):
+        return None, 1
+    tried, seen, unseen = 1, 0, len(sizes)
+    while unseen - seen > 1:
+        middle = (seen + unseen) // 2
+        tried += 1
+        if is_caught(sizes[middle]):
+            seen = middle
+        else:
+            unseen = middle
+    return sizes[seen], tried
+
+
+# --- The search -----------------------------------------------------------------------------------
+
+# Faults are planted in the model's own graph, one at a time, and the wrong program is judged by
+# `verify` like any other candidate. The exact effect of each is measured in float64 and set against
+# the program's own rounding noise, since nothing can tell a fault below it from rounding.
 
 REWRITES = 6
 # Graded faults are dear, about a dozen verdicts a place: one place for so many other faults.
@@ -96,13 +379,13 @@ def power(  # noqa: PLR0913  (each is a separate wish of the caller)
         torch.manual_seed(seed)
         tell("tracing the model")
         program = trace_program(
-            _positional(model, given),
+            _call_positionally(model, given),
             [*given.args, *given.kwargs.values()],
             gradients=gradients,
             autocast=autocast,
             seed=seed,
         )
-        search = _Search(program, Places(program, model), faults, seed, tell)
+        search = _PowerSearch(program, Places(program, model), faults, seed, tell)
         search.run(began + seconds)
     finally:
         rng.restore()
@@ -111,7 +394,7 @@ def power(  # noqa: PLR0913  (each is a separate wish of the caller)
     return search.report(time.monotonic() - began)
 
 
-def _positional(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
+def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
     """The model, called with the values of its keyword arguments behind the others."""
     if not given.kwargs:
         return model
@@ -129,7 +412,7 @@ def _positional(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
     return call
 
 
-def _frozen(program: Program) -> list[str]:
+def _untraced_work(program: FlatProgram) -> list[str]:
     """What of the model's work is not in its graph, since it left torch on the way."""
     made = len(program.module.graph.find_nodes(op="get_attr"))
     read = sum(str(node.target).startswith("aten._local_scalar_dense") for node in program.calls)
@@ -149,15 +432,15 @@ class _OutOfTimeError(Exception):
 
 
 @dataclasses.dataclass
-class _Search:
+class _PowerSearch:
     """One program, and what was planted in it so far."""
 
-    program: Program
+    program: FlatProgram
     places: Places
     many: int
     seed: int
     tell: Callable[[str], None]
-    faults: list[Fault] = dataclasses.field(default_factory=list)
+    faults: list[FaultResult] = dataclasses.field(default_factory=list)
     grades: list[Grade] = dataclasses.field(default_factory=list)
     reorderings: list[Reordering] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -176,7 +459,7 @@ class _Search:
     def run(self, deadline: float) -> None:
         """Plant until there is nothing left, the time is over, or somebody stops it."""
         self.deadline = deadline
-        self.notes += _frozen(self.program)
+        self.notes += _untraced_work(self.program)
         if not self.sites and not self.scalable:
             self.notes.append("there is nothing to plant a fault in: the model computes no values")
             return
@@ -243,13 +526,13 @@ class _Search:
         for name in waiting:
             self._grade(name)
 
-    def _try(self, site: Site, mutant: GraphModule, effect: Effect) -> Fault:
+    def _try(self, site: FaultSite, mutant: GraphModule, effect: Effect) -> FaultResult:
         status: Status | None = None
         native: Status | None = None
         if effect.band != "none":
             status = self._judge(mutant, lift=True)
             native = self._judge(mutant, lift=False)
-        return Fault(
+        return FaultResult(
             mutation=site.mutation,
             text=MUTATIONS[site.mutation].text,
             node=site.node,
@@ -265,7 +548,7 @@ class _Search:
             reason=self._reason(site, effect, status),
         )
 
-    def _reason(self, site: Site, effect: Effect, status: Status | None) -> str:
+    def _reason(self, site: FaultSite, effect: Effect, status: Status | None) -> str:
         if effect.band == "none":
             if self.places.is_dead(site.node):
                 return "no result depends on it"

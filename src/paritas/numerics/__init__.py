@@ -1,1 +1,1 @@
-"""Pure functions on two tensors or trees: metrics, noise, checkers, findings, verdicts; no I/O."""
+"""Pure functions on tensors: the criterion, judge, metrics, statistics, sketches, bits."""

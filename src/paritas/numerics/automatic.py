@@ -1,27 +1,105 @@
-"""The automatic criterion: bits, then the lifted run, then the native run.
-
-The lifted run tells meaning (both sides in float64, where rounding is far below any fault); the
-native run tells accuracy (the candidate's error to the arbiter over the reference's own). Runs are
-asked of the evidence only when the cheaper ones before them do not settle the matter.
-"""
+"""The automatic criterion: bits, then the lifted run, then the native run."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
 
 from paritas.numerics import criterion
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
-from paritas.numerics.findings import Score, Status
-from paritas.numerics.metrics import Metrics, bitwise_equal, pair_metrics, promotable
+from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
+from paritas.results.figures import Metrics
+from paritas.results.findings import Score, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.numerics.evidence import Evidence
+
+# --- What a judge may ask beyond two native results; each answer is made when first asked for -----
+
+
+class Evidence(Protocol):
+    """Further runs of the two programs, seen at one item."""
+
+    @property
+    def unit(self) -> float | None:
+        """Unit roundoff of the precision the program runs in; None if there is no program."""
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the program, if it was looked for.
+
+        Asked of equal bits, so it must cost little; None where a look would cost more.
+        """
+
+    @property
+    def lift_unit(self) -> float:
+        """Unit roundoff at which the lifted run is judged.
+
+        2^-53, or 2^-24 where the candidate may compute in float32 whatever it is given.
+        """
+        ...
+
+    def arbiter(self) -> Tensor | None:
+        """The reference's value in float64, or None where there is no wider run."""
+
+    def lifted(self) -> Tensor | None:
+        """The candidate's value in float64, or None if it could not be lifted."""
+
+    def spread(self, unit: float, runs: int) -> Tensor | None:
+        """Per element, the rms deviation of the reference under rounding noise of size `unit`.
+
+        Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
+        """
+
+    def least_spread(self) -> Tensor | None:
+        """Per element, a part of the spread at the program's own precision that costs no run.
+
+        Never more than the whole, so what passes by it passes; None where no part is known.
+        """
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """Where `candidate`'s discrete values differ, whether rounding of size `unit` decides."""
+
+
+class NoEvidence:
+    """Two values and nothing about the programs behind them."""
+
+    unit: float | None = None
+    lift_unit: float = UNIT_F64
+
+    def coarsest(self) -> float | None:
+        """No program, so nothing inside."""
+        return None
+
+    def arbiter(self) -> Tensor | None:
+        """No program, so no arbiter."""
+        return None
+
+    def lifted(self) -> Tensor | None:
+        """No program, so nothing to lift."""
+        return None
+
+    def spread(self, unit: float, runs: int) -> Tensor | None:
+        """No program, so nothing to perturb."""
+        return None
+
+    def least_spread(self) -> Tensor | None:
+        """No program, so no step of it is known."""
+        return None
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """No program, so every discrete value counts."""
+        return None
+
+
+# --- The criterion --------------------------------------------------------------------------------
+
+# The lifted run tells meaning (both sides in float64, where rounding is far below any fault); the
+# native run tells accuracy (the candidate's error to the arbiter over the reference's own). Runs
+# are asked of the evidence only when the cheaper ones before them do not settle the matter.
 
 # In the lifted run both sides round in float64, nine orders of magnitude below any fault worth the
 # name. So a measured spread is taken generously, and one scaled from the native error more so.
@@ -52,7 +130,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class _Outcome:
+class _RunOutcome:
     """The end of one run's comparison."""
 
     scored: Scored
@@ -70,7 +148,7 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
     own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
-    above: _Outcome | None = None
+    above: _RunOutcome | None = None
     if arbiter is not None and lifted is not None:
         above = _judge_lifted(own_error, arbiter, lifted, evidence)
         if not above.passed:
@@ -140,7 +218,7 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Jud
 
 def _judge_lifted(
     own_error: float, arbiter: Tensor, lifted: Tensor, evidence: Evidence
-) -> _Outcome:
+) -> _RunOutcome:
     """`own_error` is the reference's, natively."""
     unit = evidence.lift_unit
     exact_inside = unit == UNIT_F64
@@ -154,11 +232,11 @@ def _judge_lifted(
     )
     scored = criterion.score(lifted, arbiter, scaled)
     if scored.score.passed and mismatch is None:
-        return _Outcome(scored, passed=True)
+        return _RunOutcome(scored, passed=True)
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
     )
-    return _with_spread(lifted, arbiter, measured, mismatch, unit, evidence, scored)
+    return _judge_with_spread(lifted, arbiter, measured, mismatch, unit, evidence, scored)
 
 
 def _judge_native(
@@ -168,8 +246,8 @@ def _judge_native(
     own_error: float,
     metrics: Metrics,
     evidence: Evidence,
-    above: _Outcome | None,
-) -> _Outcome:
+    above: _RunOutcome | None,
+) -> _RunOutcome:
     """`above` is how the lifted run ended, if there was one: well."""
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
@@ -196,23 +274,23 @@ def _judge_native(
     scored = criterion.score(candidate, truth, noise)
     if scored.score.passed and mismatch is None:
         shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
-        return _Outcome(scored, passed=True, shaky=shaky)
+        return _RunOutcome(scored, passed=True, shaky=shaky)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
     if arbiter is not None and least is not None and mismatch is None:
-        outcome = _by_least_spread(candidate, arbiter, known)
+        outcome = _pass_by_least_spread(candidate, arbiter, known)
         if outcome is not None:
             return outcome
     if evidence.unit is None or evidence.spread(evidence.unit, RUNS[0]) is None:
         if mismatch is not None:
-            return _Outcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
-        relative, source = _blind(unit, reference.dtype, evidence)
+            return _RunOutcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
+        relative, source = _blind_noise(unit, reference.dtype, evidence)
         noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
         scored = criterion.score(candidate, truth, noise)
-        return _Outcome(scored, passed=scored.score.passed)
-    where = "float64" if arbiter is not None else _short(reference.dtype)
+        return _RunOutcome(scored, passed=scored.score.passed)
+    where = "float64" if arbiter is not None else _dtype_name(reference.dtype)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
-    outcome = _with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
+    outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
 
 
@@ -224,7 +302,7 @@ def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
     return dataclasses.replace(noise, spread=spread)
 
 
-def _by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _Outcome | None:
+def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _RunOutcome | None:
     """A pass by the lower bound of the spread alone; None if it is none, or more is to be told.
 
     More noise makes every z smaller, so perturbed runs would end no worse. They tell more only
@@ -235,21 +313,21 @@ def _by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _Outco
     noise = dataclasses.replace(noise, source="the rounding of its last sum alone")
     scored = criterion.score(candidate, arbiter, noise)
     settled = scored.score.passed and not scored.knife_edges
-    return _Outcome(scored, passed=True) if settled else None
+    return _RunOutcome(scored, passed=True) if settled else None
 
 
-def _blind(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
+def _blind_noise(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
     """The share of a value that is taken for noise where none could be measured, and its source.
 
     A float32 result of a program that rounds to bfloat16 inside is no better than that.
     """
     inside = 0.0 if evidence.unit is None else evidence.unit
-    named = _short(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
+    named = _dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
     share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
     return share, f"{named} alone, with no program to measure: weak"
 
 
-def _with_spread(
+def _judge_with_spread(
     candidate: Tensor,
     truth: Tensor,
     noise: Noise,
@@ -257,12 +335,12 @@ def _with_spread(
     unit: float,
     evidence: Evidence,
     before: Scored,
-) -> _Outcome:
+) -> _RunOutcome:
     """Score once more with the measured spread; with more runs where few elements decide.
 
     A spread that the noise has already is a lower bound.
     """
-    outcome = _Outcome(before, passed=False)
+    outcome = _RunOutcome(before, passed=False)
     for runs in RUNS:
         if runs == RUNS[-1] and outcome.scored.over > SPARSE * candidate.numel():
             break
@@ -276,11 +354,11 @@ def _with_spread(
         # An infinite spread marks places where rounding decides whether a value is finite.
         left = None if mismatch is None else mismatch & torch.isfinite(spread).to(mismatch.device)
         if left is not None and bool(left.any()):
-            outcome = _Outcome(scored, passed=False, reason=_nonfinite_reason(left))
+            outcome = _RunOutcome(scored, passed=False, reason=_nonfinite_reason(left))
         else:
             decided = mismatch is not None or scored.knife_edges > 0
             passed = scored.score.passed
-            outcome = _Outcome(scored, passed, shaky=passed and decided, spread=spread)
+            outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
     return outcome
@@ -327,7 +405,7 @@ def _excused_by_arbiter(
     return mismatch & (finite_candidate | both_left | (at_the_edge & right_sign))
 
 
-def _conclude(native: _Outcome, above: _Outcome | None) -> tuple[Status, str]:
+def _conclude(native: _RunOutcome, above: _RunOutcome | None) -> tuple[Status, str]:
     if native.passed:
         if native.shaky or (above is not None and above.shaky):
             return Status.UNSTABLE, "the reference's own rounding decides this value"
@@ -345,7 +423,7 @@ def _conclude_by_own_error(own_error: float, arbiter: Tensor) -> tuple[Status, s
     return Status.EQUIVALENT, ""
 
 
-def _lifted_reason(outcome: _Outcome, *, same_bits: bool) -> str:
+def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
     if outcome.reason:
         return f"{outcome.reason}, also in float64"
     excess = outcome.scored.score.excess
@@ -359,5 +437,5 @@ def _nonfinite_reason(mismatch: Tensor) -> str:
     return f"{int(mismatch.sum())} of {total} NaN/Inf positions differ, the first at {where}"
 
 
-def _short(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.automatic import Judgement, judge_exact, judge_floats
+from paritas.numerics.automatic import Evidence, Judgement, NoEvidence, judge_exact, judge_floats
 from paritas.numerics.contents import Opaque, as_leaf, parts, same_leaf
-from paritas.numerics.evidence import Evidence, NoEvidence
-from paritas.numerics.findings import Status
 from paritas.numerics.metrics import pair_metrics
+from paritas.results.findings import Status
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,10 +56,10 @@ class AutomaticValueChecker:
     dissimilarity_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        _in_range("pcc", self.pcc, -1.0, 1.0)
-        _in_range("rtol", self.rtol, 0.0, math.inf)
-        _in_range("atol", self.atol, 0.0, math.inf)
-        _in_range("dissimilarity_threshold", self.dissimilarity_threshold, 0.0, 1.0)
+        _check_range("pcc", self.pcc, -1.0, 1.0)
+        _check_range("rtol", self.rtol, 0.0, math.inf)
+        _check_range("atol", self.atol, 0.0, math.inf)
+        _check_range("dissimilarity_threshold", self.dissimilarity_threshold, 0.0, 1.0)
 
     def check(
         self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
@@ -74,12 +73,12 @@ class AutomaticValueChecker:
                 return _check_dissimilarity(reference, candidate, self.dissimilarity_threshold)
             return judge_exact(reference, candidate, evidence)
         if reference.numel() == 1 and (self.rtol is not None or self.atol is not None):
-            return AllCloseValueChecker(**_given(rtol=self.rtol, atol=self.atol)).check(
+            return AllCloseValueChecker(**_drop_none(rtol=self.rtol, atol=self.atol)).check(
                 reference, candidate
             )
         if reference.numel() > 1 and self.pcc is not None:
             return _check_pcc(reference, candidate, self.pcc)
-        return judge_floats(_inexact(reference), _inexact(candidate), evidence)
+        return judge_floats(_as_inexact(reference), _as_inexact(candidate), evidence)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -94,8 +93,8 @@ class AllCloseValueChecker:
     atol: float = 1e-8
 
     def __post_init__(self) -> None:
-        _in_range("rtol", self.rtol, 0.0, math.inf, required=True)
-        _in_range("atol", self.atol, 0.0, math.inf, required=True)
+        _check_range("rtol", self.rtol, 0.0, math.inf, required=True)
+        _check_range("atol", self.atol, 0.0, math.inf, required=True)
 
     def check(
         self,
@@ -110,7 +109,7 @@ class AllCloseValueChecker:
         metrics = pair_metrics(reference, candidate)
         if metrics.mismatched == 0 and metrics.nan_reference == 0:
             return Judgement(status=Status.IDENTICAL, metrics=metrics)
-        close = _close(reference, candidate, self.rtol, self.atol)
+        close = _is_close(reference, candidate, self.rtol, self.atol)
         far = int((~close).sum())
         if far == 0:
             return Judgement(status=Status.EQUIVALENT, metrics=metrics)
@@ -134,7 +133,7 @@ class FullValueChecker:
         self._parts()  # validates the arguments
 
     def _parts(self) -> tuple[ValueChecker, ValueChecker]:
-        closeness = _given(rtol=self.rtol, atol=self.atol)
+        closeness = _drop_none(rtol=self.rtol, atol=self.atol)
         automatic = AutomaticValueChecker(
             pcc=self.pcc,
             dissimilarity_threshold=self.dissimilarity_threshold,
@@ -184,7 +183,7 @@ def _check_dissimilarity(reference: Tensor, candidate: Tensor, allowed: float) -
 
 def _check_objects(reference: Any, candidate: Any) -> Judgement:
     """Strings, None and other leaves: equal, different, or not comparable."""
-    left, right = _readable(reference), _readable(candidate)
+    left, right = _as_comparable_leaf(reference), _as_comparable_leaf(candidate)
     equal = same_leaf(left, right)
     if equal:
         return Judgement(status=Status.IDENTICAL)
@@ -195,22 +194,22 @@ def _check_objects(reference: Any, candidate: Any) -> Judgement:
             reason=left.reason if isinstance(left, Opaque) else f"{kind} cannot be compared",
             advice="return tensors or plain values, or pass a value_checker that claims this type",
         )
-    left, right = _shown(left), _shown(right)
+    left, right = _unwrap_opaque(left), _unwrap_opaque(right)
     if type(left) is not type(right):
-        reason = f"the reference is {_named(left)}, the candidate {_named(right)}"
+        reason = f"the reference is {_describe_value(left)}, the candidate {_describe_value(right)}"
     else:
         reason = f"the reference is {left!r:.80}, the candidate {right!r:.80}"
     return Judgement(status=Status.DIFFERENT, reason=reason)
 
 
-def _readable(value: Any) -> Any:
+def _as_comparable_leaf(value: Any) -> Any:
     """A leaf; a whole object or container is none, and is compared by its parts or not at all."""
     if isinstance(value, Opaque) or parts(value) is None:
         return value if isinstance(value, Opaque) else as_leaf(value)
     return Opaque(value, f"nothing is known about comparing objects of type {type(value).__name__}")
 
 
-def _shown(leaf: Any) -> Any:
+def _unwrap_opaque(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, Opaque) else leaf
 
 
@@ -220,14 +219,14 @@ def validate_checker(checker: ValueChecker) -> None:
         checker.__post_init__()
 
 
-def _close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:
+def _is_close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:
     if not _is_inexact(reference) and not _is_inexact(candidate):
-        return _distance(reference, candidate) <= atol + rtol * reference.double().abs()
+        return _integer_distance(reference, candidate) <= atol + rtol * reference.double().abs()
     wide = torch.complex128 if reference.is_complex() else torch.float64
     return torch.isclose(candidate.to(reference.device, wide), reference.to(wide), rtol, atol)
 
 
-def _distance(reference: Tensor, candidate: Tensor) -> Tensor:
+def _integer_distance(reference: Tensor, candidate: Tensor) -> Tensor:
     """|c - r| of integers: float64 by itself would not tell 2^60 from 2^60 + 1."""
     (high, low), (my_high, my_low) = _halves(reference), _halves(candidate.to(reference.device))
     return ((my_high - high) * 2.0**32 + (my_low - low)).abs()
@@ -241,7 +240,7 @@ def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return (high & 0xFFFFFFFF if unsigned else high).double(), (bits & 0xFFFFFFFF).double()
 
 
-def _named(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
@@ -249,16 +248,16 @@ def _is_inexact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _inexact(tensor: Tensor) -> Tensor:
+def _as_inexact(tensor: Tensor) -> Tensor:
     """An integer compared with a float is compared as a float; dtypes are checked elsewhere."""
     return tensor if _is_inexact(tensor) else tensor.double()
 
 
-def _given(**arguments: float | None) -> dict[str, float]:
+def _drop_none(**arguments: float | None) -> dict[str, float]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _in_range(
+def _check_range(
     name: str, value: float | None, low: float, high: float, *, required: bool = False
 ) -> None:
     if value is None and not required:

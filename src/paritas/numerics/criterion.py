@@ -19,13 +19,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.numerics.findings import Score
-from paritas.numerics.mean_squares import root_mean_square
+from paritas.results.findings import Score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+
+def root_mean_square(parts: Iterable[Tensor]) -> float:
+    """Of the finite elements; each part scaled by its largest, so that no square leaves range."""
+    largest, squares, count = 0.0, 0.0, 0
+    for part in parts:
+        values, finite = part, part.numel()
+        top = max(map(abs, map(float, torch.aminmax(part))))
+        if not math.isfinite(top):
+            is_finite = torch.isfinite(part)
+            values, finite = torch.where(is_finite, part, 0.0), int(is_finite.sum())
+            top = float(values.abs().max())
+        count += finite
+        if top == 0:
+            continue
+        mine = float((values / top).square().sum())
+        if top > largest:
+            squares, largest = squares * (largest / top) ** 2 + mine, top
+        else:
+            squares += mine * (top / largest) ** 2
+    return largest * math.sqrt(squares / count) if count else 0.0
+
 
 MAX_Z = 12.0
 RMS_Z = 2.5
@@ -109,7 +130,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     scale = rms(arbiter)
     floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
-    total = _Totals(arbiter.shape, arbiter.device, is_complex=is_complex)
+    total = _ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
     tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
     for place, parts in chunks(*tensors):
@@ -160,7 +181,7 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     is_complex = candidate.is_complex() or arbiter.is_complex()
     candidate, arbiter, _ = _as_reals(candidate, arbiter, Noise(unit=0.0))
     reference = _real_view(reference)
-    totals = [_Totals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
+    totals = [_ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
     for place, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         errors = [(side.double() - true).abs_() for side in (c, e)]
@@ -181,9 +202,9 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
             figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
             figures["slice_limit"] = OWN_SLICE
     return Score(
-        max_z=_ratio(mine.worst, own.worst),
+        max_z=_error_ratio(mine.worst, own.worst),
         max_limit=OWN_MAX,
-        rms_z=math.sqrt(_ratio(mine.squares, own.squares)),
+        rms_z=math.sqrt(_error_ratio(mine.squares, own.squares)),
         rms_limit=OWN_RMS,
         index=mine.index,
         noise="the reference's own error, like for like",
@@ -291,7 +312,7 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor
         yield (axis, start, length), [part.to(first.device) for part in parts]
 
 
-class _Totals:
+class _ScoreTotals:
     """Sums of z squared, over everything and per slice along each axis."""
 
     def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
@@ -368,7 +389,7 @@ class _Totals:
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
 
 
-def _ratio(mine: float, own: float) -> float:
+def _error_ratio(mine: float, own: float) -> float:
     if mine == 0:
         return 0.0
     return mine / own if own else math.inf

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas.numerics.contents import Kind, Opaque, Parts, attributes, same_leaf, walk
+from paritas.numerics.contents import ContainerKind, Opaque, Parts, attributes, same_leaf, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Flat:
     """
 
     leaves: dict[str, Any] = dataclasses.field(default_factory=dict)
-    kinds: dict[str, Kind] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, ContainerKind] = dataclasses.field(default_factory=dict)
     cut_off: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -60,7 +60,7 @@ def _flatten(value: Any, root: str, flat: Flat) -> None:
         if below is not None:
             flat.kinds[path] = below.kind
             continue
-        leaf = _awaited(found)
+        leaf = _wait_for(found)
         parts = _leaf_parts(leaf)
         if parts is None:
             flat.leaves[path] = leaf
@@ -82,19 +82,19 @@ def as_plain(leaf: Any) -> Any:
     What of it is no number is lost, such as where a sparse tensor has its zeros: for gradients,
     whose layout is not compared.
     """
-    leaf = _awaited(leaf)
+    leaf = _wait_for(leaf)
     parts = _leaf_parts(leaf)
     if parts is None:
-        return _resolved(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        return _resolve(leaf) if isinstance(leaf, torch.Tensor) else leaf
     known = dict(parts.items)
     if "" in known:
-        return _resolved(known[""]) if isinstance(known[""], torch.Tensor) else known[""]
+        return _resolve(known[""]) if isinstance(known[""], torch.Tensor) else known[""]
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
-        return _resolved(known[".values"])
+        return _resolve(known[".values"])
     if leaf.is_quantized:
         return leaf.detach().dequantize()
     if leaf.layout is not torch.strided:
-        return _resolved(leaf.detach().to_dense())
+        return _resolve(leaf.detach().to_dense())
     return Opaque(leaf, f"{parts.kind.name} has no dense form")
 
 
@@ -105,7 +105,7 @@ def is_dense(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
         and tensor.dtype not in _STORED_ONLY
-        and not _names(tensor)
+        and not _dimension_names(tensor)
     )
 
 
@@ -134,15 +134,15 @@ def tensor_parts(tensor: Tensor) -> Parts | None:
     if is_dense(tensor):
         return None
     try:
-        return _read(tensor)
+        return _read_tensor(tensor)
     except Exception as error:  # noqa: BLE001  (a subclass may raise anything: it is unverified)
         text = " ".join(str(error).split())[:120]
-        return _unread(tensor, f"cannot be read: {type(error).__name__}: {text}")
+        return _opaque_parts(tensor, f"cannot be read: {type(error).__name__}: {text}")
 
 
-def _read(tensor: Tensor) -> Parts | None:
+def _read_tensor(tensor: Tensor) -> Parts | None:
     if tensor.is_meta:
-        return _unread(tensor, "has no numbers")
+        return _opaque_parts(tensor, "has no numbers")
     if tensor.is_nested:
         return _read_nested(tensor)
     if type(tensor) not in _DENSE_CLASSES:
@@ -151,10 +151,10 @@ def _read(tensor: Tensor) -> Parts | None:
         return _read_quantised(tensor)
     if tensor.layout is not torch.strided:
         return _read_sparse(tensor)
-    if _names(tensor):
-        kind = _kind(f"tensor with names {_names(tensor)}")
+    if _dimension_names(tensor):
+        kind = _make_kind(f"tensor with names {_dimension_names(tensor)}")
         return Parts(kind, [("", tensor.rename(None))])  # type: ignore[attr-defined]
-    kind = _kind(f"{_short(tensor.dtype)} tensor")
+    kind = _make_kind(f"{_short_name(tensor.dtype)} tensor")
     return Parts(kind, [(".view(torch.uint8)", tensor.view(torch.uint8))])
 
 
@@ -164,14 +164,14 @@ def _read_nested(tensor: Tensor) -> Parts:
     if len({tuple(size[1:]) for size in sizes}) > 1 or not all(sizes):
         parts = [part.reshape(-1) for part in parts]
     values = torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    kind = _kind(f"nested tensor ({_short(tensor.layout)})")
+    kind = _make_kind(f"nested tensor ({_short_name(tensor.layout)})")
     return Parts(kind, [(".sizes", torch.tensor(sizes)), (".values", values)])
 
 
 def _read_quantised(tensor: Tensor) -> Parts:
     scheme = tensor.qscheme()
-    codes = (".int_repr()", _codes(tensor))
-    kind = _kind(f"{_short(tensor.dtype)} tensor ({_short(scheme)})")
+    codes = (".int_repr()", _read_codes(tensor))
+    kind = _make_kind(f"{_short_name(tensor.dtype)} tensor ({_short_name(scheme)})")
     if scheme in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
         # Scales are computed in float32 and merely kept in a double.
         scale = torch.tensor(tensor.q_scale(), dtype=torch.float32)
@@ -188,9 +188,9 @@ def _read_quantised(tensor: Tensor) -> Parts:
     )
 
 
-def _codes(tensor: Tensor) -> Tensor:
+def _read_codes(tensor: Tensor) -> Tensor:
     """The whole numbers of a quantised tensor, in its own memory where each has its own bytes."""
-    plain = _CODES.get(tensor.dtype)
+    plain = _CODE_DTYPES.get(tensor.dtype)
     if plain is None:
         return tensor.int_repr()
     empty = torch.empty(0, dtype=plain, device=tensor.device)
@@ -199,7 +199,7 @@ def _codes(tensor: Tensor) -> Tensor:
     )
 
 
-_CODES = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+_CODE_DTYPES = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
 def _read_sparse(tensor: Tensor) -> Parts:
@@ -213,7 +213,7 @@ def _read_sparse(tensor: Tensor) -> Parts:
         rows = layout in {torch.sparse_csr, torch.sparse_bsr}
         names = ["crow_indices", "col_indices"] if rows else ["ccol_indices", "row_indices"]
         names.append("values")
-    kind = _kind(f"{state}{_short(layout)} tensor of shape {shape}")
+    kind = _make_kind(f"{state}{_short_name(layout)} tensor of shape {shape}")
     if layout not in _SPARSE:  # mkldnn
         return Parts(kind, [(".to_dense()", tensor.to_dense())])
     return Parts(kind, [(f".{name}()", getattr(whole, name)()) for name in names])
@@ -234,25 +234,25 @@ def _read_subclass(tensor: Any) -> Parts:
         mask, data = tensor.get_mask(), tensor.get_data()
         if data.layout is torch.strided:  # what is masked may be anything
             data = torch.where(mask, data, torch.zeros_like(data))
-        return Parts(_kind(cls.__name__), [(".get_mask()", mask), (".get_data()", data)])
+        return Parts(_make_kind(cls.__name__), [(".get_mask()", mask), (".get_data()", data)])
     if hasattr(tensor, "full_tensor"):  # a distributed tensor: all of it
         name = f"{cls.__name__} {[str(one) for one in tensor.placements]}"
-        return Parts(_kind(name, is_tensor=True), [("", tensor.full_tensor())])
+        return Parts(_make_kind(name, is_tensor=True), [("", tensor.full_tensor())])
     if hasattr(tensor, "__tensor_flatten__") and callable(tensor.__tensor_flatten__):
         names, context = tensor.__tensor_flatten__()
         items = [(f".{name}", getattr(tensor, name)) for name in names]
-        kind = _kind(f"{cls.__name__} of shape {list(tensor.shape)}")
+        kind = _make_kind(f"{cls.__name__} of shape {list(tensor.shape)}")
         own = [(".context", context), (".requires_grad", tensor.requires_grad)]
         return Parts(kind, [*items, *own])
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return _unread(tensor, "does not say what is inside (it has no __tensor_flatten__)")
+        return _opaque_parts(tensor, "does not say what is inside (it has no __tensor_flatten__)")
     with torch.DisableTorchFunctionSubclass():
         plain = tensor.as_subclass(torch.Tensor)
     own = [(f".{name}", value) for name, value in attributes(tensor) if name != "grad"]
-    return Parts(Kind(cls.__name__, "tensor", is_tensor=True), [("", plain), *own])
+    return Parts(ContainerKind(cls.__name__, "tensor", is_tensor=True), [("", plain), *own])
 
 
-def _awaited(leaf: Any) -> Any:
+def _wait_for(leaf: Any) -> Any:
     """The tensor that a collective gives which may still be under way."""
     is_tensor = isinstance(leaf, torch.Tensor) and type(leaf) not in _DENSE_CLASSES
     return leaf.trigger_wait() if is_tensor and hasattr(leaf, "trigger_wait") else leaf
@@ -265,38 +265,38 @@ def _leaf_parts(leaf: Any) -> Parts | None:
         # A float is judged like any other value, but no tensor stands for it.
         wide = torch.complex128 if type(leaf) is complex else torch.float64
         number = torch.tensor(leaf, dtype=wide, device="cpu")
-        return Parts(_kind(type(leaf).__name__), [("", number)])
+        return Parts(_make_kind(type(leaf).__name__), [("", number)])
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
         native = np.array(leaf, dtype=leaf.dtype.newbyteorder("="))
-        if native.dtype.itemsize <= _widest(native.dtype):
-            return Parts(_kind(type(leaf).__name__), [("", torch.from_numpy(native))])
+        if native.dtype.itemsize <= _widest_bytes(native.dtype):
+            return Parts(_make_kind(type(leaf).__name__), [("", torch.from_numpy(native))])
     return None
 
 
-def _widest(dtype: np.dtype[Any]) -> int:
+def _widest_bytes(dtype: np.dtype[Any]) -> int:
     """Bytes of the longest number of that kind that torch knows too."""
     return 16 if dtype.kind == "c" else 8
 
 
-def _unread(tensor: Tensor, reason: str) -> Parts:
+def _opaque_parts(tensor: Tensor, reason: str) -> Parts:
     name = "meta tensor" if tensor.is_meta else type(tensor).__name__
-    facts = f"{name} of {_short(tensor.dtype)}"
-    return Parts(_kind(facts), [("", Opaque(tensor, f"a {facts} {reason}"))])
+    facts = f"{name} of {_short_name(tensor.dtype)}"
+    return Parts(_make_kind(facts), [("", Opaque(tensor, f"a {facts} {reason}"))])
 
 
-def _kind(name: str, *, is_tensor: bool = False) -> Kind:
-    return Kind(name, name, is_tensor)
+def _make_kind(name: str, *, is_tensor: bool = False) -> ContainerKind:
+    return ContainerKind(name, name, is_tensor)
 
 
-def _names(tensor: Tensor) -> tuple[Any, ...]:
+def _dimension_names(tensor: Tensor) -> tuple[Any, ...]:
     """The names of its dimensions, which torch 2.13 no longer has."""
     has_names = getattr(tensor, "has_names", None)
     return tuple(tensor.names) if has_names is not None and has_names() else ()  # type: ignore[attr-defined]
 
 
-def _resolved(tensor: Tensor) -> Tensor:
+def _resolve(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def _short(value: Any) -> str:
+def _short_name(value: Any) -> str:
     return str(value).removeprefix("torch.")

@@ -7,18 +7,96 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from paritas.numerics.comparisons import Detail, HeatMap, WorstElement
-from paritas.numerics.floats import check_dtype
+from paritas.numerics.bits import check_dtype, grid_distance, has_ulps, same_bits, ulp_distance
 from paritas.numerics.metrics import blocks
-from paritas.numerics.telling_axes import Marginal, telling_axes
-from paritas.numerics.ulps import grid_distance, has_ulps, same_bits, ulp_distance
+from paritas.results.comparisons import Detail, HeatMap, WorstElement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["mismatch_detail"]
+
+# --- Along which axes of a tensor the mismatches lie unevenly -------------------------------------
+
+_MOST_PLACES = 1 << 16
+# From so many mismatches per place on, their sampling noise has a simple form.
+_MANY = 30.0
+
+
+class Marginal:
+    """How many mismatches lie where along one axis."""
+
+    def __init__(self, extent: int, bins: int) -> None:
+        """Count along an axis.
+
+        Args:
+            bins: into so many the axis is put where it is shown.
+        """
+        self.extent = extent
+        self._bins = min(bins, extent)
+        self._counts = torch.zeros(min(extent, _MOST_PLACES), dtype=torch.int64)
+        self._low, self._high = extent, -1
+
+    def add(self, positions: Tensor, counts: Tensor) -> None:
+        """Add so many mismatches at each of these places."""
+        low, high = positions.aminmax()
+        self._low, self._high = min(self._low, int(low)), max(self._high, int(high))
+        size = self._counts.numel()
+        places = positions if size == self.extent else positions * size // self.extent
+        self._counts.index_add_(0, places, counts)
+
+    def bounds(self) -> tuple[int, int]:
+        """The first place that has a mismatch, and that after the last."""
+        return self._low, self._high + 1
+
+    def information(self) -> float:
+        """How many bits the place of a mismatch tells, beyond what chance would.
+
+        Places one by one show each k-th index, places in bins show a stretch: the better counts.
+        """
+        size = self._counts.numel()
+        bin_of = torch.arange(size) * self._bins // size if size else self._counts
+        binned = torch.zeros(self._bins, dtype=torch.int64).index_add_(0, bin_of, self._counts)
+        widths = torch.bincount(bin_of, minlength=self._bins)
+        fine = _information_gain(self._counts, torch.ones_like(self._counts))
+        return max(fine, _information_gain(binned, widths), 0.0)
+
+
+def telling_axes(marginals: Sequence[Marginal]) -> tuple[int, ...]:
+    """The two axes that tell the most, in their order; longer ones where that is a tie.
+
+    Axes of length 1 tell nothing; a single axis is given where there is but one.
+    """
+    found = [axis for axis, one in enumerate(marginals) if one.extent > 1]
+    found = found or list(range(len(marginals)))[:1]
+    told = {axis: round(marginals[axis].information(), 3) for axis in found}
+    best = sorted(found, key=lambda axis: (-told[axis], -marginals[axis].extent, -axis))
+    return tuple(sorted(best[:2]))
+
+
+def _information_gain(counts: Tensor, widths: Tensor) -> float:
+    """Divergence, in bits, of the counts from even ones, less what an even draw would show."""
+    total = int(counts.sum())
+    if not total:
+        return 0.0
+    share, even = counts / total, widths / widths.sum()
+    gain = torch.where(counts > 0, share * (share / even).log2(), 0.0).sum()
+    return float(gain) - _gain_by_chance(total / counts.numel())
+
+
+def _gain_by_chance(mean: float) -> float:
+    """The divergence that counts have that are drawn evenly, so many on average."""
+    if mean > _MANY:
+        return 1 / (2 * mean * math.log(2))
+    chance, expected = math.exp(-mean), 0.0
+    for count in range(1, int(mean + 10 * math.sqrt(mean)) + 10):
+        chance *= mean / count
+        expected += chance * count / mean * math.log2(count / mean)
+    return expected
+
+
+# --- Maps, histograms and the worst elements ------------------------------------------------------
 
 _ROWS, _COLUMNS = 48, 96
 _MOST_WORST = 20
@@ -44,18 +122,18 @@ def mismatch_detail(reference: Tensor, candidate: Tensor) -> Detail:
     """
     for tensor in (reference, candidate):
         check_dtype(tensor.dtype)
-    walk = _Walk(reference, candidate)
-    for block in _blocks(reference, candidate):
+    walk = _MismatchWalk(reference, candidate)
+    for block in _pair_blocks(reference, candidate):
         walk.take(block)
     return Detail(
-        heat=_heat(reference, candidate, walk.marginals) if walk.kept else None,
+        heat=_draw_heat_map(reference, candidate, walk.marginals) if walk.kept else None,
         ulps=walk.histogram(),
         worst=walk.worst(),
         region=walk.region(),
     )
 
 
-class _Block(NamedTuple):
+class _PairBlock(NamedTuple):
     """A stretch of two tensors.
 
     Attributes:
@@ -70,15 +148,15 @@ class _Block(NamedTuple):
     candidate: Tensor
 
 
-def _blocks(reference: Tensor, candidate: Tensor) -> Iterator[_Block]:
+def _pair_blocks(reference: Tensor, candidate: Tensor) -> Iterator[_PairBlock]:
     last = reference.shape[-1] if reference.ndim else 1
     width = last if 0 < last <= _BLOCK else 1
     size = _BLOCK // width * width
     for offset, pair in blocks(reference, candidate, block_size=size):
-        yield _Block(offset, width, pair[0].cpu(), pair[1].cpu())
+        yield _PairBlock(offset, width, pair[0].cpu(), pair[1].cpu())
 
 
-class _Walk:
+class _MismatchWalk:
     """What is found on the way over two tensors.
 
     Attributes:
@@ -93,13 +171,13 @@ class _Walk:
         self._has_ulps = has_ulps(reference.dtype, candidate.dtype)
         self._ulps = [0] * _MOST_EXPONENTS
 
-    def take(self, block: _Block) -> None:
+    def take(self, block: _PairBlock) -> None:
         """Add one block."""
         reference, candidate = block.reference, block.candidate
         if reference.dtype == candidate.dtype and same_bits(reference, candidate):
             self._ulps[0] += reference.numel()
             return
-        r, c = _reals(reference, candidate)
+        r, c = _as_reals(reference, candidate)
         apart, is_finite = _distance(reference, candidate, r, c)
         ulps = None
         if self._has_ulps:
@@ -115,7 +193,7 @@ class _Walk:
         counts = torch.bincount(exponent, minlength=_MOST_EXPONENTS).tolist()
         self._ulps = [a + b for a, b in zip(self._ulps, counts, strict=True)]
 
-    def _count_places(self, block: _Block, apart: Tensor) -> None:
+    def _count_places(self, block: _PairBlock, apart: Tensor) -> None:
         rows = (apart != 0).view(-1, block.width)
         per_row = rows.sum(1)
         found = per_row.nonzero().squeeze(1)
@@ -131,7 +209,7 @@ class _Walk:
             self.marginals[-1].add(columns, per_column[columns])
 
     def _keep_worst(
-        self, block: _Block, apart: Tensor, ulps: Tensor | None, sides: tuple[Tensor, Tensor]
+        self, block: _PairBlock, apart: Tensor, ulps: Tensor | None, sides: tuple[Tensor, Tensor]
     ) -> None:
         full = len(self.kept) == _MOST_WORST
         least = self.kept[-1][0] if full else 0.0
@@ -177,7 +255,9 @@ class _Walk:
 # --- the map --------------------------------------------------------------------------------------
 
 
-def _heat(reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]) -> HeatMap | None:
+def _draw_heat_map(
+    reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]
+) -> HeatMap | None:
     """The map over the axes that tell the most, for which the tensors are walked once more."""
     axes = telling_axes(marginals)
     if not axes:
@@ -187,9 +267,9 @@ def _heat(reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]) -
     bins = tuple(map(min, extents, (_ROWS, _COLUMNS)[-len(axes) :]))
     counts = torch.zeros(bins, dtype=torch.int64).view(-1, bins[-1])
     largest = torch.zeros(bins, dtype=torch.float64).view(-1, bins[-1])
-    for block in _blocks(reference, candidate):
+    for block in _pair_blocks(reference, candidate):
         sides = block.reference, block.candidate
-        apart = _distance(*sides, *_reals(*sides))[0].view(-1, block.width)
+        apart = _distance(*sides, *_as_reals(*sides))[0].view(-1, block.width)
         mismatched = apart != 0
         index = _outer_index(block, torch.arange(len(apart)), tuple(reference.shape))
         if len(index) <= axes[-1]:  # the last axis is one of those
@@ -201,7 +281,7 @@ def _heat(reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]) -
         for axis, extent, count in zip(axes, extents, bins, strict=True):
             if axis < len(index):
                 cell = cell * count + index[axis] * count // extent
-        _fold(counts, largest, cell, across, mismatched, apart)
+        _add_to_map(counts, largest, cell, across, mismatched, apart)
     top = float(largest.max())
     # Beside an infinite difference all others are as nothing.
     share = largest.isinf().double() if math.isinf(top) else largest / top
@@ -213,7 +293,7 @@ def _heat(reference: Tensor, candidate: Tensor, marginals: Sequence[Marginal]) -
     )
 
 
-def _fold(
+def _add_to_map(
     counts: Tensor,
     largest: Tensor,
     down: Tensor,
@@ -231,7 +311,7 @@ def _fold(
 # --- a block --------------------------------------------------------------------------------------
 
 
-def _reals(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
+def _as_reals(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
     """Both chunks in float64; two columns for complex numbers."""
     if not (reference.is_complex() or candidate.is_complex()):
         return reference.double(), candidate.double()
@@ -256,7 +336,7 @@ def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tup
     return apart if apart.ndim == 1 else torch.hypot(apart[:, 0], apart[:, 1]), is_finite
 
 
-def _outer_index(block: _Block, rows: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
+def _outer_index(block: _PairBlock, rows: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
     """Where rows of a block are along all axes but the last; elements, if each is a row."""
     outer = shape if block.width == 1 else shape[:-1]
     return _unravel(rows + block.offset // block.width, outer)

@@ -19,12 +19,12 @@ import re
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from paritas.errors import UsageError
-from paritas.numerics.metrics import Metrics
+from paritas.results.figures import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.numerics.figures import PairFigures
+    from paritas.results.figures import PairFigures
 
 __all__ = ["NAMES", "Requirement"]
 
@@ -99,43 +99,46 @@ class Requirement:
         Raises:
             UsageError: it is no such expression; the message shows where.
         """
-        return cls(text, _Parser(text).whole())
+        return cls(text, _RuleParser(text).whole())
 
     @property
     def names(self) -> tuple[str, ...]:
         """The figures that it asks for, by their own names, each once."""
-        return tuple(dict.fromkeys(_names(self.condition)))
+        return tuple(dict.fromkeys(_figure_names(self.condition)))
 
     def holds(self, figures: PairFigures) -> bool:
         """Whether a pair is like that; never, where a figure that decides it is not known."""
-        return _told(self.condition, figures) is True
+        return _evaluate(self.condition, figures) is True
 
     def shown(self, figures: PairFigures) -> str:
         """The figures it asks for, as they are: `rel_l2 = 0.02, max_ulp = unknown`."""
-        found = ((name, _figure(name, figures)) for name in self.names)
+        found = ((name, _figure_value(name, figures)) for name in self.names)
         return ", ".join(
             f"{name} = {'unknown' if value is None else f'{value:.4g}'}" for name, value in found
         )
 
 
-def _names(condition: _Compared | _Joined) -> Iterator[str]:
+def _figure_names(condition: _Compared | _Joined) -> Iterator[str]:
     if isinstance(condition, _Joined):
         for one in condition.of:
-            yield from _names(one)
+            yield from _figure_names(one)
         return
     for side in (condition.left, condition.right):
         if isinstance(side, str):
             yield side
 
 
-def _told(condition: _Compared | _Joined, figures: PairFigures) -> bool | None:
+def _evaluate(condition: _Compared | _Joined, figures: PairFigures) -> bool | None:
     """True, False, or None where it cannot be told."""
     if isinstance(condition, _Compared):
-        left, right = _figure(condition.left, figures), _figure(condition.right, figures)
+        left, right = (
+            _figure_value(condition.left, figures),
+            _figure_value(condition.right, figures),
+        )
         if left is None or right is None or math.isnan(left) or math.isnan(right):
             return None
         return _OPERATORS[condition.sign](left, right)
-    parts = [_told(one, figures) for one in condition.of]
+    parts = [_evaluate(one, figures) for one in condition.of]
     if condition.word == "not":
         return None if parts[0] is None else not parts[0]
     # What decides an `and` is a part that fails; an `or`, one that holds.
@@ -145,7 +148,7 @@ def _told(condition: _Compared | _Joined, figures: PairFigures) -> bool | None:
     return None if None in parts else not decisive
 
 
-def _figure(name: str | float, figures: PairFigures) -> float | None:
+def _figure_value(name: str | float, figures: PairFigures) -> float | None:
     if not isinstance(name, str):
         return name
     found: float | None = None
@@ -159,13 +162,13 @@ def _figure(name: str | float, figures: PairFigures) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Token:
+class _RuleToken:
     kind: str
     text: str
     begin: int
 
 
-class _Parser:
+class _RuleParser:
     """Reads an expression: `or` binds least, then `and`, then `not`."""
 
     def __init__(self, text: str) -> None:
@@ -183,7 +186,7 @@ class _Parser:
             self._refuse("give `and` or `or` before it")
         return found
 
-    def _read(self) -> Iterator[_Token]:
+    def _read(self) -> Iterator[_RuleToken]:
         at = 0
         end = len(self._text.rstrip())
         while at < end:
@@ -193,14 +196,14 @@ class _Parser:
                 _refuse(self._text, begin, "that means nothing in a rule")
             kind = match.lastgroup or ""
             text = match[kind]
-            yield _Token(
+            yield _RuleToken(
                 text if text in _WORDS or kind == "sign" else kind, text, match.start(kind)
             )
             at = match.end()
-        yield _Token("end", "", end)
+        yield _RuleToken("end", "", end)
 
     @property
-    def _next(self) -> _Token:
+    def _next(self) -> _RuleToken:
         return self._tokens[self._at]
 
     def _take(self, *kinds: str) -> bool:

@@ -1,42 +1,145 @@
-"""A linear sketch: a few kilobytes that tell how far two tensors are apart, element by element.
-
-Means and norms do not see two rows swapped or a tensor transposed; a sketch does. It is a vector of
-m sums. The value at flat index i (row-major, in the whole tensor) is added, times sign(i), to the
-sum number i mod m; `buckets` gives m, `signs` the sign. Both are a part of the format: sketches
-made by different versions, machines and devices are compared.
-
-The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it; and as a
-sketch is linear, so is the difference of two sketches the sketch of the difference. It adds up over
-the shards of a tensor, each placed by its index in the whole, and over partial sums.
-"""
+"""A linear sketch: a few kilobytes that show how far two tensors are apart, element by element."""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paritas.errors import UsageError
-from paritas.numerics.floats import check_dtype, fits_float32, is_plain
+from paritas.numerics.bits import check_dtype, fits_float32, has_flat_numpy_view
 from paritas.numerics.metrics import blocks
-from paritas.numerics.shards import Place
-from paritas.numerics.signs import SIGN_BLOCK, first_sign, sign_table, signs, signs_from
 
-__all__ = [
-    "PendingSketch",
-    "begin_sketch",
-    "buckets",
-    "merge",
-    "sketch",
-    "sketch_distance",
-    "sketch_norm",
-]
+# --- A pseudo-random sign for every index: the same on every machine, device and version ----------
+
+# sign(i) = 1 - 2 * (mix(o + i mod 2^16) >> 31),  o = mix(2^20 + i // 2^16) mod 2^16
+#
+# where `mix` is the fixed hash of 32-bit integers below. Each block of 2^16 indices thus takes its
+# signs in a row out of a table of 2^17, from a place of its own.
+
+Integer = TypeVar("Integer", int, Tensor)
+
+SIGN_BLOCK = 1 << 16
+_SIGN_BITS = 16
+_FIRST_BLOCK = 1 << 20
+
+
+def signs(indices: Tensor) -> Tensor:
+    """The sign, +1 or -1 as int8, of each flat index; on the device of the indices."""
+    within = indices & (SIGN_BLOCK - 1)
+    return _table_on(indices.device)[first_sign(indices >> _SIGN_BITS) + within]
+
+
+def signs_from(start: int, count: int, device: torch.device) -> Tensor:
+    """The signs of so many indices in a row."""
+    first, last = start >> _SIGN_BITS, (start + count - 1) >> _SIGN_BITS
+    rows = first_sign(torch.arange(first, last + 1, device=device))
+    # All windows of the table, as a view: a block's signs are one of them.
+    windows = _table_on(device).unfold(0, SIGN_BLOCK, 1)
+    return windows[rows].flatten().narrow(0, start & (SIGN_BLOCK - 1), count)
+
+
+def first_sign(block: Integer) -> Integer:
+    """Where in the table the signs of a block of indices begin."""
+    return _mix(block + _FIRST_BLOCK) & (SIGN_BLOCK - 1)
+
+
+@functools.cache
+def sign_table(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The table, for numpy to multiply with."""
+    return _table_on(torch.device("cpu")).numpy().astype(dtype)
+
+
+@functools.cache
+def _table_on(device: torch.device) -> Tensor:
+    return (1 - 2 * (_mix(torch.arange(2 * SIGN_BLOCK)) >> 31)).to(device, torch.int8)
+
+
+def _mix(number: Integer) -> Integer:
+    """Hash integers below 2^32; one and the same in Python's integers and in int64 tensors."""
+    number = (number ^ (number >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    number = (number ^ (number >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return number ^ (number >> 16)
+
+
+# --- Where the elements of a shard are in the whole tensor ----------------------------------------
+
+
+class ShardIndices:
+    """Maps the flat indices of a shard to those of the whole.
+
+    Attributes:
+        run: so many elements in a row are neighbours in the whole, too.
+    """
+
+    def __init__(self, shape: Sequence[int], whole: Sequence[int], origin: Sequence[int]) -> None:
+        """Place a shard.
+
+        Raises:
+            UsageError: it does not lie within the whole.
+        """
+        _check_shard(tuple(shape), tuple(whole), tuple(origin))
+        self.run = 1
+        self._start = 0
+        # Beyond the run, from the last on: extent in the shard, stride in the whole.
+        self._axes: list[tuple[int, int]] = []
+        stride, joined = 1, True
+        for extent, full, begin in zip(shape[::-1], whole[::-1], origin[::-1], strict=True):
+            self._start += begin * stride
+            if joined:
+                self.run *= extent
+                joined = extent == full
+            else:
+                self._axes.append((extent, stride))
+            stride *= full
+
+    def indices(self, begin: int, end: int, device: torch.device) -> Tensor:
+        """The indices in the whole of a range of the shard."""
+        first, last = begin // self.run, -(-end // self.run)
+        starts = self._run_start(torch.arange(first, last, device=device))
+        rows = starts[:, None] + torch.arange(self.run, device=device)
+        return rows.flatten()[begin - first * self.run : end - first * self.run]
+
+    def runs(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Cut a range of the shard into runs: begin and end in it, and index in the whole."""
+        while begin < end:
+            stop = min(end, begin - begin % self.run + self.run)
+            yield begin, stop, self._run_start(begin // self.run) + begin % self.run
+            begin = stop
+
+    def _run_start(self, run: Integer) -> Integer:
+        start = run * 0 + self._start
+        for extent, stride in self._axes:
+            start = start + run % extent * stride
+            run = run // extent
+        return start
+
+
+def _check_shard(shape: tuple[int, ...], whole: tuple[int, ...], origin: tuple[int, ...]) -> None:
+    axes = zip(shape, whole, origin, strict=False)
+    inside = all(0 <= begin <= begin + extent <= full for extent, full, begin in axes)
+    if not (len(shape) == len(whole) == len(origin) and inside):
+        text = f"a part of shape {shape} at {origin} does not lie within a tensor of shape {whole}"
+        raise UsageError(f"{text}: give global_shape and global_offset as the placement has them")
+
+
+# --- Sketching ------------------------------------------------------------------------------------
+
+# Means and norms do not see two rows swapped or a tensor transposed; a sketch does. It is a vector
+# of m sums. The value at flat index i (row-major, in the whole tensor) is added, times sign(i), to
+# the sum number i mod m; `buckets` gives m, `signs` the sign. Both are a part of the format:
+# sketches made by different versions, machines and devices are compared.
+#
+# The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it; and as a
+# sketch is linear, so is the difference of two sketches the sketch of the difference. It adds up
+# over the shards of a tensor, each placed by its index in the whole, and over partial sums.
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +163,7 @@ class PendingSketch:
         """Wait for it; from any thread."""
         if self._ready is not None:
             self._ready.synchronize()
-        return _narrowed(self._sums) if self._narrow else self._sums
+        return _narrow_if_held(self._sums) if self._narrow else self._sums
 
 
 def sketch(
@@ -105,7 +208,7 @@ def begin_sketch(
     tensor = tensor.detach()
     check_dtype(tensor.dtype)
     narrow = fits_float32(tensor.dtype)
-    if global_shape is None and global_offset is None and is_plain(tensor):
+    if global_shape is None and global_offset is None and has_flat_numpy_view(tensor):
         return PendingSketch(torch.from_numpy(_plain_sums(tensor.view(-1).numpy())), narrow)
     shape = tuple(tensor.shape)
     whole = shape if global_shape is None else tuple(global_shape)
@@ -114,7 +217,7 @@ def begin_sketch(
         shape, whole, origin = (*shape, 2), (*whole, 2), (*origin, 0)
     home = tensor.device if tensor.is_cuda else torch.device("cpu")
     sums = torch.zeros(buckets(math.prod(whole)), dtype=torch.float64, device=home)
-    _add(sums, tensor, Place(shape, whole, origin))
+    _add_values(sums, tensor, ShardIndices(shape, whole, origin))
     if sums.is_cpu:
         return PendingSketch(sums, narrow)
     host = sums.to("cpu", non_blocking=True)
@@ -150,7 +253,7 @@ def sketch_distance(reference: Tensor, candidate: Tensor) -> float:
     return apart / size if size else math.inf if apart else 0.0
 
 
-def merge(sketches: Iterable[Tensor]) -> Tensor:
+def add_sketches(sketches: Iterable[Tensor]) -> Tensor:
     """Add the sketches of the shards, or of the partial sums, of one tensor.
 
     Raises:
@@ -159,30 +262,30 @@ def merge(sketches: Iterable[Tensor]) -> Tensor:
     parts = list(sketches)
     _check_lengths(parts)
     total = torch.stack([part.double() for part in parts]).sum(0)
-    return _narrowed(total) if all(part.dtype == torch.float32 for part in parts) else total
+    return _narrow_if_held(total) if all(part.dtype == torch.float32 for part in parts) else total
 
 
 # --- adding ---------------------------------------------------------------------------------------
 
 
-def _add(sums: Tensor, tensor: Tensor, place: Place) -> None:
+def _add_values(sums: Tensor, tensor: Tensor, place: ShardIndices) -> None:
     """Add a tensor's values to the sums, all on the device of the sums."""
     long_run, add = (
         (_LONG_RUN, _add_run) if sums.is_cpu else (_LONG_RUN_ON_DEVICE, _add_run_on_device)
     )
     by_runs = place.run >= min(long_run, tensor.numel())
-    for offset, values in _chunks(tensor):
+    for offset, values in _real_chunks(tensor):
         end = offset + values.numel()
         if by_runs:
             for begin, stop, index in place.runs(offset, end):
                 add(sums, values[begin - offset : stop - offset], index)
         else:
             indices = place.indices(offset, end, values.device)
-            signed = _finite(values) * signs(indices)
+            signed = _finite_doubles(values) * signs(indices)
             sums.index_add_(0, indices & (sums.numel() - 1), signed)
 
 
-def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+def _real_chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Flat chunks of real floats, in logical order, with the index at which each begins."""
     size = _DEVICE_BLOCK if tensor.is_cuda else SIGN_BLOCK
     for offset, (piece,) in blocks(tensor, block_size=size):
@@ -192,7 +295,7 @@ def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield offset * (2 if chunk.is_complex() else 1), real
 
 
-def _finite(values: Tensor) -> Tensor:
+def _finite_doubles(values: Tensor) -> Tensor:
     """In float64, without NaN and infinities, and so small that sums stay finite."""
     known = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return known.clamp(-_LARGEST, _LARGEST) if known.dtype == torch.float64 else known.double()
@@ -200,7 +303,7 @@ def _finite(values: Tensor) -> Tensor:
 
 def _add_run_on_device(sums: Tensor, values: Tensor, start: int) -> None:
     width, count = sums.numel(), values.numel()
-    signed = _finite(values) * signs_from(start, count, values.device)
+    signed = _finite_doubles(values) * signs_from(start, count, values.device)
     ends = (start % width, -(start + count) % width)
     if any(ends):
         signed = torch.nn.functional.pad(signed, ends)
@@ -226,7 +329,7 @@ def _finite_sums(values: Array, start: int, width: int) -> Array:
         sums = _run_sums(values, start, width)
         if math.isfinite(sums.dot(sums)):
             return sums
-        return _run_sums(_finite(torch.from_numpy(values)).numpy(), start, width)
+        return _run_sums(_finite_doubles(torch.from_numpy(values)).numpy(), start, width)
 
 
 def _run_sums(values: Array, start: int, width: int) -> Array:
@@ -243,12 +346,12 @@ def _run_sums(values: Array, start: int, width: int) -> Array:
         np.multiply(values[done : done + count], table[first : first + count], out=signed)
         if not wide:  # A product with a sign is exact in float32, and half as much to move.
             np.copyto(room[:count], signed)
-        _fold(part, room[:count], (start + done) % width)
+        _fold_into(part, room[:count], (start + done) % width)
         done += count
     return part
 
 
-def _fold(sums: Array, signed: Array, first: int) -> None:
+def _fold_into(sums: Array, signed: Array, first: int) -> None:
     """Add values to the sums in turn, from the first on."""
     width = sums.size
     head = min(-first % width, signed.size)
@@ -262,7 +365,7 @@ def _fold(sums: Array, signed: Array, first: int) -> None:
         sums[: signed.size - tail] += signed[tail:]
 
 
-class _Room(threading.local):
+class _SketchRoom(threading.local):
     """Memory to work in, kept per thread: fresh pages for every tensor would cost more."""
 
     def __init__(self) -> None:
@@ -274,13 +377,13 @@ class _Room(threading.local):
         return self._arrays
 
 
-_ROOM = _Room()
+_ROOM = _SketchRoom()
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
-def _narrowed(sums: Tensor) -> Tensor:
+def _narrow_if_held(sums: Tensor) -> Tensor:
     """As float32, if that holds them."""
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = sums.numpy().astype(np.float32)

@@ -24,31 +24,31 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Annotation": "paritas.partition.annotations.annotation",
-    "IRObject": "paritas.partition.configuration.config",
-    "TensorInfo": "paritas.partition.configuration.config",
-    "VerifyConfig": "paritas.partition.configuration.config",
+    "Annotation": "paritas.partition.annotation",
+    "IRObject": "paritas.partition.configuration.inputs",
+    "TensorInfo": "paritas.partition.configuration.inputs",
+    "VerifyConfig": "paritas.partition.configuration.inputs",
     "annotated": "paritas.partition.library",
-    "check_dtensor": "paritas.partition.dtensor.claims",
-    "check_partition": "paritas.partition.verifying",
-    "check_recipe": "paritas.partition.checking",
-    "confirm_on_gloo": "paritas.partition.ranks.gloo",
-    "discover_partitions": "paritas.partition.discovery.discovering",
+    "check_dtensor": "paritas.parallel.dtensor",
+    "check_partition": "paritas.partition.verify",
+    "check_recipe": "paritas.partition.recipe_checks",
+    "confirm_on_gloo": "paritas.partition.ranks.threads",
+    "discover_partitions": "paritas.partition.discovery",
     "register": "paritas.partition.library",
-    "verify_parallel": "paritas.partition.plans.verifying",
-    "verify_partition_options": "paritas.partition.verifying",
+    "verify_parallel": "paritas.parallel.verify",
+    "verify_partition_options": "paritas.partition.verify",
 }
 
 if TYPE_CHECKING:
-    from paritas.partition.annotations.annotation import Annotation
-    from paritas.partition.checking import check_recipe
-    from paritas.partition.configuration.config import IRObject, TensorInfo, VerifyConfig
-    from paritas.partition.discovery.discovering import discover_partitions
-    from paritas.partition.dtensor.claims import check_dtensor
+    from paritas.parallel.dtensor import check_dtensor
+    from paritas.parallel.verify import verify_parallel
+    from paritas.partition.annotation import Annotation
+    from paritas.partition.configuration.inputs import IRObject, TensorInfo, VerifyConfig
+    from paritas.partition.discovery import discover_partitions
     from paritas.partition.library import annotated, register
-    from paritas.partition.plans.verifying import verify_parallel
-    from paritas.partition.ranks.gloo import confirm_on_gloo
-    from paritas.partition.verifying import check_partition, verify_partition_options
+    from paritas.partition.ranks.threads import confirm_on_gloo
+    from paritas.partition.recipe_checks import check_recipe
+    from paritas.partition.verify import check_partition, verify_partition_options
 else:
     # Out of a type checker's sight, or it would take any misspelt name for an attribute.
     def __getattr__(name: str) -> object:

@@ -1,39 +1,174 @@
-"""What a conversion takes its records from: a dump of ours, or another tool's; also one that grows.
-
-Each record is given once, when all of it is there. Ours says so: a line of the index is written
-after what it points to, and a header is closed at the end. Other tools say nothing, so a file of
-theirs is taken for whole once its size and time were the same at two looks and its own header fits
-its length; and there is no end but that of the one who looks.
-"""
+"""Where a conversion takes its records from: a dump of ours or of others, complete or growing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from paritas.dumps.folders import index_home, rank_folders, read_header, write_header
-from paritas.dumps.foreign import ge_headers
-from paritas.dumps.foreign.dump import ForeignDump, rank_of
-from paritas.dumps.foreign.finding import Folder, Problems
-from paritas.dumps.locks import LOCK, is_locked
+from paritas.compat import ge_files
+from paritas.compat.foreign_dump import ForeignDump, rank_of
+from paritas.compat.ge_files import read_ge_header
+from paritas.dumps.index import LONGEST_LINE, check_record
 from paritas.dumps.opening import is_known, is_ours, open_dump
-from paritas.dumps.reading import Dump, RankDump
+from paritas.dumps.reading import Dump
 from paritas.errors import ParitasError, UsageError
-from paritas.recording.following import Follower, freeable
+from paritas.files.folders import (
+    INDEX,
+    LOCK,
+    index_home,
+    is_locked,
+    rank_folders,
+    read_header,
+    volumes_of,
+    write_header,
+)
+from paritas.files.records import RankDump, Record
+from paritas.files.trees import Folder, Problems
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from paritas.dumps.opening import ReadableDump
-    from paritas.dumps.records import Header, Record
+    from paritas.files.records import Header, Payload
 
-__all__ = ["DumpSource", "SourceRank", "is_there", "reader_without_index", "source_of"]
+
+# --- The index of one rank, read as it grows ------------------------------------------------------
+
+_DATA = re.compile(r"data-(\d{4,})\.safetensors")
+
+
+class Follower:
+    """Gives each record of a rank once, as soon as its line in the index is whole.
+
+    A line is written after what it points to. So there is nothing to wait for, nothing half
+    written to be met, and no need to stop the program.
+
+    Attributes:
+        problems: lines that are no records.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """`folder` is that of the rank."""
+        self.problems: list[str] = []
+        self._folder = folder
+        self._rank = rank
+        self._read: dict[Path, int] = {}
+        self._decoder = msgspec.json.Decoder(Record)
+
+    def new_records(self) -> Iterator[Record]:
+        """What came since the last time."""
+        for volume in volumes_of(self._folder):
+            yield from self._lines(volume / INDEX)
+
+    def _lines(self, index: Path) -> Iterator[Record]:
+        try:
+            file = index.open("rb")
+        except OSError:  # not there yet, or not any more: a step that the ring let go
+            return
+        with file:
+            file.seek(self._read.get(index, 0))
+            while True:
+                line = file.readline(LONGEST_LINE)
+                if not line.endswith(b"\n"):
+                    return
+                place = self._read.get(index, 0)
+                # Counted before it is handed out: one that fails is not met again.
+                self._read[index] = place + len(line)
+                try:
+                    record = self._decoder.decode(line)
+                    check_record(record, self._rank)
+                except (
+                    msgspec.DecodeError,
+                    UnicodeDecodeError,
+                    RecursionError,
+                    UsageError,
+                ) as error:
+                    self.problems.append(f"{index}, byte {place}: {error}")
+                    continue
+                yield record
+
+
+def freeable_files(
+    root: Path, header: Header, used: Mapping[str, int], newest: dict[str, int]
+) -> list[Path]:
+    """The files of a rank that nobody needs once what they hold is elsewhere.
+
+    Found by looking, never by what an index says alone: that may name any file of the machine.
+
+    Args:
+        used: files that the index points to, and how many records of each are converted; all are
+            that the index has of it.
+        newest: for each folder, the number of the last data file in use. While the program runs,
+            only those before it are finished: it is the index that must have gone on to the next,
+            for a file is begun before the line of the record that it is begun for.
+    """
+    if header.layout == "msit":
+        # A file is there once it is whole, and the program does without those that are gone.
+        tree = root / f"worldsize{header.world_size}_global_rank{header.rank}"
+        return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
+    if header.layout in ("ge", "ge-7.1.0"):
+        # The file of a call is there before its lines are: all its tensors have to be converted.
+        found = (path for path in root.rglob("*") if path.relative_to(root).as_posix() in used)
+        return [
+            path
+            for path in found
+            if _count_tensors(path) == used[path.relative_to(root).as_posix()]
+        ]
+    files = []
+    for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
+        number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
+        if number is None or name not in used:
+            continue
+        older = int(number[1]) < newest.get(name.rpartition("/")[0], 0)
+        if header.closed or (older and path.stat().st_size):
+            files.append(path)
+    return files
+
+
+def _count_tensors(path: Path) -> int:
+    """How many tensors a file of Ascend's graph engine holds; -1 where it is none."""
+    try:
+        return len(read_ge_header(path).tensors)
+    except (UsageError, OSError):
+        return -1
+
+
+def note_use(payload: Payload | None, used: Counter[str], newest: dict[str, int]) -> None:
+    """Remember the file that a payload is in."""
+    if payload is None:
+        return
+    used[payload.file] += 1
+    folder, _, name = payload.file.rpartition("/")
+    number = _DATA.fullmatch(name)
+    if number is not None:
+        newest[folder] = max(newest.get(folder, 0), int(number[1]))
+
+
+def see_onto_disk(folder: Path) -> None:
+    """Wait until everything in a folder would survive a loss of power."""
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        # Of a folder, which names are in it.
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+# --- Sources --------------------------------------------------------------------------------------
+
+# Each record is given once, when all of it is there. Ours says so: a line of the index is written
+# after what it points to, and a header is closed at the end. Other tools say nothing, so a file of
+# theirs is taken for whole once its size and time were the same at two looks and its own header
+# fits its length; and there is no end but that of the one who looks.
 
 SOURCES = "sources.jsonl"
 
@@ -181,7 +316,7 @@ class _OwnRank:
         return earlier.records
 
     def deletable(self, used: Mapping[str, int], newest: dict[str, int]) -> list[Path]:
-        return freeable(self._root, self.header, used, newest)
+        return freeable_files(self._root, self.header, used, newest)
 
     def delete(self, path: Path) -> None:
         if self.header.closed or self.header.layout != "packed":
@@ -223,7 +358,7 @@ class _ForeignSource:
         try:
             self.dump = open_dump(path, kind)
         except UsageError:
-            self.dump = _emptied(path, earlier)
+            self.dump = _emptied_dump(path, earlier)
             if not self.dump.ranks:
                 raise
         self.kind = self.dump.kind
@@ -310,7 +445,7 @@ class _ForeignRank:
         records = part.records if part is not None else []
         self._sourceals.clear()
         for record in self._whole(records):
-            place = _place(record)
+            place = _payload_place(record)
             if place not in self._seen:
                 self._seen.add(place)
                 renamed = self._renamed(record, place)
@@ -392,7 +527,7 @@ class _ForeignRank:
         """There is no place for notes in other tools' trees."""
 
 
-def _emptied(path: Path, earlier: Sequence[Header]) -> ReadableDump:
+def _emptied_dump(path: Path, earlier: Sequence[Header]) -> ReadableDump:
     """What is left of a dump all of whose files were converted before, and deleted."""
     kind, ranks = "", {}
     for header in earlier:
@@ -408,7 +543,7 @@ def _emptied(path: Path, earlier: Sequence[Header]) -> ReadableDump:
     return ForeignDump(path, kind, ranks, [], nothing, nothing)
 
 
-def _place(record: Record) -> tuple[str, str]:
+def _payload_place(record: Record) -> tuple[str, str]:
     """A file, and what in it; nothing that changes as other files come and go."""
     payload, site = record.payload, record.site
     if payload is None:
@@ -421,7 +556,7 @@ def _is_unreadable(record: Record) -> bool:
 
 
 def _fits_header(path: Path) -> bool:
-    return ge_headers.read_header(path).end == path.stat().st_size
+    return ge_files.read_ge_header(path).end == path.stat().st_size
 
 
 def _signatures(path: Path) -> dict[str, tuple[int, int]]:

@@ -1,30 +1,116 @@
-"""A captured graph run node by node in eager, every node recorded."""
+"""A captured graph run node by node in eager, every node recorded; graphs in words."""
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
+import operator
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch.fx import Interpreter, Node
 
-from paritas._torch.graphs import as_traced, copy_graph, placeholders, provenance
-from paritas._torch.naming import lowered_input_names
-from paritas._torch.random_twins import use_twins
-from paritas.dumps.records import Site
-from paritas.recording.observation import observe_once
+from paritas._torch.buffers import SeenBuffer
+from paritas._torch.eager_graphs import use_twins
+from paritas._torch.graphs import (
+    as_traced,
+    copy_graph,
+    is_view,
+    lowered_input_names,
+    placeholders,
+    provenance,
+)
+from paritas.compat.ge_writing import (
+    FusedFacts,
+    NodeFacts,
+    Operator,
+    ValueFacts,
+    optimized_graph_text,
+    original_graph_text,
+)
+from paritas.compat.npy_tree import call_name, time_stamp
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.files.records import Observed, Site
+from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch.fx import GraphModule
 
+    from paritas._torch.buffers import Buffer, Kernel
     from paritas._torch.inductor import LoweredGraph
-    from paritas.dumps.records import Phase, Source
-    from paritas.recording.session import Session
+    from paritas.compat.ge_writing import SiteKey
+    from paritas.files.records import Phase, Source
+    from paritas.recording.session import RecordingSession
 
-__all__ = ["NodeSites", "RecordedGraph"]
+
+# --- Does recording change what is computed? ------------------------------------------------------
+
+
+def observe_once(
+    label: str,
+    plain: Callable[..., Sequence[Any]],
+    watched: Callable[[list[Any]], Sequence[Any]],
+    args: list[Any],
+    changes: Iterable[int],
+) -> tuple[Sequence[Any], Observed]:
+    """Run a graph with and without recording on equal arguments, and compare bit for bit.
+
+    The results, the written arguments and the random state handed on are those of the plain run.
+
+    Args:
+        label: what the graph is called.
+        plain: the graph as it runs without recording; takes the arguments one by one.
+        watched: the same with recording; takes them in a list.
+        args: the arguments; those of the plain run are written to as it does.
+        changes: positions of the arguments that may be written to.
+    """
+    copier = Copier()
+    copies = [copier.copy_tensor(v) if isinstance(v, torch.Tensor) else v for v in args]
+    before = RandomState.of_torch()
+    seen = watched(list(copies))
+    after_watched = RandomState.of_torch()
+    before.restore()
+    results = plain(*args)
+    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(results, seen, strict=True))]
+    pairs += [(f"input {i} after it", args[i], copies[i]) for i in changes]
+    observed = compare_results(label, pairs)
+    if observed.status == "unchanged" and not after_watched.same_torch(RandomState.of_torch()):
+        observed = Observed(
+            graph=label, status="changed", detail="the random state after it differs"
+        )
+    return results, observed
+
+
+def compare_results(label: str, pairs: list[tuple[str, Any, Any]]) -> Observed:
+    """What (name, plain value, watched value) triples say about the watching."""
+    worst, changed = 0.0, []
+    for name, plain, watched in pairs:
+        if not isinstance(plain, torch.Tensor):
+            if plain != watched:
+                changed.append(name)
+            continue
+        mine, theirs = plain.detach(), watched.detach()
+        same_shape = mine.shape == theirs.shape
+        if same_shape and mine.dtype == theirs.dtype and bitwise_equal(mine, theirs):
+            continue
+        changed.append(name)
+        if same_shape and mine.numel() and mine.is_floating_point():
+            worst = max(worst, float((mine.double() - theirs.double()).abs().max()))
+    if not changed:
+        return Observed(
+            graph=label, status="unchanged", detail=f"{len(pairs)} values equal bit for bit"
+        )
+    names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")  # noqa: PLR2004
+    detail = f"{len(changed)} of {len(pairs)} values differ ({names}), by {worst:.3g} at most"
+    return Observed(graph=label, status="changed", detail=detail)
+
+
+# --- A graph run node by node ---------------------------------------------------------------------
 
 
 class NodeSites:
@@ -84,7 +170,12 @@ class RecordedGraph:
     """Takes its arguments in a list and empties it, as compiled code does."""
 
     def __init__(
-        self, lowered: LoweredGraph, session: Session, graph: str, captured: list[str], entry: Any
+        self,
+        lowered: LoweredGraph,
+        session: RecordingSession,
+        graph: str,
+        captured: list[str],
+        entry: Any,
     ) -> None:
         """`entry` is what a step begins with: the user's function that was compiled."""
         # On the instance, where torch's own wrappers around it look for it.
@@ -119,12 +210,16 @@ class RecordedGraph:
 
     def _record(self, given: list[Any]) -> Sequence[Any]:
         call = self.session.next_call(f"{self.sites.graph} {self.sites.phase}")
-        results: Sequence[Any] = _Recorder(self.module, self.session, self.sites, call).run(*given)
+        results: Sequence[Any] = _RecordingInterpreter(
+            self.module, self.session, self.sites, call
+        ).run(*given)
         return results
 
 
-class _Recorder(Interpreter):
-    def __init__(self, module: GraphModule, session: Session, sites: NodeSites, call: int) -> None:
+class _RecordingInterpreter(Interpreter):
+    def __init__(
+        self, module: GraphModule, session: RecordingSession, sites: NodeSites, call: int
+    ) -> None:
         super().__init__(module)
         self._session = session
         self._sites = sites
@@ -137,10 +232,10 @@ class _Recorder(Interpreter):
         if n.op != "placeholder":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             # Before it runs: it may write to them.
-            for place, value in arguments(args, kwargs):
+            for place, value in operator_arguments(args, kwargs):
                 given = msgspec.structs.replace(site, side="input", position=place)
                 if self._session.wants(given):
-                    made_by = producer(n, place)
+                    made_by = producer_of(n, place)
                     nodes = (made_by,) if made_by else ()
                     self._session.put(msgspec.structs.replace(given, nodes=nodes), value)
         result = super().run_node(n)
@@ -156,7 +251,7 @@ class _Recorder(Interpreter):
             self._session.put(site, value)
 
 
-def producer(node: Node, place: str) -> str:
+def producer_of(node: Node, place: str) -> str:
     """The node that made the argument at a place; empty where it is no node's value."""
     first, *inner = place.split(".")
     found: Any = node.kwargs.get(first)
@@ -170,7 +265,7 @@ def producer(node: Node, place: str) -> str:
     return found.name if isinstance(found, Node) else ""
 
 
-def arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def operator_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each argument of an operator with its place: `0`, `1.2` within a list, or its name."""
     for place, value in (*enumerate(args), *kwargs.items()):
         holds_tensors = isinstance(value, list | tuple) and any(
@@ -180,3 +275,164 @@ def arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str
             yield from ((f"{place}.{inner}", item) for inner, item in enumerate(value))
         else:
             yield str(place), value
+
+
+# --- Graphs in words, for a dump in torchair's layout ---------------------------------------------
+
+
+def write_graph_texts(
+    folder: Path,
+    rank: int,
+    name: str,
+    module: GraphModule,
+    kernels: Iterable[Kernel],
+    site_of: Callable[[SeenBuffer], Site],
+    operators: Mapping[SiteKey, Operator] | None = None,
+) -> None:
+    """Write the graph as it was captured, and as it was fused, into the folder of the dump.
+
+    Only for fused code: readers of torchair's dumps take a dump with a graph for one of fused code.
+
+    Args:
+        name: of the graph, as its folder has it.
+        kernels: what the compiled code calls, in order.
+        site_of: where what is seen of a buffer is recorded.
+        operators: what has a file, where that is not a buffer by the name it is recorded under.
+    """
+    nodes = node_facts(module)
+    texts = {
+        "original": original_graph_text(name, nodes),
+        "optimized": optimized_graph_text(name, buffer_facts(nodes, kernels, site_of, operators)),
+    }
+    suffix = f"rank_{rank}_pid_{os.getpid()}_ts_{time_stamp(dt.datetime.now(dt.UTC))}"
+    for kind, text in texts.items():
+        _write_whole(folder / f"dynamo_{kind}_{name}_{suffix}.txt", text)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that a reader sees whole or not at all."""
+    # By such a name it is known for a part of a dump, should the process be killed over it.
+    unfinished = path.with_name(f".starting-{path.name}")
+    try:
+        unfinished.write_text(text, encoding="ascii")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def node_facts(module: GraphModule) -> tuple[NodeFacts, ...]:
+    """Every node of a traced graph but its output."""
+    return tuple(_describe_node(node) for node in module.graph.nodes if node.op != "output")
+
+
+def buffer_facts(
+    nodes: Iterable[NodeFacts],
+    kernels: Iterable[Kernel],
+    site_of: Callable[[SeenBuffer], Site],
+    operators: Mapping[SiteKey, Operator] | None = None,
+) -> tuple[FusedFacts, ...]:
+    """Every buffer that fused code writes, under the name of the operator that has its file."""
+    known = {node.name: node for node in nodes}
+    names: dict[str, str] = {}  # of the last that was written into each buffer
+    made: dict[str, str] = {}  # the operators that hold the values of nodes
+    found = []
+    for kernel, buffer, site in _written_buffers(kernels, site_of):
+        inputs = [names.get(one.name, one.name) for one in kernel.reads]
+        operator = Operator(site.op or site.level, site.name, buffer.nodes)
+        if operators is not None:
+            operator = operators[site.phase, site.graph, site.name]
+            inputs = [made.get(node, node) for node in operator.takes]
+        # A buffer that is not known to hold a node's very value may be of another shape.
+        outputs = known[buffer.exact].outputs[:1] if buffer.exact in known else (ValueFacts(),)
+        node = NodeFacts(
+            name=operator.name,
+            op=operator.type,
+            inputs=tuple(f"{name}:0" for name in inputs),
+            outputs=outputs,
+            module=site.module,
+            line=site.line,
+            call=call_name(site.name, site.op or site.level),
+        )
+        found.append(FusedFacts(node, buffer.name, kernel.name, operator.nodes))
+        names[buffer.name] = operator.name
+        if buffer.exact:
+            made[buffer.exact] = operator.name
+    return tuple(found)
+
+
+def operators_of(
+    module: GraphModule, kernels: Sequence[Kernel], site_of: Callable[[SeenBuffer], Site]
+) -> dict[SiteKey, Operator]:
+    """What Ascend's graph engine would make of each buffer that fused code writes.
+
+    An operator computes what was fused, back to values that have a buffer of their own.
+    """
+    taken = {
+        one.name: [name.rpartition(":")[0] for name in one.inputs] for one in node_facts(module)
+    }
+    own = {buffer.exact for kernel in kernels for buffer in kernel.writes if buffer.exact}
+    views = {node.name for node in module.graph.nodes if is_view(node)}
+    found: dict[SiteKey, Operator] = {}
+    for _, buffer, site in _written_buffers(kernels, site_of):
+        inside = _computed_alone(buffer.nodes, taken, own - {buffer.exact})
+        given = (name for node in inside for name in taken.get(node, ()) if name not in inside)
+        takes = tuple(dict.fromkeys(given))
+        operator = Operator.of_buffer(site, tuple(inside), takes, views)
+        found[site.phase, site.graph, site.name] = operator
+    return found
+
+
+def _computed_alone(
+    nodes: tuple[str, ...], taken: Mapping[str, list[str]], elsewhere: set[str]
+) -> list[str]:
+    """Of the nodes that lead to the last, those that are computed for it alone."""
+    kept: set[str] = set()
+    waiting = list(nodes[-1:])
+    while waiting:
+        node = waiting.pop()
+        kept.add(node)
+        waiting += [
+            name
+            for name in taken.get(node, ())
+            if name in nodes and name not in elsewhere and name not in kept
+        ]
+    return [node for node in nodes if node in kept]
+
+
+def _written_buffers(
+    kernels: Iterable[Kernel], site_of: Callable[[SeenBuffer], Site]
+) -> Iterator[tuple[Kernel, Buffer, Site]]:
+    for kernel in kernels:
+        for position, buffer in enumerate(kernel.writes):
+            site = site_of(SeenBuffer(kernel, buffer, "output", position, torch.empty(0)))
+            yield kernel, buffer, site
+
+
+def _describe_node(node: Node) -> NodeFacts:
+    found = provenance(node)
+    value = node.meta.get("val")
+    results = value if isinstance(value, list | tuple) else (value,)
+    return NodeFacts(
+        name=node.name,
+        op=node.op if node.op in {"placeholder", "get_attr"} else found.operator,
+        inputs=tuple(_input_names(node)),
+        outputs=tuple(_describe_value(result) for result in results),
+        module=found.module,
+        line=found.source,
+    )
+
+
+def _input_names(node: Node) -> Iterable[str]:
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        yield f"{node.args[0].name}:{node.args[1]}"
+        return
+    for given in node.all_input_nodes:
+        yield f"{given.name}:0"
+
+
+def _describe_value(value: Any) -> ValueFacts:
+    if not isinstance(value, torch.Tensor):
+        return ValueFacts()
+    # A size that is a symbol varies from call to call.
+    shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    return ValueFacts(str(value.dtype).removeprefix("torch."), shape)

@@ -1,12 +1,22 @@
-"""What the modules of a running eager program take and give."""
+"""What the modules of a running eager program take and give, and the gradients of that."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+import linecache
+import os
+import sys
 import threading
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paritas._torch.watching import (
     has_values,
@@ -16,28 +26,327 @@ from paritas._torch.watching import (
     is_symbolic,
     unseen,
 )
-from paritas.dumps.records import Site
-from paritas.numerics.trees import children
-from paritas.recording.module_names import ModuleNames
-from paritas.recording.user_lines import NOWHERE, UserLine, user_line
+from paritas.files.records import Site
+from paritas.numerics.contents import children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
-    from paritas.dumps.records import Side
-    from paritas.recording.gradients import Gradients
-    from paritas.recording.module_names import Named
-    from paritas.recording.session import Session
+    from paritas.files.records import Side
+    from paritas.recording.session import RecordingSession
 
-__all__ = ["Frame", "ModuleCalls", "put_all", "results", "values"]
+
+# --- The user's own line --------------------------------------------------------------------------
+
+# The folders of torch and of paritas, whose frames lie between the user's line and us.
+_OTHERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
+
+
+class UserLine(NamedTuple):
+    """A line, `file.py:18, in forward`, and its text."""
+
+    line: str
+    code: str
+
+
+NOWHERE = UserLine("", "")
+
+
+def user_line(above: int = 1) -> UserLine:
+    """The innermost line that belongs neither to torch nor to paritas.
+
+    Args:
+        above: how many callers are paritas' own, for certain: each frame that is looked at costs.
+    """
+    frame = sys._getframe(above)  # noqa: SLF001  (a whole traceback takes a hundred times as long)
+    while frame is not None:
+        code = frame.f_code
+        # By name, not by code object: to hash one of those, Python hashes all its constants.
+        if _is_user_file(code.co_filename):
+            return _format_line(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return NOWHERE
+
+
+@functools.cache
+def _is_user_file(file: str) -> bool:
+    return not file.startswith((*_OTHERS, "<frozen "))
+
+
+@functools.cache
+def _format_line(file: str, number: int, function: str) -> UserLine:
+    return UserLine(f"{file}:{number}, in {function}", linecache.getline(file, number).strip())
+
+
+# --- What the modules are called ------------------------------------------------------------------
+
+# Children that stand for their parent: it only wraps them.
+_WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedModule:
+    """A module and what it is called.
+
+    Attributes:
+        reference: the module, as long as it lives.
+        path: its name: the path from its root, or the class of a root.
+        prefix: what the names of its children and parameters begin with.
+        kind: its class; of a wrapper, the class of what it wraps.
+        wrapper: whether it only stands before another one, under whose name it goes.
+        number: the same for no other module of the run, its wrappers apart.
+    """
+
+    reference: weakref.ref[nn.Module]
+    path: str
+    prefix: str
+    kind: str
+    wrapper: bool
+    number: int
+
+
+class ModuleNames:
+    """Gives each module one name for the whole of a recording.
+
+    The first outermost module lends its children their paths as they are; those of others are
+    preceded by its class. A module that is met under two paths keeps the first.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, NamedModule] = {}
+        self._roots: list[NamedModule] = []
+        self._owners: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
+        self._numbers = itertools.count()
+
+    def of_root(self, module: nn.Module) -> NamedModule:
+        """The name of a module that no other one calls."""
+        known = self._find(module) or self._find_wrapped(module)
+        if known is not None:
+            return known
+        self._roots = [root for root in self._roots if root.reference() is not None]
+        own = self._free(type(_unwrap_module(module)).__name__)
+        prefix = "" if all(root.prefix for root in self._roots) else f"{own}."
+        named = self._add(module, own, prefix)
+        self._roots.append(named)
+        self._walk(module, own, prefix)
+        return named
+
+    def of(self, module: nn.Module) -> NamedModule:
+        """The name of a module that another one calls."""
+        known = self._find(module) or self._find_wrapped(module)
+        if known is not None:
+            return known
+        for root in self._roots:
+            # It may have been put into the model after that was called first.
+            living = root.reference()
+            if living is not None:
+                self._walk(living, root.path, root.prefix)
+        known = self._find(module)
+        if known is not None:
+            return known
+        # It belongs to no other: its class is all there is to call it by. It may have been made
+        # for this call alone, as another one will be for the next, so it gets no number.
+        own = type(_unwrap_module(module)).__name__
+        named = self._add(module, own, f"{own}.")
+        self._walk(module, own, f"{own}.")
+        return named
+
+    def parameters(self, root: nn.Module) -> Iterator[tuple[str, NamedModule, nn.Parameter]]:
+        """Each parameter below a module once, with its name and the module that holds it."""
+        met: set[int] = set()
+        for module in root.modules():
+            named = self.of(module)
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in met:
+                    met.add(id(parameter))
+                    yield f"{named.prefix}{name}", named, parameter
+
+    def owner(self, leaf: Tensor) -> str:
+        """The path of the module that holds a parameter, or ""."""
+        found = self._owners.get(id(leaf))
+        return found[1] if found is not None and found[0]() is leaf else ""
+
+    def _find(self, module: nn.Module) -> NamedModule | None:
+        known = self._known.get(id(module))
+        # The address of a module that is gone may be given to another one.
+        return known if known is not None and known.reference() is module else None
+
+    def _find_wrapped(self, module: nn.Module) -> NamedModule | None:
+        """A wrapper made of a module that has a name already is that module."""
+        known = self._find(_unwrap_module(module))
+        if known is None:
+            return None
+        self._known[id(module)] = dataclasses.replace(
+            known, reference=self._reference(module), wrapper=True
+        )
+        return self._known[id(module)]
+
+    def _reference(self, module: nn.Module) -> weakref.ref[nn.Module]:
+        key = id(module)
+
+        def forget(gone: weakref.ref[nn.Module]) -> None:
+            if key in self._known and self._known[key].reference is gone:
+                del self._known[key]
+
+        return weakref.ref(module, forget)
+
+    def _add(self, module: nn.Module, path: str, prefix: str) -> NamedModule:
+        named = NamedModule(
+            reference=self._reference(module),
+            path=path,
+            prefix=prefix,
+            kind=type(_unwrap_module(module)).__name__,
+            wrapper=_unwrap_module(module) is not module,
+            number=next(self._numbers),
+        )
+        self._known[id(module)] = named
+        for parameter in module.parameters(recurse=False):
+            self._owners.setdefault(id(parameter), (weakref.ref(parameter), path))
+        return named
+
+    def _walk(self, module: nn.Module, path: str, prefix: str) -> None:
+        for name, child in module.named_children():
+            own, below = path, prefix
+            if not _stands_for(module, name):
+                own = f"{prefix}{name}"
+                below = f"{own}."
+            if self._find(child) is None:
+                self._add(child, own, below)
+                self._walk(child, own, below)
+            elif child is not module:
+                known = self._known[id(child)]
+                if known.path == own:  # else it was named, with all below it, elsewhere
+                    self._walk(child, own, below)
+
+    def _free(self, wanted: str) -> str:
+        taken = {root.path for root in self._roots}
+        others = (f"{wanted}_{count}" for count in itertools.count(1))
+        return next(name for name in itertools.chain([wanted], others) if name not in taken)
+
+
+def _stands_for(parent: nn.Module, child: str) -> bool:
+    return child in _WRAPPED or (child == "module" and isinstance(parent, _PARALLEL))
+
+
+def _unwrap_module(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        if _stands_for(module, name):
+            return _unwrap_module(child)
+    return module
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+class GradientHooks:
+    """Hooks on tensors, each of which hands a gradient to the session; none changes it."""
+
+    def __init__(self, session: RecordingSession) -> None:
+        self._session = session
+        self._handles: list[RemovableHandle] = []
+        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], RemovableHandle]] = {}
+        self._step = -1
+        self._ids: set[str] = set()
+
+    def watch(self, site: Site, tensor: Tensor) -> None:
+        """Record the gradient of a value that was seen at a site, once it is there."""
+        backward = replace(site, phase="backward")
+        if not self._session.wants(backward):
+            return
+        self._forget_dead()
+        self._handles.append(tensor.register_hook(self._recorder(backward)))
+
+    def watch_parameters(self, root: nn.Module, names: ModuleNames) -> bool:
+        """Record the gradients of all parameters below a module, each time one is added to.
+
+        Returns:
+            Whether that is all: those of lazy modules are made when these are called.
+        """
+        complete = True
+        for name, owner, parameter in names.parameters(root):
+            if is_lazy(parameter):
+                complete = False
+                continue
+            if not parameter.requires_grad:
+                continue
+            known = self._parameters.get(id(parameter))
+            if known is not None and known[0]() is parameter:
+                continue
+            site = Site(
+                source="eager",
+                level="parameter",
+                name=name,
+                phase="backward",
+                position="grad",
+                op=owner.kind,
+                module=owner.path,
+            )
+            handle = parameter.register_post_accumulate_grad_hook(self._accumulated(site))
+            self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
+        return complete
+
+    def remove(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        for _, handle in self._parameters.values():
+            handle.remove()
+        self._handles.clear()
+        self._parameters.clear()
+
+    def _recorder(self, site: Site) -> Callable[[Tensor], None]:
+        def record(gradient: Tensor | None) -> None:
+            if self._session.active and gradient is not None:
+                self._put(self._unique(site), gradient)
+
+        return record
+
+    def _accumulated(self, site: Site) -> Callable[[Tensor], None]:
+        def record(parameter: Tensor) -> None:
+            gradient = parameter.grad
+            # A hook of the user's may have used it up already.
+            if gradient is None or not self._session.wants(site):
+                return
+            call = self._session.next_call(f"gradient/{site.name}")
+            self._put(replace(site, call=call), gradient)
+
+        return record
+
+    def _put(self, site: Site, gradient: Tensor) -> None:
+        if has_values(gradient):
+            with unseen():
+                self._session.put(site, gradient)
+
+    def _unique(self, site: Site) -> Site:
+        """A site of its own for a gradient that comes again: a graph may be gone through twice."""
+        if self._step != self._session.step:
+            self._step = self._session.step
+            self._ids.clear()
+        while site.id in self._ids:
+            site = replace(site, call=site.call + 1)
+        self._ids.add(site.id)
+        return site
+
+    def _forget_dead(self) -> None:
+        """Drop the handles of tensors that are gone, now and then."""
+        many = 4096
+        if len(self._handles) >= many and len(self._handles) % many == 0:
+            self._handles = [each for each in self._handles if each.hooks_dict_ref() is not None]
+
+
+# --- Calls of modules -----------------------------------------------------------------------------
 
 _MOST_CALLS = 1 << 15
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 
-class Frame(NamedTuple):
+class ModuleFrame(NamedTuple):
     """A module at work.
 
     Attributes:
@@ -51,7 +360,7 @@ class Frame(NamedTuple):
     again: bool = False
 
 
-class _Call:
+class _ModuleCall:
     """A call of a module: what it is called, its class, which call it is, and from where.
 
     Its sites are made once: a program comes by there in every step.
@@ -73,7 +382,7 @@ class _Call:
         self._sites: dict[tuple[Side, str], Site] = {}
         self._wanted: dict[Side, bool] = {}
 
-    def is_wanted(self, side: Side, session: Session) -> bool:
+    def is_wanted(self, side: Side, session: RecordingSession) -> bool:
         """Whether its arguments or its results are; this has nothing to do with the position."""
         wanted = self._wanted.get(side)
         if wanted is None:
@@ -97,20 +406,22 @@ class ModuleCalls:
         gradients: where those of what they take and give are asked for, if they are.
     """
 
-    def __init__(self, session: Session, gradients: Gradients | None, *, records: bool) -> None:
+    def __init__(
+        self, session: RecordingSession, gradients: GradientHooks | None, *, records: bool
+    ) -> None:
         self._session = session
         self._gradients = gradients
         self._records = records
         self._names = ModuleNames()
         self._local = threading.local()
-        self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._calls: dict[tuple[Any, ...], _ModuleCall] = {}
         self._ungraded: dict[str, list[int]] = {}
         self._step = -1
 
-    def innermost(self) -> Frame:
+    def innermost(self) -> ModuleFrame:
         """The module at work in this thread; one without a name where there is none."""
         stack = self._stack()
-        return stack[-1] if stack else Frame("")
+        return stack[-1] if stack else ModuleFrame("")
 
     def owner(self, leaf: Tensor) -> str:
         """The path of the module that a parameter belongs to, or ""."""
@@ -133,8 +444,8 @@ class ModuleCalls:
         else:
             named = self._names.of_root(module)
             complete = self._begin(module, named)
-        parent = stack[-1] if stack else Frame("")
-        stack.append(Frame(named.path, named.wrapper, again))
+        parent = stack[-1] if stack else ModuleFrame("")
+        stack.append(ModuleFrame(named.path, named.wrapper, again))
         try:
             if again:
                 return self._called_again(named, args, kwargs, call)
@@ -148,7 +459,7 @@ class ModuleCalls:
             if not complete:
                 self._watch_parameters(module)
 
-    def _begin(self, root: nn.Module, named: Named) -> bool:
+    def _begin(self, root: nn.Module, named: NamedModule) -> bool:
         self._session.enter(named.number)
         if isinstance(root, torch.nn.parallel.DistributedDataParallel):
             self._session.note(
@@ -165,7 +476,7 @@ class ModuleCalls:
     def _called(
         self,
         module: nn.Module,
-        named: Named,
+        named: NamedModule,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         call: Callable[..., Any],
@@ -179,14 +490,14 @@ class ModuleCalls:
         at = self._call(named, number, user_line(above=4))
         if not torch.is_grad_enabled():
             self._remember_ungraded(at)
-        self._take(at, "input", values(args, kwargs))
+        self._take(at, "input", argument_values(args, kwargs))
         result = call(*args, **kwargs)
-        self._take(at, "output", results(result))
+        self._take(at, "output", result_values(result))
         return result
 
     def _called_again(
         self,
-        named: Named,
+        named: NamedModule,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         call: Callable[..., Any],
@@ -200,12 +511,12 @@ class ModuleCalls:
         if not waiting or self._step != self._session.step or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         at = self._call(named, waiting.pop(), NOWHERE)
-        self._watch(at, "input", values(args, kwargs))
+        self._watch(at, "input", argument_values(args, kwargs))
         result = call(*args, **kwargs)
-        self._watch(at, "output", results(result))
+        self._watch(at, "output", result_values(result))
         return result
 
-    def _take(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _take(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
         if self._session.active and at.is_wanted(side, self._session):
             if is_seen():
                 with unseen():
@@ -215,11 +526,11 @@ class ModuleCalls:
         if self._gradients is not None and torch.is_grad_enabled():
             self._watch(at, side, found)
 
-    def _put_each(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _put_each(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
         for position, value in found:
-            _put(self._session, at.site(side, position), value)
+            _put_value(self._session, at.site(side, position), value)
 
-    def _watch(self, at: _Call, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _watch(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
         """Ask for the gradients of values."""
         if self._gradients is None:
             return
@@ -227,22 +538,22 @@ class ModuleCalls:
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 self._gradients.watch(at.site(side, position), value)
 
-    def _call(self, named: Named, number: int, line: UserLine) -> _Call:
+    def _call(self, named: NamedModule, number: int, line: UserLine) -> _ModuleCall:
         key = (named.path, named.kind, number, line)
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = _Call(*key)
+            call = self._calls[key] = _ModuleCall(*key)
         return call
 
-    def _remember_ungraded(self, at: _Call) -> None:
+    def _remember_ungraded(self, at: _ModuleCall) -> None:
         if self._step != self._session.step:
             self._step = self._session.step
             self._ungraded.clear()
         self._ungraded.setdefault(at.path, []).append(at.number)
 
-    def _stack(self) -> list[Frame]:
+    def _stack(self) -> list[ModuleFrame]:
         try:
             return self._local.stack  # type: ignore[no-any-return]
         except AttributeError:
@@ -250,32 +561,34 @@ class ModuleCalls:
             return self._local.stack  # type: ignore[no-any-return]
 
 
-def values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def argument_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     """Every value in arguments with its position: "0", "1.0", "mask"."""
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return [("0", args[0])]  # what most modules are given
     named = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
-    return [leaf for position, value in named for leaf in _leaves(position, value)]
+    return [leaf for position, value in named for leaf in _leaves_below(position, value)]
 
 
-def results(result: Any) -> list[tuple[str, Any]]:
+def result_values(result: Any) -> list[tuple[str, Any]]:
     """Every value in what a call gave with its position; a lone one is at "0"."""
     below = None if isinstance(result, torch.Tensor) else children(result)
     if below is None:
         return [("0", result)]
-    return [leaf for suffix, child in below for leaf in _leaves(_key(suffix), child)]
+    return [
+        leaf for suffix, child in below for leaf in _leaves_below(_key_of_suffix(suffix), child)
+    ]
 
 
-def put_all(session: Session, site: Site, found: list[tuple[str, Any]]) -> None:
+def put_all(session: RecordingSession, site: Site, found: list[tuple[str, Any]]) -> None:
     """Record what is wanted of arguments or results, unseen by whoever else looks on."""
     if session.wants(site):
         with unseen():
             for position, value in found:
                 own = site if position == site.position else replace(site, position=position)
-                _put(session, own, value)
+                _put_value(session, own, value)
 
 
-def _put(session: Session, site: Site, value: Any) -> None:
+def _put_value(session: RecordingSession, site: Site, value: Any) -> None:
     """Record a tensor or a plain value; objects of other kinds have nothing to compare."""
     if isinstance(value, torch.Tensor):
         if has_values(value):
@@ -289,14 +602,14 @@ def _put(session: Session, site: Site, value: Any) -> None:
         session.put(site, value)
 
 
-def _leaves(position: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def _leaves_below(position: str, tree: Any) -> Iterator[tuple[str, Any]]:
     below = children(tree)
     if below is None:
         yield position, tree
         return
     for suffix, child in below:
-        yield from _leaves(f"{position}.{_key(suffix)}", child)
+        yield from _leaves_below(f"{position}.{_key_of_suffix(suffix)}", child)
 
 
-def _key(suffix: str) -> str:
+def _key_of_suffix(suffix: str) -> str:
     return suffix.strip("[].'\"")

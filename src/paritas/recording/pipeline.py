@@ -1,32 +1,533 @@
-"""The way of recorded values from the program's thread to the disk."""
+"""The way of recorded values to the disk: copies, statistics, and the thread that writes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import functools
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+import torch
 
-from paritas.dumps.records import Placement, Site, TensorFacts
-from paritas.dumps.writing import Entry
-from paritas.recording.background import Background
-from paritas.recording.snapshots import Snapshot
-from paritas.recording.summaries import Asked, PendingSummary, Summaries, Summary
+from paritas.errors import UsageError
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.records import Entry, Layout, Placement, Site, TensorFacts
+from paritas.numerics.bits import holds_numbers
+from paritas.numerics.sketch import PendingSketch, begin_sketch
+from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
     from paritas.dumps.writing import DumpWriter
-    from paritas.recording.options import SessionOptions
 
-__all__ = ["KEEP", "Job", "Pipeline"]
+
+# --- How a recording is kept ----------------------------------------------------------------------
+
+Stepping = Literal["auto", "manual"]
+QUEUE_BYTES = 256 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionOptions:
+    """How a recording is kept.
+
+    Attributes:
+        data: whole tensors, or statistics of them.
+        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
+            each call in that of Ascend's graph engine, `ge-7.1.0` in that of its old releases.
+        last: keep this many of the last steps only; 0 keeps all.
+        overwrite: replace an earlier dump in the same place.
+        stepping: whether a step ends by itself, when what began it is called again.
+        queue_bytes: how much may wait to be written before the program has to; 0 writes at once.
+            A quarter as much again is kept for the copies to come.
+    """
+
+    data: Literal["tensor", "stats"] = "tensor"
+    layout: Layout = "packed"
+    last: int = 0
+    overwrite: bool = False
+    stepping: Stepping = "auto"
+    queue_bytes: int = QUEUE_BYTES
+
+    @property
+    def forgets(self) -> bool:
+        """Whether bytes, or what was found of them, go with their step."""
+        return bool(self.last) or self.data == "stats"
+
+    def __post_init__(self) -> None:
+        _check_one_of("data", self.data, ("tensor", "stats"))
+        _check_one_of("layout", self.layout, get_args(Layout))
+        _check_one_of("stepping", self.stepping, get_args(Stepping))
+        for name in ("last", "queue_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise UsageError(f"{name}={value!r}: give a whole number, 0 or more")
+        if self.data == "stats" and self.layout != "packed":
+            raise UsageError(
+                f'layout="{self.layout}" holds tensors: take data="tensor", or layout="packed"'
+            )
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process among others, by torch's process group or by what torchrun sets."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise UsageError(f"RANK, WORLD_SIZE in the environment: {error}; unset them") from error
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name}={value!r}: give one of {', '.join(known)}")
+
+
+# --- One thread beside the program ----------------------------------------------------------------
+
+Job = TypeVar("Job")
+
+# Python runs one thread at a time: one that wakes for every job would stop the program for each.
+# So jobs are done in batches, begun when so many wait, so many bytes, or for so long.
+_BATCH_JOBS = 1024
+_BATCH_BYTES = 16 * 2**20
+_BATCH_SECONDS = 0.1
+
+
+class Background(Generic[Job]):
+    """A queue before one thread.
+
+    The program waits when what is queued would exceed the bound: it is slowed down, and the memory
+    does not grow. A job larger than the bound is let in alone. After a failure nothing more is
+    done; it is raised to whoever submits next, and by `finish`.
+    """
+
+    def __init__(self, work: Callable[[list[Job]], None], most_bytes: int) -> None:
+        """With no bytes to queue, the work is done by whoever submits it."""
+        self._work = work
+        self._most = most_bytes
+        self._batch_bytes = min(_BATCH_BYTES, most_bytes // 2)
+        self._waiting: list[Job] = []
+        self._waiting_bytes = 0
+        self._bytes = 0  # of what waits and of what is being worked on
+        self._failure: BaseException | None = None
+        self._ending = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        if most_bytes > 0:
+            # A daemon: Python joins others before it lets anybody close what feeds them.
+            self._thread = threading.Thread(target=self._run, name="paritas-writer", daemon=True)
+            self._thread.start()
+
+    def submit(self, job: Job, nbytes: int) -> None:
+        """Queue a job that holds so many bytes, waiting for room."""
+        if self._thread is None:
+            self._raise_failure()
+            self._do([job])
+            self._raise_failure()
+            return
+        with self._changed:
+            while self._failure is None and self._bytes and self._bytes + nbytes > self._most:
+                self._changed.notify_all()
+                self._changed.wait()
+            self._raise_failure()
+            self._waiting.append(job)
+            self._waiting_bytes += nbytes
+            self._bytes += nbytes
+            if self._is_batch() or len(self._waiting) == 1:
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait until everything is done, end the thread, and raise what failed."""
+        if self._thread is not None:
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread = None
+        self._raise_failure()
+
+    def _is_batch(self) -> bool:
+        return (
+            len(self._waiting) >= _BATCH_JOBS
+            or self._waiting_bytes >= self._batch_bytes
+            or self._ending
+        )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ending)
+                self._changed.wait_for(self._is_batch, timeout=_BATCH_SECONDS)
+                if not self._waiting:
+                    return
+                jobs, self._waiting = self._waiting, []
+                nbytes, self._waiting_bytes = self._waiting_bytes, 0
+            self._do(jobs)
+            del jobs
+            with self._changed:
+                self._bytes -= nbytes
+                self._changed.notify_all()
+                if self._failure is not None:
+                    return
+
+    def _do(self, jobs: list[Job]) -> None:
+        try:
+            self._work(jobs)
+        except BaseException as error:  # noqa: BLE001  (raised where the program can see it)
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+# --- Copies of values as they were at one moment --------------------------------------------------
+
+
+class TensorKind(NamedTuple):
+    """What many tensors of a program have in common, found out once.
+
+    Attributes:
+        facts: of each of them.
+        differs: by what tensors of the same bytes may differ. What is repeated is stored once, and
+            its bytes do not tell how often.
+        on_host: whether they are where hashing them is cheap.
+        simple: whether they are stored as they lie in memory, as far as the facts tell.
+        extent: bytes of memory from its beginning to behind the last value, if they are simple.
+    """
+
+    facts: TensorFacts
+    differs: Hashable
+    on_host: bool
+    simple: bool
+    extent: int
+
+
+def kind_of(tensor: Tensor) -> TensorKind:
+    """What is to be known of a tensor besides its values."""
+    is_strided = tensor.layout is torch.strided
+    return _make_kind(
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride() if is_strided else None,
+        tensor.storage_offset() if is_strided else 0,
+        tensor.device,
+        tensor.requires_grad,
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _make_kind(
+    dtype: torch.dtype,
+    shape: torch.Size,
+    stride: tuple[int, ...] | None,
+    offset: int,
+    device: torch.device,
+    requires_grad: bool,  # noqa: FBT001  (a key of the cache)
+) -> TensorKind:
+    facts = TensorFacts(
+        dtype=str(dtype).removeprefix("torch."),
+        shape=tuple(shape),
+        stride=tuple(stride or ()),
+        offset=int(offset),
+        device=str(device),
+        requires_grad=requires_grad,
+    )
+    simple = dtype in _QUICK and device.type == "cpu" and _is_row_major(facts.shape, stride)
+    return TensorKind(
+        facts,
+        (facts.dtype, facts.shape if 0 in facts.stride else None),
+        device.type != "cuda",
+        simple,
+        (facts.offset + math.prod(facts.shape)) * dtype.itemsize,
+    )
+
+
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
+    """Whether values lie in order without gaps, and are some."""
+    if stride is None or 0 in shape or 0 in stride:
+        return False
+    expected = 1
+    for extent, step in zip(reversed(shape), reversed(stride), strict=True):
+        if extent != 1 and step != expected:
+            return False
+        expected *= extent
+    return True
+
+
+class CopyPool:
+    """Memory of copies that were written, for the next ones of the same size.
+
+    The system hands out fresh memory page by page, at the first touch of each: that takes longer
+    than the copying.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        """Keep so many bytes for later, at most."""
+        self._most = most_bytes
+        self._bytes = 0
+        self._free: dict[tuple[str, tuple[int, ...]], list[Tensor]] = {}
+
+    def copy(self, tensor: Tensor, kind: TensorKind) -> Tensor:
+        """Copy a tensor of a simple kind."""
+        free = self._free.get((kind.facts.dtype, kind.facts.shape))
+        try:
+            room = free.pop() if free else None
+        except IndexError:  # another thread was quicker
+            room = None
+        if room is None:
+            return tensor.clone()
+        self._bytes -= room.nbytes
+        return room.copy_(tensor)
+
+    def give(self, room: Tensor, kind: TensorKind) -> None:
+        """Take the memory of a copy back."""
+        if self._bytes + room.nbytes > self._most:
+            # Sizes may have changed for good: what fits nobody would stay for ever.
+            self._free = {}
+            self._bytes = 0
+            if room.nbytes > self._most:
+                return
+        self._bytes += room.nbytes
+        self._free.setdefault((kind.facts.dtype, kind.facts.shape), []).append(room)
+
+
+class Snapshot:
+    """The values of a tensor at one moment, on their way to the host.
+
+    A CPU tensor is hashed where it lies, and copied only if its bytes are not known yet. One on a
+    GPU is copied there, so that the program may go on and write to it, and then brought over by a
+    stream of its own.
+
+    Attributes:
+        nbytes: what it holds in the host's memory.
+        digest: hash of the bytes; of a GPU's tensor not before `wait`.
+    """
+
+    # Of most values nothing but these two is set: their bytes were met before.
+    digest = ""
+    key: Hashable = None
+    nbytes = 0
+    _host: Tensor | None = None
+    _arrived: Any = None
+    _pool: CopyPool | None = None
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        kind: TensorKind,
+        part: Placement | None,
+        known: set[Hashable],
+        pool: CopyPool,
+    ) -> None:
+        """Take it, unless it is known.
+
+        Args:
+            tensor: detached.
+            kind: what `kind_of` says of it.
+            part: of which whole it is a part, and where.
+            known: keys of what need not be copied again; it is added to.
+            pool: memory for the copy.
+        """
+        if not kind.on_host:
+            self._kind, self._part = kind, part
+            self._fetch(tensor)
+            return
+        simple = kind.simple and _is_as_it_lies(tensor, kind)
+        stored = tensor if simple else as_stored(tensor.cpu())
+        self.digest = hashed = digest(stored)
+        self.key = key = (hashed, kind.differs, part)
+        if key in known:
+            return
+        known.add(key)
+        if simple:
+            self._host, self._kind, self._pool = pool.copy(tensor, kind), kind, pool
+        else:
+            self._host = _copy_bytes(stored) if _shares_memory(stored, tensor) else stored
+        self.nbytes = self._host.nbytes
+
+    def wait(self) -> Tensor | None:
+        """The values on the host; None where they were known."""
+        if self._arrived is not None and self._host is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+            self.digest = digest(self._host)
+            self.key = (self.digest, self._kind.differs, self._part)
+        return self._host
+
+    def release(self) -> None:
+        """Give the memory back, once nobody looks at the values any more."""
+        if self._pool is not None and self._host is not None:
+            self._pool.give(self._host, self._kind)
+        self._host = self._pool = None
+
+    def _fetch(self, tensor: Tensor) -> None:
+        stored = as_stored(tensor)
+        if _shares_memory(stored, tensor):
+            stored = _copy_bytes(stored)
+        stream = _copy_stream(stored.device)
+        stream.wait_stream(torch.cuda.current_stream(stored.device))
+        with torch.cuda.stream(stream):
+            self._host = torch.empty(stored.shape, dtype=stored.dtype, pin_memory=True)
+            self._host.copy_(stored, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(stream)
+        stored.record_stream(stream)
+        self.nbytes = self._host.nbytes
+
+
+def _is_as_it_lies(tensor: Tensor, kind: TensorKind) -> bool:
+    """Whether a tensor of a simple kind has its values in its own memory."""
+    return (
+        type(tensor) is torch.Tensor
+        and not tensor.is_neg()
+        # Memory may have been freed under a tensor that is not in use.
+        and tensor.untyped_storage().nbytes() >= kind.extent
+    )
+
+
+_QUICK = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64})
+
+
+def _copy_bytes(stored: Tensor) -> Tensor:
+    """A copy, byte by byte: torch copies not every dtype, and makes ones of a bool's odd bytes."""
+    # Strided anew: what was expanded once may say that its one value is 0 elements from the next.
+    flat = stored.as_strided((stored.numel(),), (1,)).view(torch.uint8).clone()
+    return flat.view(stored.dtype).view(stored.shape)
+
+
+def _shares_memory(stored: Tensor, tensor: Tensor) -> bool:
+    return stored.data_ptr() == tensor.data_ptr()
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+# --- Statistics and sketches ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSummary:
+    """What is kept of a tensor, beside or instead of its values."""
+
+    statistics: Statistics | None = None
+    sketch: Tensor | None = None
+
+
+class SummaryRequest(NamedTuple):
+    """Values to be summarised; None for those are that were met under the same key."""
+
+    step: int
+    values: Tensor | None
+    key: Hashable
+    facts: TensorFacts
+    part: Placement | None
+
+
+class Summaries:
+    """Summarises tensors on the writer's thread, and remembers what it found.
+
+    In a dump of modules and operators most tensors come by several times: as an output, as the next
+    one's input, as an operator's result.
+    """
+
+    def __init__(self, *, sketches: bool) -> None:
+        """Sketches are made where no values are kept: from those they can be made later."""
+        self.sketches = sketches
+        self._found: dict[Hashable, TensorSummary] = {}
+        self._met: dict[Hashable, int] = {}
+
+    def forget(self, step: int) -> None:
+        """Make room: bytes that were not met in this step will come with their values again."""
+        for key in [key for key, met in self._met.items() if met < step]:
+            del self._met[key], self._found[key]
+
+    def of(self, asked: list[SummaryRequest]) -> list[TensorSummary]:
+        """Summarise values, in order."""
+        self._met.update((one.key, one.step) for one in asked)
+        found = self._found
+        new = {one.key: one for one in asked if one.values is not None and one.key not in found}
+        # Whole tensors whose every value was stored are looked at together.
+        plain = {
+            key: one.values
+            for key, one in new.items()
+            if one.values is not None
+            and one.part is None
+            and 0 not in one.facts.stride
+            and holds_numbers(one.values.dtype)
+        }
+        rows = summarize_all(list(plain.values()), sketches=self.sketches)
+        for key, row in zip(plain, rows, strict=True):
+            found[key] = TensorSummary(row.statistics, row.sketch)
+        for key, one in new.items():
+            if one.values is not None and key not in plain:
+                found[key] = self._alone(one.values, one.facts, one.part)
+        return [found[one.key] for one in asked]
+
+    def _alone(self, values: Tensor, facts: TensorFacts, part: Placement | None) -> TensorSummary:
+        if not holds_numbers(values.dtype):
+            return TensorSummary()
+        drawn = None
+        if self.sketches:
+            drawn = _begin_sketch(values.expand(facts.shape), part).finish()
+        return TensorSummary(_repeat_statistics(summarize(values), facts), drawn)
+
+
+class PendingSummary:
+    """A summary that a GPU is at work on: the program does not wait for it."""
+
+    def __init__(self, tensor: Tensor, part: Placement | None) -> None:
+        """Queue the work behind what the program has queued."""
+        self._statistics = begin_statistics(tensor)
+        self._sketch = _begin_sketch(tensor, part)
+
+    def finish(self) -> TensorSummary:
+        """Wait for it."""
+        return TensorSummary(self._statistics.finish(), self._sketch.finish())
+
+
+def _begin_sketch(tensor: Tensor, part: Placement | None) -> PendingSketch:
+    if part is None:
+        return begin_sketch(tensor)
+    return begin_sketch(tensor, global_shape=part.global_shape, global_offset=part.global_offset)
+
+
+def _repeat_statistics(statistics: Statistics, facts: TensorFacts) -> Statistics:
+    """The statistics of a tensor some of whose values were stored once for many."""
+    numel = 1
+    for extent in facts.shape:
+        numel *= extent
+    if statistics.count in (numel, 0):
+        return statistics
+    times = numel // statistics.count
+    counts = {
+        name: getattr(statistics, name) * times
+        for name in ("count", "zeros", "nans", "positive_infinities", "negative_infinities")
+    }
+    return msgspec.structs.replace(
+        statistics,
+        **counts,
+        l2=None if statistics.l2 is None else statistics.l2 * times**0.5,
+        exponents=tuple((exponent, many * times) for exponent, many in statistics.exponents),
+    )
+
+
+# --- From the program's thread to the disk --------------------------------------------------------
 
 KEEP = object()  # a job that pins what is in the ring
-_NOTHING = Summary()
+_NOTHING = TensorSummary()
 
 
-class Job(msgspec.Struct, gc=False):
+class RecordingJob(msgspec.Struct, gc=False):
     """A value on its way: everything but what the writer's thread finds out."""
 
     sequence: int
@@ -51,7 +552,7 @@ class Pipeline:
         self._summaries = Summaries(sketches=not self._whole)
         self._background: Background[Any] = Background(self._write, options.queue_bytes)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: RecordingJob) -> None:
         """Hand a value on, waiting for room."""
         self._background.submit(job, job.snapshot.nbytes if job.snapshot is not None else 0)
 
@@ -64,7 +565,7 @@ class Pipeline:
         self._background.finish()
 
     def _write(self, jobs: list[Any]) -> None:
-        batch: list[Job] = []
+        batch: list[RecordingJob] = []
         for job in jobs:
             if job is KEEP:
                 self._write_batch(batch)
@@ -74,13 +575,13 @@ class Pipeline:
                 batch.append(job)
         self._write_batch(batch)
 
-    def _write_batch(self, batch: list[Job]) -> None:
+    def _write_batch(self, batch: list[RecordingJob]) -> None:
         if not batch:
             return
         values = [None if job.snapshot is None else job.snapshot.wait() for job in batch]
         found = self._summaries.of(
             [
-                Asked(job.step, value, job.snapshot.key, job.tensor, job.placement)
+                SummaryRequest(job.step, value, job.snapshot.key, job.tensor, job.placement)
                 for job, value in zip(batch, values, strict=True)
                 if job.snapshot is not None and job.tensor is not None
             ]
@@ -93,7 +594,7 @@ class Pipeline:
             self._summaries.forget(batch[-1].step)
 
     def _entries(
-        self, batch: list[Job], values: list[Tensor | None], found: Iterator[Summary]
+        self, batch: list[RecordingJob], values: list[Tensor | None], found: Iterator[TensorSummary]
     ) -> list[Entry]:
         entries = []
         for job, value in zip(batch, values, strict=True):

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from paritas.dumps.records import Phase
 from paritas.errors import UsageError
+from paritas.files.records import Phase
 
 if TYPE_CHECKING:
-    from paritas.dumps.records import Site
-
-__all__ = ["Mode", "Selection", "Sieve", "Within"]
+    from paritas.files.records import Site
 
 Mode = Literal["input", "output", "all"]
-Span = tuple[int, int]
+StepSpan = tuple[int, int]
 Within = tuple[str, str, str]
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
@@ -45,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     mode: Mode = "all"
-    steps: tuple[Span, ...] | None = None
+    steps: tuple[StepSpan, ...] | None = None
     layers: tuple[str, ...] | None = None
     ops: tuple[str, ...] | None = None
     ranks: tuple[int, ...] | None = None
@@ -75,11 +73,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise UsageError(f"every={every!r}: give a whole number, 1 or more")
         selection = cls(
             mode=mode,  # type: ignore[arg-type]
-            steps=None if steps is None else _spans(steps),
-            layers=_patterns("layers", layers),
-            ops=_patterns("ops", ops),
-            ranks=_ranks(ranks),
-            phases=_phases(phases),
+            steps=None if steps is None else _parse_steps(steps),
+            layers=_parse_patterns("layers", layers),
+            ops=_parse_patterns("ops", ops),
+            ranks=_parse_ranks(ranks),
+            phases=_parse_phases(phases),
             every=every,
         )
         if selection.steps is not None:
@@ -87,7 +85,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 # The first multiple of `every` that is not before the span.
                 if -(-span[0] // every) * every > span[1]:
                     raise UsageError(
-                        f"steps: {_written(span)} is never recorded with every={every}, "
+                        f"steps: {_show_span(span)} is never recorded with every={every}, "
                         "which counts from step 0; ask for other steps, or for every=1"
                     )
         return selection
@@ -130,7 +128,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.mode != "all":
             words["mode"] = self.mode
         if self.steps is not None:
-            words["steps"] = "|".join(_written(span) for span in self.steps)
+            words["steps"] = "|".join(_show_span(span) for span in self.steps)
         for name in _LISTED:
             given = getattr(self, name)
             if given is not None:
@@ -190,8 +188,8 @@ class Sieve:
         """A message for each part of the selection that met nothing."""
         problems = list(self._missed_steps())
         if any(self.selection.wants_step(step) for step in self._steps):
-            problems += _missed("layers", self._layers, self._names)
-            problems += _missed("ops", self._ops, self._operators)
+            problems += _report_missed("layers", self._layers, self._names)
+            problems += _report_missed("ops", self._ops, self._operators)
             if not problems and self._verdicts and not self._passed:
                 problems.append(
                     "layers and ops: each pattern matched something, but nothing matched both; "
@@ -199,7 +197,7 @@ class Sieve:
                 )
             if self._phases:
                 problems += [
-                    f"phases: {phase!r} never came; the run had {_either(sorted(self._phases))}"
+                    f"phases: {phase!r} never came; the run had {_join_by_or(sorted(self._phases))}"
                     for phase in self.selection.phases or ()
                     if phase not in self._phases
                 ]
@@ -210,7 +208,7 @@ class Sieve:
             if not any(span[0] <= step <= span[1] for step in self._steps):
                 last = max(self._steps, default=None)
                 had = "none" if last is None else f"step{'s 0 to' if last else ''} {last}"
-                yield f"steps: {_written(span)} never came; the run had {had}"
+                yield f"steps: {_show_span(span)} never came; the run had {had}"
 
     def _judge(self, site: Site, within: tuple[Within, ...]) -> bool:
         names = list(_names_of(site))
@@ -277,19 +275,19 @@ def _operators_of(op: str) -> Iterator[str]:
         yield op
 
 
-def _missed(field: str, patterns: list[_Pattern], names: dict[str, None]) -> Iterator[str]:
+def _report_missed(field: str, patterns: list[_Pattern], names: dict[str, None]) -> Iterator[str]:
     for pattern in patterns:
         if pattern.met:
             continue
         if not names:
             yield f"{field}: {pattern.text!r} matched nothing: nothing came by that has a name"
             continue
-        nearest = ", ".join(repr(name) for name in _nearest(pattern.text, list(names)))
+        nearest = ", ".join(repr(name) for name in _nearest_names(pattern.text, list(names)))
         count = f"{len(names)} name{'s' if len(names) > 1 else ''}"
         yield f"{field}: {pattern.text!r} matched nothing of {count}; nearest: {nearest}"
 
 
-def _nearest(wanted: str, names: list[str]) -> list[str]:
+def _nearest_names(wanted: str, names: list[str]) -> list[str]:
     """The names a pattern may have been meant for, the likeliest first."""
     plain = wanted.casefold()
     literal = re.sub(r"[*?]", "", plain)
@@ -305,11 +303,11 @@ def _nearest(wanted: str, names: list[str]) -> list[str]:
     return (close or ranked)[:_NEAREST]
 
 
-def _spans(steps: Any) -> tuple[Span, ...]:
+def _parse_steps(steps: Any) -> tuple[StepSpan, ...]:
     items = [steps] if isinstance(steps, int | str | range) else steps
     if not isinstance(items, Iterable):
         raise UsageError(f"steps={steps!r}: give numbers, ranges such as '2-5', or a list of them")
-    spans = [span for item in items for span in _parsed(item, steps)]
+    spans = [span for item in items for span in _parse_step(item, steps)]
     if not spans:
         raise UsageError(f"steps={steps!r} holds no step; leave it out to record all of them")
     for (_, before), (after, _) in itertools.pairwise(spans):
@@ -321,7 +319,7 @@ def _spans(steps: Any) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _parsed(item: Any, steps: Any) -> Iterator[Span]:
+def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
     if isinstance(item, str):
         for part in item.split("|"):
             found = _SPAN.fullmatch(part.strip())
@@ -337,7 +335,7 @@ def _parsed(item: Any, steps: Any) -> Iterator[Span]:
             yield item.start, item.stop - 1
             return
         for number in item:
-            yield from _parsed(number, steps)
+            yield from _parse_step(number, steps)
         return
     try:
         number = operator.index(item)
@@ -348,7 +346,7 @@ def _parsed(item: Any, steps: Any) -> Iterator[Span]:
     yield number, number
 
 
-def _patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+def _parse_patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
     patterns = (given,) if isinstance(given, str) else tuple(given)
@@ -367,7 +365,7 @@ def _patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] |
     return patterns
 
 
-def _ranks(given: int | Iterable[int] | None) -> tuple[int, ...] | None:
+def _parse_ranks(given: int | Iterable[int] | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     ranks = (given,) if isinstance(given, int) else tuple(given)
@@ -379,7 +377,7 @@ def _ranks(given: int | Iterable[int] | None) -> tuple[int, ...] | None:
     return ranks
 
 
-def _phases(given: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
+def _parse_phases(given: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
     if given is None:
         return None
     phases = (given,) if isinstance(given, str) else tuple(given)
@@ -387,14 +385,14 @@ def _phases(given: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
         raise UsageError(f"phases={given!r} selects nothing; leave it out to record both")
     for phase in phases:
         if phase not in get_args(Phase):
-            raise UsageError(f"phases: {phase!r} is none; give {_either(get_args(Phase))}")
+            raise UsageError(f"phases: {phase!r} is none; give {_join_by_or(get_args(Phase))}")
     return phases  # type: ignore[return-value]
 
 
-def _written(span: Span) -> str:
+def _show_span(span: StepSpan) -> str:
     first, last = span
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _either(words: Iterable[str]) -> str:
+def _join_by_or(words: Iterable[str]) -> str:
     return " or ".join(words)

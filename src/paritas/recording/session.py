@@ -15,31 +15,36 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paritas._torch.placements import local_part
-from paritas.dumps.records import Header, Placement
-from paritas.dumps.writing import DumpWriter, run_identity
+from paritas._torch.tensors import local_part
+from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
-from paritas.recording.options import SessionOptions, rank_and_world
-from paritas.recording.pipeline import Job, Pipeline
+from paritas.files.folders import run_identity
+from paritas.files.records import Header, Placement
+from paritas.recording.pipeline import (
+    CopyPool,
+    PendingSummary,
+    Pipeline,
+    RecordingJob,
+    SessionOptions,
+    Snapshot,
+    kind_of,
+    rank_and_world,
+)
 from paritas.recording.selection import Sieve
-from paritas.recording.snapshots import Pool, Snapshot, kind_of
-from paritas.recording.summaries import PendingSummary
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from paritas.dumps.ge_layout import Operator, Place
-    from paritas.dumps.records import Observed, Site, Source
+    from paritas.compat.ge_writing import Operator, SiteKey
+    from paritas.files.records import Observed, Site, Source
     from paritas.recording.selection import Selection, Within
-
-__all__ = ["Session"]
 
 _LONGEST_VALUE = 1000
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-class Session:
+class RecordingSession:
     """Takes values from hooks, and hands them to the writer.
 
     Attributes:
@@ -80,7 +85,7 @@ class Session:
         self._on_device = options.data == "stats"
         self._sequence = 0
         self._lost: list[str] = []
-        self._pool = Pool(options.queue_bytes // 4)
+        self._pool = CopyPool(options.queue_bytes // 4)
         self._lock = threading.RLock()
         self._writer: DumpWriter | None = None
         self._pipeline: Pipeline | None = None
@@ -220,7 +225,7 @@ class Session:
         return None
 
     def _submit(self, *facts: Any) -> None:
-        job = Job(self._sequence, self.step, *facts)
+        job = RecordingJob(self._sequence, self.step, *facts)
         self._sequence += 1
         if self._pipeline is None:
             return
@@ -253,7 +258,7 @@ class Session:
         sources = tuple(dict.fromkeys((*self._header.sources, source)))
         self._describe(sources=sources, taps=taps or self._header.taps, fusion=fusion)
 
-    def name_operators(self, operators: Mapping[Place, Operator]) -> None:
+    def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
         """Say how Ascend's graph engine would call what is recorded."""
         if self._writer is not None:
             self._writer.name_operators(operators)
@@ -287,7 +292,7 @@ class Session:
         if self._writer is not None:
             self._writer.close(self._header, complete=failure is None)
         # Whoever keeps the capture does not keep the memory that its copies were made in.
-        self._pool, self._known, self._places = Pool(0), set(), {}
+        self._pool, self._known, self._places = CopyPool(0), set(), {}
         if not raising:
             return
         if failure is not None:
@@ -315,7 +320,7 @@ class Session:
             raise UsageError("\n  ".join([first, *problems]))
 
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions: weakref.WeakSet[RecordingSession] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:

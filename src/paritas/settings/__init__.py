@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas.errors import UsageError
-from paritas.settings.files import SettingsFile, find_file, read_file
-from paritas.settings.in_force import Setting, Settings
-from paritas.settings.names import check_names
-from paritas.settings.pytest_table import PLUGINS
-from paritas.settings.vocabulary import NO_TABLE, bind_variables
+from paritas.settings.options import (
+    NO_TABLE,
+    PLUGINS,
+    Setting,
+    Settings,
+    SettingsFile,
+    bind_variables,
+    check_names,
+    find_file,
+    read_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +59,7 @@ def load(
     Raises:
         UsageError: A file is malformed, missing or cannot be read, or a folder has two.
     """
-    file = _file(start, chosen, no_file=no_file)
+    file = _choose_file(start, chosen, no_file=no_file)
     return Settings(file, PLUGINS if commands is None else commands)
 
 
@@ -66,18 +72,18 @@ def settings_for(table: str, start: Path | None = None) -> dict[str, Any]:
     return load(start).for_command(table)
 
 
-def _file(start: Path | None, chosen: Path | None, *, no_file: bool) -> SettingsFile | None:
+def _choose_file(start: Path | None, chosen: Path | None, *, no_file: bool) -> SettingsFile | None:
     if chosen is not None:
         return _read_chosen(chosen, f"--config {str(chosen)!r}")
     if no_file or _is_switched_off():
         return None
     if named := os.environ.get("PARITAS_CONFIG"):
         return _read_chosen(Path(named), f"PARITAS_CONFIG={named!r}")
-    return find_file(_full(start or Path()))
+    return find_file(_resolve_folder(start or Path()))
 
 
 def _read_chosen(path: Path, asked: str) -> SettingsFile:
-    full = _full(path.parent) / path.name
+    full = _resolve_folder(path.parent) / path.name
     found = read_file(full)
     if found is None:
         why = f"{full} has no table [tool.paritas]" if full.exists() else f"there is no {full}"
@@ -85,7 +91,7 @@ def _read_chosen(path: Path, asked: str) -> SettingsFile:
     return found
 
 
-def _full(folder: Path) -> Path:
+def _resolve_folder(folder: Path) -> Path:
     try:
         return folder.resolve()
     except OSError as error:

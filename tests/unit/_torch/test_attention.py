@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas._torch.attention import any_attention
-from paritas._torch.kernels import float64_kernel
+from paritas._torch.kernels import any_attention, float64_kernel
 
 aten = torch.ops.aten
 EMPTY = torch.zeros((), dtype=torch.int64)

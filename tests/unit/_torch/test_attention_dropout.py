@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas._torch import attention
+from paritas._torch import kernels
 
 ATEN = torch.ops.aten
 
@@ -30,7 +30,7 @@ def test_a_twin_computes_attention_and_its_gradient(kind, causal, dropped):
     op = getattr(ATEN, f"_scaled_dot_product_{kind}_attention").default
     more = {"attn_bias": bias, "compute_log_sumexp": True} if biased else {}
     given = {"dropout_p": dropped, "is_causal": causal, **more}
-    results = attention.attend(op, (query, key, value), given, 7, uniform)
+    results = kernels.attend(op, (query, key, value), given, 7, uniform)
     named = dict(zip([result.name for result in op._schema.returns], results, strict=True))
 
     scores = query @ key.mT / 2
@@ -63,6 +63,6 @@ def test_a_twin_computes_attention_and_its_gradient(kind, causal, dropped):
         "scale": None,
     }
     given = {argument.name: known[argument.name] for argument in backward._schema.arguments}
-    got = attention.attend_backward(backward, (), given, uniform)
+    got = kernels.attend_backward(backward, (), given, uniform)
     for slope, own in zip(slopes, got, strict=False):
         assert torch.allclose(own, slope, rtol=1e-10, atol=1e-12)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas._torch.default_dtypes import default_dtype, own_default
-from paritas._torch.lifting import LiftMode
+from paritas._torch.operators import default_dtype, own_default
+from paritas.precision.lifting import LiftMode
 
 COUNT = torch.arange(1, 5)
 MASK = COUNT > 2

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from paritas._torch.draw_keys import following_keys, value_of
-from paritas._torch.frozen import freeze
-from paritas._torch.replaying import replay
+from paritas._torch.frozen_graphs import freeze
+from paritas._torch.replaying import carry_keys_over, replay, seed_of_key
 
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims
@@ -85,7 +84,7 @@ def test_a_draw_does_not_depend_on_the_generator_nor_move_it():
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_draws_that_inductor_s_take_the_place_of_stay_the_same(order):
     before, after = frozen(two_draws), frozen(lambda graph: own_seeds(graph, order))
-    keys = following_keys(before, {}, after)
+    keys = carry_keys_over(before, {}, after)
     assert torch.equal(results(before, {}), results(after, keys))
 
 
@@ -93,16 +92,16 @@ def test_draws_stay_the_same_when_their_seeds_are_made_at_once():
     first = frozen(two_draws)
     second = frozen(own_seeds)
     third = frozen(shared_seeds)
-    keys = following_keys(first, {}, second)
-    keys = following_keys(second, keys, third)
+    keys = carry_keys_over(first, {}, second)
+    keys = carry_keys_over(second, keys, third)
     assert torch.equal(results(first, {}), results(third, keys))
-    at_once = following_keys(first, {}, third)
+    at_once = carry_keys_over(first, {}, third)
     assert torch.equal(results(first, {}), results(third, at_once))
 
 
 def test_draws_that_come_to_share_a_seed_are_no_longer_the_same():
     before, after = frozen(own_seeds), frozen(lambda graph: shared_seeds(graph, (0, 0)))
-    keys = following_keys(before, {}, after)
+    keys = carry_keys_over(before, {}, after)
     left, right = results(before, {}), results(after, keys)
     assert torch.equal(left[0], right[0])
     assert not torch.equal(left[1], right[1])
@@ -158,5 +157,5 @@ def test_a_saved_state_draws_again_what_was_drawn():
 
 
 def test_a_key_stands_for_a_seed_that_fits():
-    assert value_of("rand") == value_of("rand") != value_of("rand_1")
-    assert 0 <= value_of("rand") < 2**62
+    assert seed_of_key("rand") == seed_of_key("rand") != seed_of_key("rand_1")
+    assert 0 <= seed_of_key("rand") < 2**62

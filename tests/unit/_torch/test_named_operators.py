@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas._torch.kernel_checks import fits_kernel
-from paritas._torch.named_operators import operator_named
+from paritas._torch.named_operators import fits_kernel, operator_named
 from paritas.errors import UsageError
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas._torch.overwriting import overwriting
-from paritas._torch.tracing import trace_calls
+from paritas._torch.eager_graphs import overwrite_operands
+from paritas._torch.graphs import trace_calls
 
 
 def chain(x, y):
@@ -62,7 +62,7 @@ PROGRAMS = [
 
 def rewritten(program, *inputs):
     module = trace_calls(program, list(inputs))
-    lean = overwriting(module)
+    lean = overwrite_operands(module)
     count = 0 if lean is None else sum("out" in node.kwargs for node in lean.graph.nodes)
     return module, lean or module, count
 

@@ -1,6 +1,6 @@
 """Every way to `torch.compile` can be given another backend, and keeps the rest of what it said.
 
-These are the canaries of `paritas._torch.stance` and `paritas._torch.arrival`.
+These are the canaries of `paritas._torch.dynamo` and `paritas._torch.arrival`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch import arrival, stance
+from paritas._torch import arrival, dynamo
 from paritas._torch.arrival import HOOK, MODULE, on_first_compile
-from paritas._torch.stance import keeping_backends, replacing_backends, unguarded
+from paritas._torch.dynamo import keeping_backends, replacing_backends, unguarded
 from paritas.errors import UnsupportedTorchError
 
 X = torch.arange(4.0)
@@ -270,7 +270,7 @@ def test_a_torch_whose_callbacks_cannot_be_cloned_is_refused(monkeypatch):
     def refuse(*args):
         raise TypeError("no clones")
 
-    monkeypatch.setattr(stance, "catch_errors_wrapper", refuse)
+    monkeypatch.setattr(dynamo, "catch_errors_wrapper", refuse)
     with (
         replacing_backends(Replacements()),
         pytest.raises(UnsupportedTorchError, match="does not let a backend be replaced: no clones"),

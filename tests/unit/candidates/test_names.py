@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from paritas import candidates
-from paritas.candidates.making import _MAKERS
-from paritas.candidates.names import NAMED, check_name, is_named
+from paritas.candidates.names import _MAKERS, NAMED, check_name, is_named
 from paritas.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import paritas
 from paritas import candidates
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.candidates.runtimes import Built, foreign_program
+from paritas.candidates.makers import BuiltRuntime, foreign_program
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
 
@@ -51,7 +51,7 @@ def model():
 def right(captured):
     """Runs the captured program, a little less exactly: in another order."""
     module = captured.program.module()
-    return Built(lambda tensors: [_shaken(value) for value in module(*tensors)])
+    return BuiltRuntime(lambda tensors: [_shaken(value) for value in module(*tensors)])
 
 
 def _shaken(value):
@@ -62,7 +62,7 @@ def wrong(captured):
     """Is off by a hundred thousandth, which float32 alone hardly shows."""
     module = captured.program.module()
     scale = 1 + 1e-5
-    return Built(
+    return BuiltRuntime(
         lambda tensors: [v * scale if v.is_floating_point() else v for v in module(*tensors)]
     )
 
@@ -115,7 +115,7 @@ def test_what_was_done_to_the_model_since_is_no_part_of_the_candidate(model):
     def frozen(captured):
         state = {name: value.clone() for name, value in captured.program.state_dict.items()}
         module = captured.program.module()
-        return Built(lambda tensors: torch.func.functional_call(module, state, tensors))
+        return BuiltRuntime(lambda tensors: torch.func.functional_call(module, state, tensors))
 
     given = inputs()
     candidate = foreign_program("mine", model, given, frozen)
@@ -126,7 +126,7 @@ def test_what_was_done_to_the_model_since_is_no_part_of_the_candidate(model):
 
 def test_a_runtime_that_gives_too_few_tensors_has_not_computed_it(model):
     def short(captured):
-        return Built(lambda tensors: captured.program.module()(*tensors)[:1])
+        return BuiltRuntime(lambda tensors: captured.program.module()(*tensors)[:1])
 
     given = inputs()
     verdict = paritas.verify(given, model, foreign_program("mine", model, given, short), QUIET)

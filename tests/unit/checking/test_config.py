@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from paritas.checking.config import Inputs, VerifyConfig, input_sets
 from paritas.errors import UsageError
+from paritas.execution.subjects import Inputs, VerifyConfig, input_sets
 from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
 
 X = torch.ones(2)

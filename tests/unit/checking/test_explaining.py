@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import paritas
-from paritas.checking.explaining import Explainer, call_context
-from paritas.diagnosis import diagnosing
-from paritas.numerics.findings import Aspect, Finding, Status, Verdict
+from paritas.checks.failures import Explainer, call_context
+from paritas.diagnosis import diagnose
 from paritas.partition import check_recipe
-from paritas.partition.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.results.findings import Aspect, Finding, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ def test_a_diagnosis_that_fails_costs_a_note_and_not_the_verdict(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(diagnosing, "diagnose", broken)
+    monkeypatch.setattr(diagnose, "diagnose", broken)
     verdict = _verdict(lambda y: 1.5 * y)
     assert verdict.status is Status.DIFFERENT
     assert "output was not diagnosed: ZeroDivisionError: no luck" in verdict.notes

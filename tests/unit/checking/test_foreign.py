@@ -9,7 +9,7 @@ from torch import nn
 import paritas
 from paritas.candidates import ForeignProgram, LiftedProgram
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paritas.checking.guarding.comparing import MOST_LEARNED, Experience
+from paritas.checks.guarded_calls import MOST_LEARNED, Experience
 from paritas.numerics.criterion import error_ratios, relative_difference
 
 

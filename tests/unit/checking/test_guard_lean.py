@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paritas._torch.tracing import trace_calls
-from paritas.checking.guarding.graph_runs import GraphRuns, ReferenceGraph
-from paritas.checking.guarding.lean_graphs import LeanGraph
-from paritas.recording.isolation import RandomState
+from paritas._torch.graphs import trace_calls
+from paritas.execution.graph_runs import GraphRuns, LeanGraph, ReferenceGraph
+from paritas.execution.saved_state import RandomState
 
 
 def program(x):

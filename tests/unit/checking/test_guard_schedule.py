@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.checking.guarding.journal import Journal
-from paritas.checking.guarding.settings import (
+from paritas.checks.guard_settings import (
     SIZES_CHECKED,
     GuardSettings,
     Schedule,
     is_enabled,
     switched_on,
 )
+from paritas.checks.guarded_calls import GuardJournal
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 
 
 def checked(schedule, calls, sizes=()):
@@ -90,7 +90,7 @@ def part(status, compared=1, origin=None):
 
 
 def test_a_failure_in_any_call_is_kept_and_counted():
-    journal = Journal()
+    journal = GuardJournal()
     entry = journal.enter("graph 0")
     for status in (Status.IDENTICAL, Status.DIFFERENT, Status.EQUIVALENT, Status.DIFFERENT):
         entry.calls += 1
@@ -103,7 +103,7 @@ def test_a_failure_in_any_call_is_kept_and_counted():
 
 
 def test_calls_that_were_not_checked_are_told():
-    journal = Journal()
+    journal = GuardJournal()
     entry = journal.enter("graph 0")
     entry.calls = 10
     journal.note_call(entry, part(Status.IDENTICAL))
@@ -111,7 +111,7 @@ def test_calls_that_were_not_checked_are_told():
 
 
 def test_a_graph_that_was_not_guarded_is_unverified():
-    journal = Journal()
+    journal = GuardJournal()
     journal.note_call(journal.enter("graph 0"), part(Status.IDENTICAL))
     journal.enter("graph 1", unguarded="it came out of a cache")
     verdict = journal.verdict()
@@ -120,7 +120,7 @@ def test_a_graph_that_was_not_guarded_is_unverified():
 
 
 def test_nothing_seen_is_unverified():
-    assert Journal().verdict().exit_code == 3
+    assert GuardJournal().verdict().exit_code == 3
 
 
 def test_where_it_starts_survives_json():

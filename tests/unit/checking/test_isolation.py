@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.checking.config import Inputs
-from paritas.checking.isolation import ProgramState, copied
-from paritas.recording.isolation import Copier, RandomState
+from paritas.execution.isolation import ProgramState, copy_inputs
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.subjects import Inputs
 
 
 def memory(tensor):
@@ -73,7 +73,7 @@ def test_a_wide_copy_has_the_same_values_and_strides_in_float64(tensor):
 def test_inputs_that_share_memory_share_it_in_the_copy(widen):
     x = torch.zeros(4, 4)
     inputs = Inputs(args=(x, [x[1:], x.t()]), kwargs={"same": x, "other": torch.zeros(4, 4)})
-    fresh = copied(inputs, widen=widen)
+    fresh = copy_inputs(inputs, widen=widen)
     fresh.args[0][2, 3] = 7.0
     assert fresh.args[1][0][1, 3] == 7.0
     assert fresh.args[1][1][3, 2] == 7.0
@@ -84,7 +84,7 @@ def test_inputs_that_share_memory_share_it_in_the_copy(widen):
 
 def test_views_of_one_storage_in_two_dtypes_share_it_in_the_copy():
     x = torch.zeros(4, dtype=torch.complex64)
-    fresh = copied(Inputs(args=(x, torch.view_as_real(x))))
+    fresh = copy_inputs(Inputs(args=(x, torch.view_as_real(x))))
     fresh.args[1][2, 1] = 5.0
     assert fresh.args[0][2] == 5j
 
@@ -118,14 +118,14 @@ def test_the_tensors_of_an_unknown_object_are_not_shared():
             self.keys = torch.zeros(3)
 
     cache = Cache()
-    fresh = copied(Inputs(args=(cache,)))
+    fresh = copy_inputs(Inputs(args=(cache,)))
     fresh.args[0].keys.add_(1)
     assert not cache.keys.any()
 
 
 def test_functions_and_plain_values_are_passed_on_as_they_are():
     inputs = Inputs(args=(torch.relu, "text", None, 3, nn.Linear(2, 2)), kwargs={"flag": True})
-    fresh = copied(inputs)
+    fresh = copy_inputs(inputs)
     assert all(a is b for a, b in zip(fresh.args, inputs.args, strict=True))
     assert fresh.kwargs == {"flag": True}
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paritas.checking.locating.isolating import minimise
+from paritas.checks.locate import minimise
 
 ITEMS = [f"n{i}" for i in range(40)]
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.checking.runs import Runs
-from paritas.checking.subjects import subject
-from paritas.numerics.findings import Status
+from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.subjects import inspect_subject
+from paritas.results.findings import Status
 
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
 ROWS, WIDTH = 600, 24
@@ -48,14 +48,14 @@ class Affine(nn.Module):
 def perturbed(monkeypatch):
     """The gradients that each perturbed run makes."""
     made = []
-    real = Runs.perturbed
+    real = SubjectRuns.perturbed
 
     def noted(self, *args, **kwargs):
         seen = real(self, *args, **kwargs)
         made.append([sorted(one.gradients) for one in seen])
         return seen
 
-    monkeypatch.setattr(Runs, "perturbed", noted)
+    monkeypatch.setattr(SubjectRuns, "perturbed", noted)
     return made
 
 
@@ -114,10 +114,10 @@ def test_findings_keep_their_order_when_some_have_to_wait():
 
 def test_a_model_and_what_is_made_of_it_share_one_copy_of_the_state():
     model = Affine(torch.add)
-    reference = subject(model, "reference", "framework_model")
-    same = subject(functools.partial(model), "candidate", "compiled_model", reference.state)
-    other = subject(Affine(torch.add), "candidate", "compiled_model", reference.state)
-    again = subject(model, "candidate", "compiled_model", reference.state)
+    reference = inspect_subject(model, "reference", "framework_model")
+    same = inspect_subject(functools.partial(model), "candidate", "compiled_model", reference.state)
+    other = inspect_subject(Affine(torch.add), "candidate", "compiled_model", reference.state)
+    again = inspect_subject(model, "candidate", "compiled_model", reference.state)
     assert again.state is reference.state
     assert all(same.state.saved[name] is saved for name, saved in reference.state.saved.items())
     assert not any(

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from paritas._torch.frozen import UnplayableError, freeze
-from paritas.checking.passes.inputs import Numbers, make_up
-from paritas.checking.passes.runs import GraphProgram, inputs_for
+from paritas._torch.frozen_graphs import UnplayableError, freeze
+from paritas.checks.pass_programs import FrozenProgram, NumberKind, inputs_for, make_up_inputs
 
 INDICES = torch.zeros(16, dtype=torch.int64)
 
@@ -17,15 +16,15 @@ def program(function, *args):
     module = symbolic_trace(function)
     for node, value in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
         node.meta["val"] = value
-    return GraphProgram(freeze(module), {})
+    return FrozenProgram(freeze(module), {})
 
 
 def sine(x):
     return x.sin()
 
 
-def first_input(function, *args, numbers=Numbers.ANY):
-    (value, *_) = make_up(program(function, *args).graph, numbers).values.values()
+def first_input(function, *args, numbers=NumberKind.ANY):
+    (value, *_) = make_up_inputs(program(function, *args).graph, numbers).values.values()
     return value
 
 
@@ -62,13 +61,13 @@ def test_integers_are_small_enough_to_be_indices():
 @pytest.mark.parametrize(
     ("function", "args", "numbers"),
     [
-        (sine, [torch.empty(8)], Numbers.ANY),
+        (sine, [torch.empty(8)], NumberKind.ANY),
         (
             lambda i, t: t[i],
             [torch.zeros(8, dtype=torch.int64), torch.ones(1)],
-            Numbers.ANY_AND_ZEROS,
+            NumberKind.ANY_AND_ZEROS,
         ),
-        (lambda x: torch.linalg.cholesky(x + 0), [torch.empty(4, 4)], Numbers.NEAR_IDENTITY),
+        (lambda x: torch.linalg.cholesky(x + 0), [torch.empty(4, 4)], NumberKind.NEAR_IDENTITY),
     ],
 )
 def test_the_first_inputs_that_a_graph_runs_on_are_taken(function, args, numbers):
@@ -80,7 +79,7 @@ def test_inputs_that_give_nan_are_joined_by_others_that_do_not():
     kinds = [
         inputs.numbers for inputs in inputs_for(program(lambda x: x.log(), torch.empty(4, 8)), {})
     ]
-    assert kinds == [Numbers.ANY, Numbers.POSITIVE]
+    assert kinds == [NumberKind.ANY, NumberKind.POSITIVE]
 
 
 def test_a_graph_that_runs_on_no_inputs_says_why():
@@ -93,4 +92,4 @@ def test_an_input_of_which_nothing_is_known_is_refused():
     graph = Graph()
     graph.output((graph.placeholder("x"),))
     with pytest.raises(UnplayableError, match="nothing is known of the input x"):
-        make_up(freeze(GraphModule({}, graph)), Numbers.ANY)
+        make_up_inputs(freeze(GraphModule({}, graph)), NumberKind.ANY)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas.checking.process_state import ProcessState
+from paritas.execution.saved_state import ProcessState
 
 
 def swap_sine_and_cosine():

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch.compiled import original_of
-from paritas.checking.reaching import reachable_modules
+from paritas._torch.dynamo import original_of
+from paritas.execution.reachable import reachable_modules
 
 GLOBAL = nn.Linear(2, 2)
 

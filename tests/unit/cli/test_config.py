@@ -11,10 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import main, verify
-from paritas.cli.settling import _Tables
+from paritas.cli import _Tables, main, verify
 from paritas.errors import UsageError
-from paritas.settings.vocabulary import settable, variables
+from paritas.settings.options import settable, variables
 
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -10,18 +10,19 @@ from rich.console import Console, Group
 
 from paritas.cli import demo_model
 from paritas.cli.demo import is_as_expected, lessons, summary
-from paritas.numerics.diagnoses import Diagnosis, Pattern
-from paritas.numerics.findings import (
+from paritas.numerics.metrics import pair_metrics
+from paritas.results.findings import (
     Aspect,
     Coverage,
+    Diagnosis,
     Finding,
     Origin,
     OriginKind,
+    Pattern,
     Score,
     Status,
     Verdict,
 )
-from paritas.numerics.metrics import pair_metrics
 
 
 def verdict_of(status, **options):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
+import re
 import sys
 
 import pytest
@@ -11,9 +13,10 @@ import torch
 from click.testing import CliRunner
 
 import paritas._torch
+import paritas.precision
 from paritas.cli import main
-from paritas.doctoring import examination, hooks, machine, self_test, torch_itself
-from paritas.doctoring.checks import GROUPS, Check, looked_at
+from paritas.doctor import examination, probes, self_test
+from paritas.doctor.examination import GROUPS, Check, run_check
 
 WELL = Check("self-test", "right candidate", "ok", "identical, 5 compared")
 
@@ -46,27 +49,33 @@ def child(monkeypatch, tmp_path):
 
 
 def test_every_module_that_touches_torch_s_insides_has_a_probe_that_says_what_it_asks():
-    modules = {module.name for module in pkgutil.iter_modules(paritas._torch.__path__)}
-    assert hooks.PROBES.keys() == modules
-    assert all(probe.__doc__ for probe in hooks.PROBES.values())
+    text = inspect.getsource(probes)
+    silent = [
+        f"{package.__name__}.{module.name}"
+        for package in (paritas._torch, paritas.precision)
+        for module in pkgutil.iter_modules(package.__path__)
+        if not re.search(rf"{package.__name__}(\.|\s+import\s[^\n]*\b){module.name}\b", text)
+    ]
+    assert not silent, "no probe imports these"
+    assert all(probe.__doc__ for probe in probes.PROBES.values())
 
 
 def test_torch_answers_every_probe_as_expected():
-    found = list(hooks.examine())
+    found = list(probes.run_probes())
     assert [check for check in found if check.state != "ok"] == []
-    assert len(found) == len(hooks.PROBES)
+    assert len(found) == len(probes.PROBES)
 
 
 def test_the_self_test_knows_right_from_wrong_without_a_compiler():
-    found = list(self_test.examine("aot_eager"))
+    found = list(self_test.run_self_test("aot_eager"))
     assert [check for check in found if check.state != "ok"] == []
     assert [check.name for check in found] == list(self_test.STEPS)
 
 
 def test_a_self_test_that_misses_a_fault_fails(monkeypatch):
     monkeypatch.setattr(self_test, "STEPS", {"wrong candidate": self_test.wrong_candidate})
-    monkeypatch.setattr("paritas.checking.verifying.verify", lambda *_: VERDICT)
-    (check,) = self_test.examine("aot_eager")
+    monkeypatch.setattr("paritas.checks.verify.verify", lambda *_: VERDICT)
+    (check,) = self_test.run_self_test("aot_eager")
     assert check.state == "failed"
     assert "the status of a wrong candidate: <Status.UNVERIFIED" in check.found
 
@@ -79,8 +88,10 @@ def test_a_broken_probe_fails_alone(monkeypatch, error):
     def broken():
         raise error
 
-    monkeypatch.setattr(hooks, "PROBES", {"broken": broken, "operators": hooks.PROBES["operators"]})
-    first, second = hooks.examine()
+    monkeypatch.setattr(
+        probes, "PROBES", {"broken": broken, "operators": probes.PROBES["operators"]}
+    )
+    first, second = probes.run_probes()
     assert (first.state, second.state) == ("failed", "ok")
     assert first.found.startswith(type(error).__name__)
     assert "\n" not in first.found
@@ -88,14 +99,14 @@ def test_a_broken_probe_fails_alone(monkeypatch, error):
 
 
 def test_a_hook_that_answers_otherwise_is_shown_with_its_answer(monkeypatch):
-    monkeypatch.setattr("paritas._torch.indexing.in_bounds", lambda _name, args: args)
-    check = looked_at("hooks into torch", "indexing", _indexing, "advice")
+    monkeypatch.setattr("paritas._torch.replaying.in_bounds", lambda _name, args: args)
+    check = run_check("hooks into torch", "indexing", _indexing, "advice")
     assert check.state == "failed"
     assert check.found == ("UnexpectedAnswerError: indices: [[0, -1, 9]], expected [[0, 3, 1]]")
 
 
 def _indexing():
-    hooks.PROBES["indexing"]()
+    probes.PROBES["indexing"]()
     raise AssertionError("it should not have come here")
 
 
@@ -110,7 +121,7 @@ def _indexing():
 )
 def test_a_torch_of_another_version_is_told(monkeypatch, version, state, words):
     monkeypatch.setattr(torch, "__version__", version)
-    check = next(torch_itself.versions())
+    check = next(self_test.torch_versions())
     assert check.state == state
     assert words in check.found
     assert bool(check.advice) is not version.startswith("2.13")
@@ -121,11 +132,11 @@ def test_no_compiler_is_not_available_and_one_that_was_asked_for_and_is_not_ther
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert next(machine.compilers()).state == "not available"
+    assert next(examination.compilers()).state == "not available"
     monkeypatch.setenv("CXX", "/nonexistent")
-    check = next(machine.compilers())
+    check = next(examination.compilers())
     assert (check.state, check.found) == ("failed", "CXX=/nonexistent is not there")
-    (compiled,) = torch_itself.compiling(has_compiler=False)
+    (compiled,) = self_test.compiling(has_compiler=False)
     assert compiled.state == "not available"
 
 
@@ -134,7 +145,7 @@ def test_a_compiler_that_does_not_run_fails(monkeypatch, tmp_path):
     broken.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    check = next(machine.compilers())
+    check = next(examination.compilers())
     assert check.state == "failed"
     assert check.found.endswith("--version ends with 3: broken")
 
@@ -143,7 +154,7 @@ def test_folders_that_cannot_be_written_fail_with_what_to_set(monkeypatch, tmp_p
     monkeypatch.setenv("TMPDIR", str(tmp_path / "no such folder"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/cache")
     monkeypatch.setattr("tempfile.tempdir", None)
-    temporary, compiled = machine.folders()
+    temporary, compiled = examination.folders()
     assert (temporary.state, compiled.state) == ("failed", "failed")
     assert "TMPDIR" in temporary.advice
     assert "TORCHINDUCTOR_CACHE_DIR" in compiled.advice
@@ -218,8 +229,8 @@ def test_every_check_of_this_machine_is_of_a_known_group(child):
 def test_what_torch_prints_is_not_taken_for_an_answer(child):
     program = """
 import sys
-import paritas.doctoring.__main__ as asked
-from paritas.doctoring.checks import Check
+import paritas.doctor.__main__ as asked
+from paritas.doctor.examination import Check
 
 def examine(quick):
     print("noise on stdout")

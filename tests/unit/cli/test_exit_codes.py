@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import _HOMES, main
-from paritas.cli.partition_checks import Checked
-from paritas.cli.rank_reports import Report
+from paritas.cli.partition_checks import CheckedOperator
+from paritas.cli.run_ending import RankReport
 from paritas.cli.running import Ending
-from paritas.doctoring.checks import Check
+from paritas.doctor.examination import Check
 from paritas.errors import ParitasError, UsageError
-from paritas.numerics.comparisons import Comparison, DumpFacts, Row
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome, Site
+from paritas.results.comparisons import Comparison, ComparisonRow, DumpFacts
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 
 CODES = {
     Status.IDENTICAL: 0,
@@ -28,10 +28,10 @@ CODES = {
     Status.DIFFERENT: 1,
 }
 OUTCOMES = {
-    Outcome.VERIFIED: 0,
-    Outcome.FAILED: 1,
-    Outcome.UNSUPPORTED: 3,
-    Outcome.NOTHING: 3,
+    CallOutcome.VERIFIED: 0,
+    CallOutcome.FAILED: 1,
+    CallOutcome.UNSUPPORTED: 3,
+    CallOutcome.NOTHING: 3,
 }
 
 
@@ -46,7 +46,7 @@ def verdict(status, *, strict=False):
 
 def comparison(status, *, strict=False):
     facts = DumpFacts(path="dump", kind="paritas")
-    row = Row(index=0, step=0, name="layer", status=status)
+    row = ComparisonRow(index=0, step=0, name="layer", status=status)
     return Comparison(
         my=facts, golden=facts, rows=(row,), coverage=Coverage(compared=1), strict=strict
     )
@@ -57,7 +57,7 @@ def graph(outcome):
         key="k",
         operator="aten.relu",
         signature="relu(f32[2])",
-        sites=(Site(position=0, node="relu"),),
+        sites=(CallSite(position=0, node="relu"),),
         outcome=outcome,
     )
     return GraphReport(graph="model.pt2", kind="pt2", operators=(operator,), calls=1)
@@ -74,7 +74,7 @@ def commands(monkeypatch, tmp_path):
 
     def run(found):
         instead("paritas.cli.running.run_last_program", Ending())
-        instead("paritas.cli.run_ending.report_on", Report((), found))
+        instead("paritas.cli.run_ending.report_on", RankReport((), found))
         return ["run", "script.py"]
 
     def verify(found):
@@ -86,7 +86,7 @@ def commands(monkeypatch, tmp_path):
         return ["verify-parallel", "nets:make", "--plan", "ddp"]
 
     def partition(found):
-        instead("paritas.cli.partition._run", Checked("relu", (), "given", 2, (), found))
+        instead("paritas.cli.partition._run", CheckedOperator("relu", (), "given", 2, (), found))
         return ["partition", "torch:relu"]
 
     def compare(found):
@@ -126,7 +126,7 @@ def test_unstable_is_a_failure_where_it_counts_as_one_and_nothing_compared_is_un
     assert invoke(*commands[name](empty)).exit_code == 3
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", CallOutcome)
 def test_every_outcome_of_a_graph_has_its_exit_code(commands, outcome):
     assert invoke(*commands["verify-graph"](graph(outcome))).exit_code == OUTCOMES[outcome]
 
@@ -183,7 +183,7 @@ def test_a_form_that_cannot_be_given_is_refused_before_the_work(commands, args, 
     ],
 )
 def test_the_doctor_s_exit_code_is_about_this_machine(monkeypatch, checks, code):
-    monkeypatch.setattr("paritas.doctoring.examination.examine", lambda **_: iter(checks))
+    monkeypatch.setattr("paritas.doctor.examination.examine", lambda **_: iter(checks))
     assert invoke("doctor").exit_code == code
 
 

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from paritas.cli.compare import DIMS, RENAME, RULE
-from paritas.cli.parameters import KINDS, Span
+from paritas.cli.options import KINDS, NumberRange
 from paritas.dumps import opening
 
 
@@ -16,13 +16,13 @@ def test_every_kind_of_dump_can_be_named():
 
 @pytest.mark.parametrize(("text", "expected"), [("3", (3, 3)), ("0-4", (0, 4)), ("2-2", (2, 2))])
 def test_a_span_is_a_number_or_a_range(text, expected):
-    assert Span("rank").convert(text, None, None) == expected
+    assert NumberRange("rank").convert(text, None, None) == expected
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "4-2", "1,2", "1-"])
 def test_what_is_no_span_is_shown_with_what_would_be_one(text):
     with pytest.raises(click.BadParameter) as caught:
-        Span("rank").convert(text, None, None)
+        NumberRange("rank").convert(text, None, None)
     assert caught.value.message == f"{text!r} is neither a rank (3) nor a range of ranks (2-5)"
 
 

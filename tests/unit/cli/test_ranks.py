@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from paritas.cli import ranks as ranks_module
-from paritas.cli.rank_reports import Report, merge_ranks, unverified
-from paritas.cli.ranks import Meeting, Ranks
-from paritas.numerics.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
-from paritas.reporting.guard_summary import GraphCounts
+from paritas.cli import running as ranks_module
+from paritas.cli.run_ending import RankReport, merge_ranks, unverified
+from paritas.cli.running import Meeting, Ranks
+from paritas.reports.terminal import GraphCounts
+from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -41,7 +41,7 @@ def seen(status=Status.IDENTICAL, compared=1):
         label="graph 0", source="m.py:1", calls=2, checked=1, failed=0, compared=1, unguarded=""
     )
     coverage = Coverage(compared=compared, skipped=("graph 0: 1 of 2 calls",), unmatched=("x",))
-    return Report((graph,), Verdict(findings=(finding,), coverage=coverage, notes=("a note",)))
+    return RankReport((graph,), Verdict(findings=(finding,), coverage=coverage, notes=("a note",)))
 
 
 # --- who is who -----------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_what_is_handed_in_is_collected_and_the_folder_goes():
 
 
 def test_a_report_that_does_not_come_is_waited_for_no_longer_than_said(capsys, monkeypatch):
-    monkeypatch.setattr(ranks_module, "_TOLD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(ranks_module, "_NOTICE_AFTER_SECONDS", 0.0)
     assert meet(0, 3).collect(0.3, threading.Event()) == {}
     assert capsys.readouterr().err == "waiting up to 0.3 s for the report of rank 1, 2\n"
 
@@ -139,12 +139,12 @@ def test_a_link_is_not_used(tmp_path):
 
 def test_a_report_survives_being_handed_in():
     report = seen(Status.DIFFERENT)
-    assert Report.from_json(report.to_json()) == report
+    assert RankReport.from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"graphs": [], "verdict": "{"}'])
 def test_a_report_that_cannot_be_read_is_unverified(data):
-    verdict = Report.from_json(data).verdict
+    verdict = RankReport.from_json(data).verdict
     assert verdict.status is Status.UNVERIFIED
     assert verdict.failures[0].reason.startswith("what it handed in cannot be read: ")
 
@@ -176,13 +176,13 @@ def test_a_rank_without_a_report_is_unverified():
 
 
 def test_a_rank_that_compared_nothing_is_unverified_under_its_name():
-    empty = Report((), Verdict())
+    empty = RankReport((), Verdict())
     verdict = merge_ranks(Ranks(0, 2, range(2)), {0: seen(), 1: empty}).verdict
     assert [finding.path for finding in verdict.failures] == ["rank 1: verdict"]
 
 
 def test_strictness_of_one_rank_holds_for_all():
-    strict = Report((), Verdict(findings=(unverified("a", "b"),), strict=True))
+    strict = RankReport((), Verdict(findings=(unverified("a", "b"),), strict=True))
     assert merge_ranks(Ranks(0, 2, range(2)), {0: seen(), 1: strict}).verdict.strict
 
 

@@ -18,10 +18,10 @@ from paritas.cli.running import (
     INTERRUPTED,
     TERMINATED,
     Ending,
-    Program,
+    ScriptProgram,
     StopSignals,
     check_program,
-    exits_told,
+    exits_reported,
     run_program,
 )
 from paritas.errors import UsageError
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 
 def script(text, name="script.py"):
     Path(name).write_text(textwrap.dedent(text), encoding="utf-8")
-    return Program(name, False, ())
+    return ScriptProgram(name, False, ())
 
 
 def as_python_shows(*command):
@@ -56,7 +56,7 @@ def test_a_script_sees_what_it_sees_under_python(name, capsys, folder):
     (folder / "below").mkdir()
     script(SHOWS, name)
     before = sys.argv, list(sys.path), sys.modules["__main__"]
-    assert run_program(Program(name, False, ("--flag", "7"))) == Ending()
+    assert run_program(ScriptProgram(name, False, ("--flag", "7"))) == Ending()
     assert ast.literal_eval(capsys.readouterr().out) == as_python_shows(name, "--flag", "7")
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
 
@@ -65,7 +65,7 @@ def test_a_module_sees_what_it_sees_under_python(capsys, folder):
     (folder / "package_running").mkdir()
     script("", "package_running/__init__.py")
     script(SHOWS, "package_running/shows_it.py")
-    assert run_program(Program("package_running.shows_it", True, ("a",))) == Ending()
+    assert run_program(ScriptProgram("package_running.shows_it", True, ("a",))) == Ending()
     assert ast.literal_eval(capsys.readouterr().out) == as_python_shows(
         "-m", "package_running.shows_it", "a"
     )
@@ -75,8 +75,8 @@ def test_a_folder_with_a_main_is_run(capsys, folder):
     (folder / "app").mkdir()
     script("import helper_of_app\nprint(helper_of_app.WORD)\n", "app/__main__.py")
     script("WORD = 'hello'\n", "app/helper_of_app.py")
-    check_program(Program("app", False, ()))
-    assert run_program(Program("app", False, ())) == Ending()
+    check_program(ScriptProgram("app", False, ()))
+    assert run_program(ScriptProgram("app", False, ())) == Ending()
     assert capsys.readouterr().out == "hello\n"
 
 
@@ -193,7 +193,7 @@ def test_an_exit_that_nothing_else_sees_is_told_with_another_code(monkeypatch):
         told.append(ending)
         return 3
 
-    with exits_told(tell):
+    with exits_reported(tell):
         run_program(script("import os; os._exit(0)"))
     assert (told, exits) == ([Ending()], [3])
     assert os._exit == exits.append
@@ -204,7 +204,7 @@ def test_a_forked_process_ends_as_ever():
     def tell(ending):
         raise AssertionError("not this process")
 
-    with exits_told(tell):
+    with exits_reported(tell):
         ending = run_program(
             script("""
                 import os
@@ -297,7 +297,7 @@ def test_a_script_that_is_not_there_is_refused_with_its_name(target, message, fo
     script("", "train.py")
     script("", "below/train.py")
     with pytest.raises(UsageError) as caught:
-        check_program(Program(target, False, ()))
+        check_program(ScriptProgram(target, False, ()))
     assert str(caught.value) == message
 
 
@@ -319,5 +319,5 @@ def test_a_module_that_is_not_there_is_refused_with_its_name(target, message, fo
     script("raise ValueError('not today')", "broken_pack/__init__.py")
     script("raise SystemExit('it was run')", "train.py")
     with pytest.raises(UsageError) as caught:
-        check_program(Program(target, True, ()))
+        check_program(ScriptProgram(target, True, ()))
     assert str(caught.value).startswith(message)

@@ -7,14 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from paritas.comparison.attributing import Draft, resolve
-from paritas.comparison.judging import Measured
-from paritas.comparison.replaying.replay import Replayed
-from paritas.comparison.scoring import noise_of, score
+from paritas.comparison.judgement import Measured, noise_of, score
+from paritas.comparison.replay import Replayed
+from paritas.comparison.table import Draft, resolve
 from paritas.numerics.automatic import Judgement
-from paritas.numerics.comparisons import SideFacts
-from paritas.numerics.findings import Status
 from paritas.numerics.pair_figures import pair_figures
+from paritas.results.comparisons import SideFacts
+from paritas.results.findings import Status
 
 GOLDEN = torch.linspace(-1, 1, 64)
 

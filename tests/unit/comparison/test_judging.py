@@ -8,15 +8,15 @@ import msgspec
 import pytest
 import torch
 
-from paritas.comparison.judging import measure
+from paritas.comparison.judgement import measure
 from paritas.comparison.operands import Operand, Pair
-from paritas.dumps.dtypes import digest
-from paritas.dumps.records import Payload, Record, Site, TensorFacts
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Status
+from paritas.files.dtypes import digest
+from paritas.files.records import Payload, Record, Site, TensorFacts
 from paritas.numerics.requirements import Requirement
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
+from paritas.results.findings import Aspect, Status
 
 SITE = Site(source="eager", level="op", name="mm", op="aten.mm.default")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.diagnosis.cases import Case, Context
-from paritas.diagnosis.diagnosing import diagnose
-from paritas.diagnosis.regions.finding import find_region
-from paritas.diagnosis.regions.surveying import Survey
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.diagnose import diagnose
+from paritas.diagnosis.region import find_region
+from paritas.diagnosis.search import CaseSurvey
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -17,7 +17,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paritas.diagnosis.parts.BLOCK", 100)
+    monkeypatch.setattr("paritas.diagnosis.case.BLOCK", 100)
 
 
 def _row(x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 def test_counting_by_blocks_finds_the_region_that_masks_find(change, shape, zeros) -> None:
     right = normal(*shape).relu() if zeros else normal(*shape)
     case = Case(change(right), right)
-    assert find_region(case, Survey(case)) == find_region(case)
+    assert find_region(case, CaseSurvey(case)) == find_region(case)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_else_is_known_of_the_tensor_is_cut_with_it(given) -> None:
     candidate = right.clone()
     candidate[:, 10:20] += 1.0
     case = Case(candidate, right, **given)
-    survey = Survey(case)
+    survey = CaseSurvey(case)
     assert survey.base.number == int(case.wrong.sum())
     assert find_region(case, survey) == find_region(case)
 
@@ -88,7 +88,7 @@ def test_every_dtype_is_counted(dtype: torch.dtype) -> None:
     candidate = right.clone()
     candidate[7] = 0
     case = Case(candidate, right)
-    assert find_region(case, Survey(case)) == find_region(case)
+    assert find_region(case, CaseSurvey(case)) == find_region(case)
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_every_dtype_is_counted(dtype: torch.dtype) -> None:
     ],
 )
 def test_bounds_along_an_axis_too_long_for_counts_are_exact(where, text, monkeypatch) -> None:
-    monkeypatch.setattr("paritas.diagnosis.regions.spans.LONGEST", 64)
+    monkeypatch.setattr("paritas.diagnosis.marks.LONGEST", 64)
     right = normal(5000, 4)
     candidate = right.clone()
     candidate[where] += 1.0
     case = Case(candidate, right)
-    region = find_region(case, Survey(case))
+    region = find_region(case, CaseSurvey(case))
     assert region is not None
     assert region.text == text
     assert region.elements == int(case.wrong.sum())
 
 
 def test_the_part_that_is_asked_for_patterns_is_found_along_a_long_axis(monkeypatch) -> None:
-    monkeypatch.setattr("paritas.diagnosis.diagnosing.MOST_ELEMENTS", 600)
-    monkeypatch.setattr("paritas.diagnosis.regions.spans.LONGEST", 64)
+    monkeypatch.setattr("paritas.diagnosis.diagnose.MOST_ELEMENTS", 600)
+    monkeypatch.setattr("paritas.diagnosis.marks.LONGEST", 64)
     right = normal(5001)
     candidate = right.clone()
     candidate[-300:] *= 2
@@ -126,9 +126,9 @@ def test_the_part_that_is_asked_for_patterns_is_found_along_a_long_axis(monkeypa
 
 
 def test_a_large_tensor_is_never_made_wide_as_a_whole(monkeypatch) -> None:
-    monkeypatch.setattr("paritas.diagnosis.diagnosing.MOST_ELEMENTS", 600)
+    monkeypatch.setattr("paritas.diagnosis.diagnose.MOST_ELEMENTS", 600)
     right = normal(200, 30)
     case = Case(right * 2, right)
-    survey = Survey(case)
+    survey = CaseSurvey(case)
     find_region(case, survey)
     assert not {"right", "given", "error", "allowed", "wrong"} & set(vars(case))

@@ -5,31 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.diagnosis.cases import Case, Context
-from paritas.diagnosis.patterns import (
-    masks,
-    norms,
-    operands,
-    partial_sums,
-    permutations,
-    random_streams,
-    reductions,
-    selections,
-    shifts,
-    ties,
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
+from paritas.diagnosis.patterns.operations import (
+    propose_masks,
+    propose_operands,
+    propose_selections,
+    propose_ties,
 )
+from paritas.diagnosis.patterns.reductions import (
+    propose_norms,
+    propose_partial_sums,
+    propose_reductions,
+)
+from paritas.diagnosis.patterns.replacements import propose_random_streams
 
 ALL = (
-    selections,
-    shifts,
-    permutations,
-    operands,
-    reductions,
-    norms,
-    masks,
-    partial_sums,
-    random_streams,
-    ties,
+    propose_selections,
+    propose_shifts,
+    propose_permutations,
+    propose_operands,
+    propose_reductions,
+    propose_norms,
+    propose_masks,
+    propose_partial_sums,
+    propose_random_streams,
+    propose_ties,
 )
 
 
@@ -37,15 +38,15 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def only(module, case: Case):
-    found = module.propose(case)
+def only(propose, case: Case):
+    found = propose(case)
     assert len(found) == 1
     return found[0]
 
 
 def test_a_roll_is_named_with_its_distance_and_axis():
     x = noise(8, 30)
-    found = only(shifts, Case(x.roll(3, 1), x, context=Context(axes=("batch", "token"))))
+    found = only(propose_shifts, Case(x.roll(3, 1), x, context=Context(axes=("batch", "token"))))
     assert found.sentence == (
         "rolled by 3 along axis 1 (token): every value stands 3 places after its own"
     )
@@ -56,7 +57,7 @@ def test_a_shift_with_zeros_says_what_fills_the_gap():
     x = noise(8, 30)
     y = x.roll(-1, 1)
     y[:, -1] = 0
-    found = only(shifts, Case(y, x))
+    found = only(propose_shifts, Case(y, x))
     assert found.sentence == (
         "off by one along axis 1: every value stands 1 place before its own, "
         "with zeros where nothing was moved to"
@@ -67,12 +68,12 @@ def test_a_roll_of_a_few_rows_only_is_found():
     x = noise(12, 40)
     y = x.clone()
     y[3:8] = x[3:8].roll(5, 1)
-    assert only(shifts, Case(y, x)).evidence["distance"] == 5
+    assert only(propose_shifts, Case(y, x)).evidence["distance"] == 5
 
 
 def test_a_transposed_square_is_named():
     x = noise(9, 9)
-    assert only(permutations, Case(x.T, x)).sentence == (
+    assert only(propose_permutations, Case(x.T, x)).sentence == (
         "transposed: axis 0 and axis 1 are exchanged"
     )
 
@@ -97,33 +98,33 @@ def test_a_transposed_square_is_named():
 )
 def test_an_order_is_called_by_its_name(change, words):
     x = noise(6, 12)
-    assert only(permutations, Case(change(x), x)).sentence == words
+    assert only(propose_permutations, Case(change(x), x)).sentence == words
 
 
 def test_exchanged_operands_of_a_product_are_found():
     a, b = noise(7, 7), noise(7, 7, seed=1)
     context = Context(operator="aten.mm.default", inputs=(a, b))
-    found = only(operands, Case(b @ a, a @ b, context=context))
+    found = only(propose_operands, Case(b @ a, a @ b, context=context))
     assert found.sentence == "the factors are exchanged: b @ a in place of a @ b"
 
 
 def test_an_operator_that_does_not_give_the_right_values_is_not_believed():
     a, b = noise(7, 7), noise(7, 7, seed=1)
     context = Context(operator="aten.mm.default", inputs=(a, b))
-    assert operands.propose(Case(b @ a, 2 * (a @ b), context=context)) == []
+    assert propose_operands(Case(b @ a, 2 * (a @ b), context=context)) == []
 
 
 def test_a_mean_over_one_element_less_says_which():
     x = noise(20, 11)
     context = Context(operator="aten.mean.dim", inputs=(x,), arguments={"dim": [1]})
-    found = only(reductions, Case(x[:, :-1].mean(1), x.mean(1), context=context))
+    found = only(propose_reductions, Case(x[:, :-1].mean(1), x.mean(1), context=context))
     assert found.sentence == "the last element is left out of the 11 along dim 1"
 
 
 def test_a_missing_tail_of_a_contraction_is_counted():
     a, b = noise(9, 64), noise(64, 8, seed=1)
     context = Context(operator="aten.mm.default", inputs=(a, b))
-    found = only(partial_sums, Case(a[:, :48] @ b[:48], a @ b, context=context))
+    found = only(propose_partial_sums, Case(a[:, :48] @ b[:48], a @ b, context=context))
     assert found.sentence == "the last 16 of the 64 terms of each sum are missing"
 
 
@@ -138,7 +139,7 @@ def test_channels_that_a_convolution_lacks_are_counted():
     context, (x, weight, bias) = convolution(stride=2)
     right = torch.conv2d(x, weight, bias, 2, 1)
     half = torch.conv2d(x[:, :4], weight[:, :4], bias, 2, 1)
-    pattern = only(partial_sums, Case(half, right, context=context))
+    pattern = only(propose_partial_sums, Case(half, right, context=context))
     assert pattern.sentence == "the last 4 of the 8 terms of each sum are missing"
 
 
@@ -146,12 +147,12 @@ def test_a_product_there_twice_with_its_bias_once_is_a_doubled_reduction():
     context, (x, weight, bias) = convolution()
     right = torch.conv2d(x, weight, bias, 1, 1)
     pattern = only(
-        partial_sums, Case(torch.conv2d(2 * x, weight, bias, 1, 1), right, context=context)
+        propose_partial_sums, Case(torch.conv2d(2 * x, weight, bias, 1, 1), right, context=context)
     )
     assert pattern.kind == "doubled reduction"
     a, b, c = noise(8, 12), noise(12, 9, seed=1), noise(9, seed=2)
     context = Context("aten.addmm.default", (c, a, b))
-    pattern = only(partial_sums, Case(c + 2 * (a @ b), c + a @ b, context=context))
+    pattern = only(propose_partial_sums, Case(c + 2 * (a @ b), c + a @ b, context=context))
     assert pattern.kind == "doubled reduction"
 
 
@@ -160,16 +161,16 @@ def test_a_piece_taken_from_beside_is_a_shift(way, words):
     x = noise(6, 9)
     context = Context("aten.select.int", (x,), {"dim": 1, "index": 4})
     case = Case(x.select(1, 4 + way), x.select(1, 4), context=context)
-    assert only(selections, case).sentence == f"taken from {words}"
+    assert only(propose_selections, case).sentence == f"taken from {words}"
     context = Context("aten.slice.Tensor", (x,), {"dim": 1, "start": 3, "end": 6})
     case = Case(x[:, 3 + way : 6 + way], x[:, 3:6], context=context)
-    assert only(selections, case).sentence == f"taken from {words}"
+    assert only(propose_selections, case).sentence == f"taken from {words}"
 
 
 def test_a_part_that_was_never_reduced_is_told_by_the_sum_of_the_parts():
     parts = tuple(noise(5, 6, seed=seed) for seed in range(4))
     case = Case(parts[2], sum(parts), context=Context(parts=parts))
-    assert only(partial_sums, case).sentence == (
+    assert only(propose_partial_sums, case).sentence == (
         "never reduced: this is the part of rank 2 alone, and the sum of the 4 ranks' parts "
         "is right"
     )
@@ -180,7 +181,7 @@ def test_another_eps_is_named():
     context = Context(operator="aten.layer_norm.default", inputs=(x,), arguments={"eps": 1e-5})
     norm = torch.nn.functional.layer_norm
     case = Case(norm(x, (16,), eps=1e-3), norm(x, (16,), eps=1e-5), context=context)
-    assert only(norms, case).sentence == "eps is 0.001 in place of 1e-05"
+    assert only(propose_norms, case).sentence == "eps is 0.001 in place of 1e-05"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,9 @@ def test_another_eps_of_a_batch_is_named(eps, words):
     def norm(eps):
         return torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, eps)[0]
 
-    assert only(norms, Case(norm(eps), norm(1e-5), context=context)).sentence.startswith(words)
+    assert only(propose_norms, Case(norm(eps), norm(1e-5), context=context)).sentence.startswith(
+        words
+    )
 
 
 def test_a_causal_mask_off_by_one_is_named():
@@ -207,32 +210,35 @@ def test_a_causal_mask_off_by_one_is_named():
     )
     wrong = attend(query, key, value, attn_mask=late)
     case = Case(wrong, attend(query, key, value, is_causal=True), context=context)
-    assert only(masks, case).sentence == "the causal mask is off by one: each token sees the next"
+    assert (
+        only(propose_masks, case).sentence
+        == "the causal mask is off by one: each token sees the next"
+    )
 
 
 def test_another_dropout_mask_of_the_same_rate_is_another_stream():
     x = noise(40, 40)
     generator = torch.Generator().manual_seed(3)
     wrong, right = (x * (torch.rand(40, 40, generator=generator) > 0.3) for _ in range(2))
-    assert only(random_streams, Case(wrong, right)).kind == "different random stream"
+    assert only(propose_random_streams, Case(wrong, right)).kind == "different random stream"
 
 
 def test_another_choice_among_equal_scores_is_tie_breaking_and_a_worse_one_is_not():
     scores = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 2.0]])
     context = Context(operator="aten.argmax.default", inputs=(scores,), arguments={"dim": 1})
     right = torch.tensor([1, 0])
-    assert only(ties, Case(torch.tensor([2, 2]), right, context=context)).sentence == (
+    assert only(propose_ties, Case(torch.tensor([2, 2]), right, context=context)).sentence == (
         "another choice among ties: the scores at the 2 differing indices are equal"
     )
-    assert ties.propose(Case(torch.tensor([0, 2]), right, context=context)) == []
+    assert propose_ties(Case(torch.tensor([0, 2]), right, context=context)) == []
 
 
-@pytest.mark.parametrize("module", ALL, ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize("propose", ALL, ids=lambda propose: propose.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounding_is_no_pattern(module, dtype):
+def test_rounding_is_no_pattern(propose, dtype):
     for seed, shape in enumerate([(), (1,), (16, 16), (3, 4, 24)]):
         x = noise(*shape, seed=seed).double()
         candidate = (x * (1 + 1e-9)).to(dtype)
         parts = (x.to(dtype) / 2,) * 2
         case = Case(candidate, x.to(dtype), x, context=Context(parts=parts))
-        assert module.propose(case) == []
+        assert propose(case) == []

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritas.diagnosis.cases import Case, Context
-from paritas.diagnosis.patterns import nonfinite, precision
-from paritas.diagnosis.patterns.formats import FORMATS
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.patterns import limits, precision
+from paritas.diagnosis.patterns.precision import FORMATS
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -36,7 +36,7 @@ def test_a_format_rounds_as_torch_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_rounded_result_is_called_by_its_format(name: str) -> None:
-    (pattern,) = precision.propose(Case(RIGHT.to(DTYPES[name]).float(), RIGHT))
+    (pattern,) = precision.propose_precision(Case(RIGHT.to(DTYPES[name]).float(), RIGHT))
     assert pattern.evidence["format"] == name
     assert pattern.sentence.startswith("rounded to ")
     assert pattern.confidence > 0.95
@@ -44,39 +44,43 @@ def test_a_rounded_result_is_called_by_its_format(name: str) -> None:
 
 def test_rounding_to_the_own_dtype_is_no_loss() -> None:
     right = RIGHT.double()
-    assert precision.propose(Case(RIGHT.bfloat16(), RIGHT.bfloat16(), right)) == []
+    assert precision.propose_precision(Case(RIGHT.bfloat16(), RIGHT.bfloat16(), right)) == []
 
 
 def test_a_product_on_rounded_inputs_is_recomputed() -> None:
     a, b = normal(16, 48, seed=1), normal(48, 24, seed=2)
     low = a.bfloat16().float() @ b.bfloat16().float()
     context = Context(operator="aten.mm.default", inputs=(a, b))
-    (pattern,) = precision.propose(Case(low, a @ b, a.double() @ b.double(), None, context))
+    (pattern,) = precision.propose_precision(
+        Case(low, a @ b, a.double() @ b.double(), None, context)
+    )
     assert pattern.sentence == "computed on inputs rounded to bfloat16"
     low = a @ b.bfloat16().float()
-    (pattern,) = precision.propose(Case(low, a @ b, a.double() @ b.double(), None, context))
+    (pattern,) = precision.propose_precision(
+        Case(low, a @ b, a.double() @ b.double(), None, context)
+    )
     assert pattern.sentence == "computed on input 1 rounded to bfloat16"
 
 
 def test_a_quantised_tensor_has_its_levels() -> None:
     scale = RIGHT.abs().amax() / 127
-    (pattern,) = precision.propose(Case((RIGHT / scale).round() * scale, RIGHT))
+    (pattern,) = precision.propose_precision(Case((RIGHT / scale).round() * scale, RIGHT))
     assert pattern.sentence == "quantised to int8 with one scale for the tensor"
 
 
 def test_noise_without_structure_is_a_loss_of_precision_and_a_missing_term_is_not() -> None:
     right = normal(64, 96)
     noisy = right * (1 + 2**-9 * normal(64, 96, seed=1))
-    (pattern,) = precision.propose(Case(noisy, right))
+    (pattern,) = precision.propose_precision(Case(noisy, right))
     assert pattern.evidence["format"] == "bfloat16"
     assert pattern.confidence < 0.8
     a, b = normal(64, 1024, seed=2), normal(1024, 96, seed=3)
-    assert precision.propose(Case(a[:, :-1] @ b[:-1], a @ b)) == []
+    assert precision.propose_precision(Case(a[:, :-1] @ b[:-1], a @ b)) == []
 
 
 def test_too_large_for_float16_is_an_overflow() -> None:
     right = RIGHT * 40000
-    (pattern,) = nonfinite.propose(Case(right.half().float(), right))
+    (pattern,) = limits.propose_nonfinite(Case(right.half().float(), right))
     assert pattern.kind == "overflow"
     assert pattern.evidence["format"] == "float16"
 
@@ -101,7 +105,7 @@ def test_the_inputs_show_where_a_nan_comes_from(
     x[2, 5:9] = special
     candidate = torch.where(x == special, math.nan, RIGHT)
     context = Context(operator=operator, inputs=(x,))
-    (pattern,) = nonfinite.propose(Case(candidate, RIGHT, context=context))
+    (pattern,) = limits.propose_nonfinite(Case(candidate, RIGHT, context=context))
     assert (pattern.kind, pattern.sentence) == ("nonfinite", sentence)
 
 
@@ -110,14 +114,14 @@ def test_a_row_that_is_masked_as_a_whole_gives_nan() -> None:
     x[3] = -math.inf
     right = x.softmax(-1).nan_to_num(0.0)
     context = Context(operator="aten._softmax.default", inputs=(x,), arguments={"dim": -1})
-    (pattern,) = nonfinite.propose(Case(x.softmax(-1), right, context=context))
+    (pattern,) = limits.propose_nonfinite(Case(x.softmax(-1), right, context=context))
     assert pattern.evidence["cause"] == "-inf - -inf"
 
 
 def test_a_nan_that_is_swallowed_is_said() -> None:
     right = RIGHT.clone()
     right[1, :3] = math.nan
-    (pattern,) = nonfinite.propose(Case(right.nan_to_num(0.0), right))
+    (pattern,) = limits.propose_nonfinite(Case(right.nan_to_num(0.0), right))
     assert pattern.sentence == "0 in the place of NaN"
 
 
@@ -130,19 +134,22 @@ def test_what_was_computed_in_float8_is_told_by_all_of_its_values() -> None:
 
     noise = right.abs() * 2.0**-8
     low = narrow(narrow(a) * narrow(b))
-    (pattern,) = precision.propose(Case(low, right.bfloat16(), right, noise))
+    (pattern,) = precision.propose_precision(Case(low, right.bfloat16(), right, noise))
     assert pattern.sentence == "computed in float8_e4m3: every value is one of its numbers"
     # Whole numbers are numbers of any format: that says nothing.
     counts = (a * 4).round().double()
     wrong = (counts + (normal(6, 7, seed=5) > 0.5) * counts.abs().clamp(max=1)).bfloat16()
-    assert precision.propose(Case(wrong, counts.bfloat16(), counts, counts.abs() * 2.0**-8)) == []
+    assert (
+        precision.propose_precision(Case(wrong, counts.bfloat16(), counts, counts.abs() * 2.0**-8))
+        == []
+    )
 
 
 def test_an_infinity_is_no_overflow_of_a_format_that_no_value_comes_near() -> None:
     right = torch.cat([RIGHT.flatten(), torch.tensor([1e30])])
     given = torch.cat([RIGHT.flatten(), torch.tensor([math.inf])])
-    kinds = [pattern.kind for pattern in nonfinite.propose(Case(given, right))]
+    kinds = [pattern.kind for pattern in limits.propose_nonfinite(Case(given, right))]
     assert kinds == ["nonfinite"]
     near = torch.cat([RIGHT.flatten(), torch.tensor([7e4])])
-    (pattern,) = nonfinite.propose(Case(given.half(), near))
+    (pattern,) = limits.propose_nonfinite(Case(given.half(), near))
     assert pattern.evidence["format"] == "float16"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from itertools import pairwise
 
 import pytest
 import torch
 
-from paritas.diagnosis.calibration import BUCKETS, calibrated
-from paritas.diagnosis.cases import Case, Context
-from paritas.diagnosis.diagnosing import diagnose
-from paritas.diagnosis.ranking import _MODULES, ORDER, proposed, ranked, raw_ranked
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.diagnose import (
+    _PROPOSERS,
+    BUCKETS,
+    ORDER,
+    calibrate,
+    diagnose,
+    propose_all,
+    rank_patterns,
+    rank_raw,
+)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,28 +37,28 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 )
 def test_the_simplest_of_what_fits_comes_first_and_alone(change, kind):
     x = noise(12, 12)
-    assert [one.kind for one in ranked(Case(change(x), x))] == [kind]
+    assert [one.kind for one in rank_patterns(Case(change(x), x))] == [kind]
 
 
 def test_stopping_early_gives_what_asking_all_gives():
     x = noise(12, 12)
     for wrong in (x * 3, -x, x.T, x.roll(2, 0), x.abs(), noise(12, 12, seed=1)):
         case = Case(wrong, x)
-        whole = sorted({one.kind for one in proposed(case)}, key=ORDER.index)
-        assert [one.kind for one in raw_ranked(case)][:1] == whole[:1]
+        whole = sorted({one.kind for one in propose_all(case)}, key=ORDER.index)
+        assert [one.kind for one in rank_raw(case)][:1] == whole[:1]
 
 
 def test_each_module_can_be_asked_and_comes_in_the_order_of_its_simplest_kind():
-    for name, simplest in _MODULES:
-        assert callable(import_module(f"paritas.diagnosis.patterns.{name}").propose)
+    for propose, simplest in _PROPOSERS:
+        assert callable(propose)
         assert simplest in ORDER
-    places = [ORDER.index(simplest) for _, simplest in _MODULES]
+    places = [ORDER.index(simplest) for _, simplest in _PROPOSERS]
     assert places == sorted(places)
 
 
 def test_confidence_comes_from_the_table_and_never_falls_as_the_fit_gets_better():
-    assert [calibrated(low) for low, *_ in BUCKETS] == [stated for _, stated, *_ in BUCKETS]
-    assert calibrated(1.0) == BUCKETS[-1][1]
+    assert [calibrate(low) for low, *_ in BUCKETS] == [stated for _, stated, *_ in BUCKETS]
+    assert calibrate(1.0) == BUCKETS[-1][1]
     assert all(low[1] <= high[1] for low, high in pairwise(BUCKETS))
 
 
@@ -70,11 +76,11 @@ def test_nothing_is_said_of_values_that_are_right_or_of_another_shape():
 
 def test_what_nothing_explains_is_left_unexplained():
     x = noise(12, 12)
-    assert ranked(Case(x + 0.3 * torch.sin(20 * x), x, context=Context())) == ()
+    assert rank_patterns(Case(x + 0.3 * torch.sin(20 * x), x, context=Context())) == ()
 
 
 def test_of_a_large_tensor_the_part_that_is_wrong_is_looked_at(monkeypatch):
-    monkeypatch.setattr("paritas.diagnosis.diagnosing.MOST_ELEMENTS", 600)
+    monkeypatch.setattr("paritas.diagnosis.diagnose.MOST_ELEMENTS", 600)
     x = noise(200, 30)
     y = x.clone()
     y[150:160] *= 2

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.diagnosis.cases import Case, Context
-from paritas.diagnosis.regions.finding import find_region
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.region import find_region
 
 if TYPE_CHECKING:
-    from paritas.numerics.diagnoses import Region
+    from paritas.results.findings import Region
 
 FOUR = "(4 % of the elements)"
 HALF = "(50 % of the elements)"

@@ -6,9 +6,9 @@ import warnings
 
 import torch
 
-from paritas.dumps.dtypes import as_stored, digest
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry
+from paritas.dumps.writing import DumpWriter
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.records import Entry, Header, Site, TensorFacts
 
 # What torch calls by several names is one dtype.
 DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)

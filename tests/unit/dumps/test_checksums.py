@@ -7,10 +7,10 @@ import zlib
 
 import pytest
 
-from paritas.dumps import checksums
-from paritas.dumps.checksums import Checked
+from paritas.files import tensor_bytes
+from paritas.files.tensor_bytes import CheckedBytes
 
-NBYTES = checksums._FEW
+NBYTES = tensor_bytes._FEW
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def misfit(checked, file, compute, nbytes=NBYTES):
 
 
 def test_what_fits_is_read_once(file):
-    checked, compute = Checked(), Reading(file)
+    checked, compute = CheckedBytes(), Reading(file)
     assert misfit(checked, file, compute) is None
     assert misfit(checked, file, compute) is None
     assert compute.times == 1
 
 
 def test_what_does_not_fit_is_found_each_time(file):
-    checked, compute = Checked(), Reading(file)
+    checked, compute = CheckedBytes(), Reading(file)
     file.write_bytes(b"x" * NBYTES)
     for _ in range(2):
         assert misfit(checked, file, compute) == zlib.crc32(b"x" * NBYTES)
@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_found_each_time(file):
 
 
 def test_a_file_that_was_written_to_is_read_again(file):
-    checked, compute = Checked(), Reading(file)
+    checked, compute = CheckedBytes(), Reading(file)
     assert misfit(checked, file, compute) is None
     file.write_bytes(b"x" * NBYTES)
     os.utime(file, ns=(1, 1))  # the clock of a file system may stand still for a while
@@ -60,15 +60,15 @@ def test_a_file_that_was_written_to_is_read_again(file):
 
 
 def test_few_bytes_are_not_remembered(file):
-    checked, compute = Checked(), Reading(file)
+    checked, compute = CheckedBytes(), Reading(file)
     for _ in range(2):
         assert misfit(checked, file, compute, nbytes=NBYTES - 1) is None
     assert compute.times == 2
 
 
 def test_what_is_remembered_does_not_grow_without_end(file, monkeypatch):
-    monkeypatch.setattr(checksums, "_MOST_KEPT", 4)
-    checked = Checked()
+    monkeypatch.setattr(tensor_bytes, "_MOST_KEPT", 4)
+    checked = CheckedBytes()
     for begin in range(10):
         assert checked.misfit(file, begin, NBYTES, 7, lambda: 7) is None
     assert len(checked._known) <= 4

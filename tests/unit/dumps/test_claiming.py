@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
+from paritas.files.records import Header
 from unit.dumps.entries import abandon, write_dump
 
 VALUES = [torch.arange(4.0)]

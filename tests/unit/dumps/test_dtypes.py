@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.dumps.dtypes import (
+from paritas.errors import UsageError
+from paritas.files.dtypes import (
     as_stored,
     digest,
     in_safetensors,
@@ -13,7 +14,6 @@ from paritas.dumps.dtypes import (
     stored_dtype,
     stored_shape,
 )
-from paritas.errors import UsageError
 from unit.dumps.entries import DTYPES, PLAIN, QUANTISED, bits, filled
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.dtypes import as_stored, digest
-from paritas.dumps.msit_layout import NpyTree, call_name, is_of_tree, model_name, read_npy
+from paritas.compat.npy_tree import NpyTree, call_name, is_of_tree, model_name, read_npy
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header, Record, Site, TensorFacts
-from paritas.dumps.writing import DumpWriter, Entry
+from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.records import Entry, Header, Record, Site, TensorFacts
 
 TIME = r"\d{20}"
 

@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.dtypes import as_stored
-from paritas.dumps.npy_files import (
-    array_of,
-    array_of_value,
-    read_array,
-    tensor_of,
-    write_array,
-)
-from paritas.dumps.records import TensorFacts
+from paritas.compat.npy_tree import array_of, array_of_value, read_array, tensor_of, write_array
 from paritas.errors import ParitasError
+from paritas.files.dtypes import as_stored
+from paritas.files.records import TensorFacts
 
 QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 DTYPES = sorted(

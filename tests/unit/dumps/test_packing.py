@@ -9,8 +9,14 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
-from paritas.dumps.dtypes import digest, in_safetensors, raw_bytes
-from paritas.dumps.packing import PackedFile, Piece, complete, header_room, is_complete
+from paritas.files.dtypes import digest, in_safetensors, raw_bytes
+from paritas.files.safetensors_files import (
+    PackedFile,
+    PackedPiece,
+    complete,
+    header_room,
+    is_complete,
+)
 from unit.dumps.entries import PLAIN, bits, filled
 
 SHAPES = [(3, 2), (5,), (), (0, 4)]
@@ -192,7 +198,7 @@ def test_a_file_that_was_left_open_is_completed_from_its_index(tmp_path):
     file._file.write(b"half a payload")
     file._file.close()
     pieces = [
-        Piece(key, tensor.dtype, tuple(tensor.shape), begin, tensor.nbytes)
+        PackedPiece(key, tensor.dtype, tuple(tensor.shape), begin, tensor.nbytes)
         for (key, begin), tensor in zip(places, tensors.values(), strict=True)
     ]
     complete(tmp_path / "data", reversed(pieces))
@@ -204,7 +210,7 @@ def test_a_file_that_was_left_open_is_completed_from_its_index(tmp_path):
 def test_pieces_that_overlap_are_not_made_a_header_of(tmp_path):
     file, [(_, begin)] = pack(tmp_path / "data", {"x": torch.ones(4)})
     file._file.close()
-    pieces = [Piece(key, torch.float32, (4,), begin, 16) for key in "xy"]
+    pieces = [PackedPiece(key, torch.float32, (4,), begin, 16) for key in "xy"]
     with pytest.raises(ValueError, match="y begins at 65536, before byte 65552"):
         complete(tmp_path / "data", pieces)
     (tmp_path / "short").write_bytes(b"")

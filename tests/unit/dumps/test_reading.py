@@ -12,9 +12,9 @@ from safetensors import safe_open
 
 from paritas.dumps import index
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
+from paritas.files.records import Header
 from unit.dumps.entries import abandon, entry_of, site, write_dump
 
 VALUES = [torch.arange(4.0) + number for number in range(3)]

@@ -11,8 +11,8 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from paritas.dumps.opening import open_dump
-from paritas.dumps.remote import is_url, local_copy, write_to
 from paritas.errors import UsageError
+from paritas.files.trees import is_url, local_copy, write_to
 from unit.dumps.entries import write_dump
 
 BLOCKS = bytes(range(256)) * 40_000  # more than two blocks

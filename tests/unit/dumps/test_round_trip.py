@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header, Placement
-from paritas.dumps.writing import DumpWriter, Entry
+from paritas.dumps.writing import DumpWriter
+from paritas.files.records import Entry, Header, Placement
 from paritas.numerics.statistics import Statistics
 from unit.dumps.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
 

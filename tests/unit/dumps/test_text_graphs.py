@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paritas.dumps.text_graphs import (
+from paritas.compat.ge_writing import (
     FusedFacts,
     NodeFacts,
     ValueFacts,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritas.dumps import mapped_files
-from paritas.dumps.mapped_files import OpenFiles
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header
 from paritas.errors import UsageError
+from paritas.files import tensor_bytes
+from paritas.files.records import Header
+from paritas.files.tensor_bytes import OpenFiles
 from unit.dumps.entries import PLAIN, bits, entry_of, filled, write_dump
 
 LAYOUTS = ("packed", "msit")
@@ -24,11 +24,11 @@ LAYOUTS = ("packed", "msit")
 @pytest.fixture
 def maps_all(monkeypatch):
     """However few the bytes, they are mapped."""
-    monkeypatch.setattr(mapped_files, "LEAST_MAPPED", 1)
+    monkeypatch.setattr(tensor_bytes, "LEAST_MAPPED", 1)
 
 
 def mapped() -> int:
-    return len(mapped_files._mapped)
+    return len(tensor_bytes._mapped)
 
 
 def descriptors() -> list[int]:
@@ -46,7 +46,7 @@ def dump_of(path, tensors, layout="packed"):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("least", [1, 1 << 30])
 def test_every_dtype_is_what_read_gives(tmp_path, monkeypatch, layout, least):
-    monkeypatch.setattr(mapped_files, "LEAST_MAPPED", least)
+    monkeypatch.setattr(tensor_bytes, "LEAST_MAPPED", least)
     # An odd number of bytes before each, and an empty one among them.
     tensors = [filled(dtype, (3, 4), seed=1) for dtype in PLAIN]
     tensors += [torch.zeros(3, dtype=torch.uint8), torch.zeros(0, 3), torch.tensor(2.0)]
@@ -69,7 +69,7 @@ def test_a_quantised_tensor_is_the_numbers_that_it_stands_for(tmp_path, maps_all
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_many_bytes_are_mapped_and_few_are_read(tmp_path, layout):
-    few, many = torch.arange(8.0), torch.arange(mapped_files.LEAST_MAPPED / 4)
+    few, many = torch.arange(8.0), torch.arange(tensor_bytes.LEAST_MAPPED / 4)
     dump = dump_of(tmp_path / "dump", [few, many], layout)
     before = mapped()
     views = [dump.view(record) for record in dump.records()]
@@ -188,7 +188,7 @@ def test_few_files_are_kept_open_and_all_are_closed_in_the_end(tmp_path):
 def test_threads_may_share_the_files(tmp_path, monkeypatch, has_preadv):
     """40 files of which 16 stay open, 8 threads, seed 0."""
     if not has_preadv:
-        monkeypatch.setattr(mapped_files, "_preadv", None)
+        monkeypatch.setattr(tensor_bytes, "_preadv", None)
     for number in range(40):
         (tmp_path / str(number)).write_bytes(bytes([number]) * 3000)
     files = OpenFiles()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paritas.dumps import mapped_files
 from paritas.dumps.opening import open_dump
 from paritas.errors import UsageError
+from paritas.files import tensor_bytes
 from unit.dumps.entries import bits
 from unit.dumps.foreign import ge_files as ge
 from unit.dumps.foreign.msprobe_dumps import linear_program
@@ -23,7 +23,7 @@ VALUES = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(autouse=True)
 def maps_all(monkeypatch):
     """However few the bytes, they are mapped."""
-    monkeypatch.setattr(mapped_files, "LEAST_MAPPED", 1)
+    monkeypatch.setattr(tensor_bytes, "LEAST_MAPPED", 1)
 
 
 def mapped_in(path) -> dict[str, bool]:
@@ -33,9 +33,9 @@ def mapped_in(path) -> dict[str, bool]:
     for record in dump.records():
         if record.tensor is None:
             continue
-        before = len(mapped_files._mapped)
+        before = len(tensor_bytes._mapped)
         view = dump.view(record)
-        found[record.site.name] = len(mapped_files._mapped) > before
+        found[record.site.name] = len(tensor_bytes._mapped) > before
         read = dump.read(record)
         assert (view.dtype, view.shape, view.stride()) == (read.dtype, read.shape, read.stride())
         assert bits(view) == bits(read), record.id

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paritas.dumps import volumes
+from paritas.dumps import writing
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header
-from paritas.dumps.writing import DumpWriter, Entry, run_identity
+from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
+from paritas.files.folders import run_identity
+from paritas.files.records import Entry, Header
 from unit.dumps.entries import abandon, entry_of, site, write_dump
 
 HEADER = Header(run="a" * 32)
@@ -154,7 +155,7 @@ def test_after_a_failure_what_was_written_is_read_and_the_dump_is_not_called_clo
         file.write(bytes(data)[: whole // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("paritas.dumps.packing.write_whole", full)
+    monkeypatch.setattr("paritas.files.safetensors_files.write_whole", full)
     expected = rf"cannot write to {tmp_path}/rank0 \(16 bytes more\): No space left on device"
     with pytest.raises(ParitasError, match=expected):
         writer.add(entry_of(torch.zeros(4), sequence=1, name="y"))
@@ -182,7 +183,7 @@ def test_half_an_index_line_is_taken_back(tmp_path, monkeypatch):
         file.write(bytes(data)[: whole // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(volumes, "write_whole", full)
+    monkeypatch.setattr(writing, "write_whole", full)
     with pytest.raises(ParitasError, match="No space left"):
         writer.add(entry_of(torch.zeros(4), sequence=1))
     monkeypatch.undo()

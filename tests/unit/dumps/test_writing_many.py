@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from paritas.dumps import packing, writing
-from paritas.dumps.dtypes import digest
+from paritas.dumps import writing
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Header, Site, TensorFacts
-from paritas.dumps.volumes import Volume
-from paritas.dumps.writing import DumpWriter, Entry
+from paritas.dumps.writing import DumpWriter, Volume
 from paritas.errors import ParitasError
+from paritas.files import safetensors_files
+from paritas.files.dtypes import digest
+from paritas.files.records import Entry, Header, Site, TensorFacts
 
 HEADER = Header(run="r")
 
@@ -98,14 +98,14 @@ def test_an_index_that_is_full_takes_the_lines_that_fit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("taken", [0, 8, 16, 40, 95])
 def test_a_disk_that_fills_up_keeps_what_it_took_whole(tmp_path, monkeypatch, taken):
     writer = DumpWriter(tmp_path, HEADER)
-    write = packing._write_all
+    write = safetensors_files._write_all
 
     def full(file, buffers):
         room = b"".join(bytes(memoryview(data).cast("B")) for data in buffers)[:taken]
         write(file, [room])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(packing, "_write_all", full)
+    monkeypatch.setattr(safetensors_files, "_write_all", full)
     with pytest.raises(ParitasError, match=r"16 bytes more\): No space left"):
         writer.add_many(entries(6))
     monkeypatch.undo()

@@ -6,14 +6,12 @@ import dataclasses
 
 import torch
 
-from paritas.graphs.calls import GraphCall
-from paritas.graphs.grouping import calls_digest, group_calls, values_digest
-from paritas.graphs.settings import Settings
+from paritas.graphs.calls import GraphCall, GraphSettings, calls_digest, group_calls, values_digest
 from unit.graphs.small_graphs import RIGHT, WRONG, graph, idle, linear, relu, value
 
 
 def test_identical_calls_are_one_group_with_all_their_sites():
-    groups = group_calls(graph(linear(0), relu(1), linear(2), idle(3)), Settings())
+    groups = group_calls(graph(linear(0), relu(1), linear(2), idle(3)), GraphSettings())
     assert [[call.position for call in group.calls] for group in groups] == [[0, 2], [1], [3]]
     assert [site.node for site in groups[0].sites] == ["linear_0", "linear_2"]
     assert groups[0].sites[1].source == "model.py:12"
@@ -27,7 +25,7 @@ def test_another_shape_annotation_or_plain_argument_is_another_group():
         )
 
     calls = (linear(0, RIGHT), linear(1, WRONG), linear(2, width=16), summed(3, 0), summed(4, 1))
-    assert len(group_calls(graph(*calls), Settings())) == len(calls)
+    assert len(group_calls(graph(*calls), GraphSettings())) == len(calls)
 
 
 def test_a_graph_is_told_by_its_calls_and_not_by_where_its_functions_lie():

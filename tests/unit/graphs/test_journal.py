@@ -5,22 +5,30 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from paritas.dumps.locks import Lock
 from paritas.errors import UsageError
-from paritas.graphs.journal import LOCK, NAME, About, Journal
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, OperatorResult, OptionResult, Outcome, Site
+from paritas.files.folders import Lock
+from paritas.graphs.results_folder import JOURNAL_LOCK, JOURNAL_NAME, About, GraphJournal
+from paritas.results.findings import Status
+from paritas.results.graph_reports import (
+    CallOutcome,
+    CallSite,
+    GraphReport,
+    OperatorResult,
+    OptionResult,
+)
 
 ABOUT = About(graph="model.pt2", calls="abc", settings={"ranks": "2"}, versions={"torch": "2.13.0"})
 OTHER = msgspec.structs.replace(ABOUT, graph="other.pt2", calls="xyz")
 
 
 def opened(folder, about=ABOUT, **more):
-    return Journal(folder, about, GraphReport(graph=about.graph, kind="fx", ended=False), **more)
+    return GraphJournal(
+        folder, about, GraphReport(graph=about.graph, kind="fx", ended=False), **more
+    )
 
 
-def result(key, outcome=Outcome.VERIFIED, **more):
-    site = Site(position=0, node="mm")
+def result(key, outcome=CallOutcome.VERIFIED, **more):
+    site = CallSite(position=0, node="mm")
     return OperatorResult(
         key=key,
         operator="aten.mm.default",
@@ -67,7 +75,7 @@ def test_figures_that_are_no_numbers_come_back(tmp_path):
 
 def test_a_last_line_that_was_cut_short_is_dropped_with_a_note_and_the_rest_goes_on(tmp_path):
     write(tmp_path, "one", "two")
-    path = tmp_path / NAME
+    path = tmp_path / JOURNAL_NAME
     path.write_bytes(path.read_bytes()[:-20])
     with opened(tmp_path) as journal:
         assert list(journal.finished) == ["one"]
@@ -80,7 +88,7 @@ def test_a_last_line_that_was_cut_short_is_dropped_with_a_note_and_the_rest_goes
 
 
 def test_a_journal_whose_first_line_was_cut_short_starts_anew(tmp_path):
-    (tmp_path / NAME).write_bytes(b'{"format": 1, "ab')
+    (tmp_path / JOURNAL_NAME).write_bytes(b'{"format": 1, "ab')
     with opened(tmp_path) as journal:
         assert not journal.finished
     write(tmp_path, "one")
@@ -90,7 +98,7 @@ def test_a_journal_whose_first_line_was_cut_short_starts_anew(tmp_path):
 
 def test_a_damaged_line_in_the_middle_is_refused(tmp_path):
     write(tmp_path, "one", "two")
-    path = tmp_path / NAME
+    path = tmp_path / JOURNAL_NAME
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"{}]\n", *lines[2:]]))
     with pytest.raises(UsageError, match=r"line 2 is damaged .*--overwrite"):
@@ -175,8 +183,8 @@ def test_how_a_run_ended_is_told_of_its_graph_later(tmp_path):
 def test_what_was_verified_for_another_graph_is_known_and_nothing_else_is(tmp_path):
     with opened(tmp_path) as journal:
         journal.finish(result("right"))
-        journal.finish(result("wrong", Outcome.FAILED))
-        journal.finish(result("silent", Outcome.NOTHING))
+        journal.finish(result("wrong", CallOutcome.FAILED))
+        journal.finish(result("silent", CallOutcome.NOTHING))
     with opened(tmp_path, OTHER) as journal:
         found, graph = journal.verified_elsewhere("right")
         assert (found.key, graph) == ("right", "model.pt2")
@@ -212,16 +220,18 @@ def test_starting_anew_because_of_other_settings_says_what_else_that_drops(tmp_p
 
 def test_a_journal_of_an_older_format_or_of_another_program_is_refused(tmp_path):
     for text in (b'{"format":1,"about":null}\n', b'{"entry": "somebody else\'s"}\n', b"notes\n"):
-        (tmp_path / NAME).write_bytes(text)
+        (tmp_path / JOURNAL_NAME).write_bytes(text)
         with pytest.raises(UsageError, match="line 1 is damaged or of another version"):
             opened(tmp_path)
-        assert (tmp_path / NAME).read_bytes() == text
+        assert (tmp_path / JOURNAL_NAME).read_bytes() == text
 
 
 def test_a_lock_that_was_taken_in_between_is_seen(tmp_path, monkeypatch):
     """Two runs that start at once: whoever is second must not find out too late."""
-    held = Lock(tmp_path / LOCK)
-    monkeypatch.setattr("paritas.graphs.journal.is_locked", lambda path: False, raising=False)
+    held = Lock(tmp_path / JOURNAL_LOCK)
+    monkeypatch.setattr(
+        "paritas.graphs.results_folder.is_locked", lambda path: False, raising=False
+    )
     with pytest.raises(UsageError, match="another process writes its results there"):
         opened(tmp_path)
     held.release()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.calls import GraphCall, TensorValue
-from paritas.graphs.operators.checking import check_call
-from paritas.graphs.settings import Settings
-from paritas.numerics.graph_reports import Outcome
+from paritas.graphs.calls import GraphCall, GraphSettings, TensorValue
+from paritas.graphs.checking import check_call
+from paritas.results.graph_reports import CallOutcome
 
 
 def value(name, *shape, dtype=torch.float32):
@@ -17,7 +16,7 @@ def value(name, *shape, dtype=torch.float32):
 
 def capped(operator, *args, cap=64, annotation=None, **kwargs):
     call = GraphCall(0, "node", operator, args=args, kwargs=kwargs, annotation=annotation)
-    return check_call(call, Settings(cap=cap, seed=0))
+    return check_call(call, GraphSettings(cap=cap, seed=0))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def capped(operator, *args, cap=64, annotation=None, **kwargs):
 )
 def test_lengths_that_belong_together_shrink_together(note, operator, args, kwargs):
     result = capped(operator, *args, **kwargs)
-    assert result.outcome is Outcome.VERIFIED, result.reason
+    assert result.outcome is CallOutcome.VERIFIED, result.reason
     assert result.notes[0] == note
 
 
@@ -87,7 +86,7 @@ def test_a_call_that_would_not_run_keeps_its_shapes():
 def test_an_annotation_with_a_number_in_it_still_fits():
     rule = "a (b 100) -> a b 100 ; size[0]=a, size[1]=b"
     result = capped("torch.Tensor.view", value("x", 4, 200), annotation=rule, size=(4, 2, 100))
-    assert result.outcome is Outcome.VERIFIED, result.reason
+    assert result.outcome is CallOutcome.VERIFIED, result.reason
 
 
 def test_nothing_is_said_where_nothing_is_too_long():

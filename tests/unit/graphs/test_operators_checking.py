@@ -7,12 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from paritas.graphs.calls import GraphCall, TensorValue
-from paritas.graphs.operators.checking import check_call
-from paritas.graphs.operators.values import CallValues
-from paritas.graphs.settings import Settings
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import Outcome
+from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue
+from paritas.graphs.checking import check_call
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome
 
 X = TensorValue("x", (4, 8), torch.float32)
 W = TensorValue("w", (8, 8), torch.float32)
@@ -22,15 +20,15 @@ LINEAR = GraphCall(
 
 
 def test_idle_calls_and_obstacles_keep_their_reasons():
-    idle = check_call(dataclasses.replace(LINEAR, idle="takes a tuple apart"), Settings())
-    assert (idle.outcome, idle.reason) == (Outcome.NOTHING, "takes a tuple apart")
-    blocked = check_call(dataclasses.replace(LINEAR, obstacle="a sparse tensor"), Settings())
-    assert (blocked.outcome, blocked.reason) == (Outcome.UNSUPPORTED, "a sparse tensor")
+    idle = check_call(dataclasses.replace(LINEAR, idle="takes a tuple apart"), GraphSettings())
+    assert (idle.outcome, idle.reason) == (CallOutcome.NOTHING, "takes a tuple apart")
+    blocked = check_call(dataclasses.replace(LINEAR, obstacle="a sparse tensor"), GraphSettings())
+    assert (blocked.outcome, blocked.reason) == (CallOutcome.UNSUPPORTED, "a sparse tensor")
 
 
 def test_a_right_call_is_verified_with_losses_and_gradients():
-    result = check_call(LINEAR, Settings(seed=0, ranks=(2, 4)))
-    assert result.outcome is Outcome.VERIFIED
+    result = check_call(LINEAR, GraphSettings(seed=0, ranks=(2, 4)))
+    assert result.outcome is CallOutcome.VERIFIED
     assert result.reason == ""
     site = result.sites[0]
     assert (site.position, site.node, site.source, site.module) == (
@@ -55,8 +53,8 @@ def test_a_right_call_is_verified_with_losses_and_gradients():
 
 def test_a_wrong_claim_says_by_what_a_gradient_is_wrong():
     call = dataclasses.replace(LINEAR, annotation="a k^, n k^ : /a -> a n")
-    result = check_call(call, Settings(seed=0))
-    assert result.outcome is Outcome.FAILED
+    result = check_call(call, GraphSettings(seed=0))
+    assert result.outcome is CallOutcome.FAILED
     wrong = result.failures[0]
     assert wrong.split == "split by a"
     assert wrong.gradients.startswith("1 equal; gradient of args[1]: different")
@@ -67,7 +65,7 @@ def test_a_wrong_claim_says_by_what_a_gradient_is_wrong():
 def test_a_doubled_bias_shows_in_the_loss():
     bias = TensorValue("b", (8,), torch.float32)
     call = dataclasses.replace(LINEAR, args=(X, W, bias), annotation="a k+, n k+, n -> a n")
-    wrong = check_call(call, Settings(seed=0)).failures[0]
+    wrong = check_call(call, GraphSettings(seed=0)).failures[0]
     assert wrong.loss_whole != pytest.approx(wrong.loss_split)
     assert "gradient of args[2]: different, 2x" in wrong.gradients
 
@@ -81,8 +79,8 @@ def test_a_doubled_bias_shows_in_the_loss():
     ],
 )
 def test_a_claim_that_does_not_fit_is_a_failure_of_the_graph(annotation, reason):
-    result = check_call(dataclasses.replace(LINEAR, annotation=annotation), Settings())
-    assert result.outcome is Outcome.FAILED
+    result = check_call(dataclasses.replace(LINEAR, annotation=annotation), GraphSettings())
+    assert result.outcome is CallOutcome.FAILED
     assert reason in result.reason
     assert result.options[0].status is Status.DIFFERENT
     assert result.options[0].rule == annotation
@@ -92,7 +90,7 @@ def test_sources_of_options():
     call = dataclasses.replace(LINEAR, annotation="a k^, n k^ -> a n")
 
     def origins(options):
-        return [one.origin for one in check_call(call, Settings(options=options)).options]
+        return [one.origin for one in check_call(call, GraphSettings(options=options)).options]
 
     assert origins(None) == ["declared", "declared"]
     assert origins("declared") == ["declared", "declared"]
@@ -104,29 +102,29 @@ def test_sources_of_options():
 
 def test_no_rule_is_nothing_to_check_and_says_what_to_do():
     call = GraphCall(0, "n", "my.op", args=(X,), function=lambda x: x * 2)
-    result = check_call(call, Settings())
-    assert result.outcome is Outcome.NOTHING
+    result = check_call(call, GraphSettings())
+    assert result.outcome is CallOutcome.NOTHING
     assert result.reason == (
         "the library has no rule for such a call of my.op; --options discover looks for one"
     )
-    assert check_call(call, Settings(options="discover")).outcome is Outcome.VERIFIED
+    assert check_call(call, GraphSettings(options="discover")).outcome is CallOutcome.VERIFIED
 
 
 def test_what_is_too_short_is_left_out_and_told():
-    result = check_call(LINEAR, Settings(ranks=(8,)))
-    assert result.outcome is Outcome.VERIFIED
+    result = check_call(LINEAR, GraphSettings(ranks=(8,)))
+    assert result.outcome is CallOutcome.VERIFIED
     assert "left out: m0 has length 4, too short for 8 ranks" in result.notes
     short = TensorValue("x", (1, 1), torch.float32)
-    none = check_call(GraphCall(0, "n", "torch.relu", args=(short,)), Settings())
-    assert none.outcome is Outcome.NOTHING
+    none = check_call(GraphCall(0, "n", "torch.relu", args=(short,)), GraphSettings())
+    assert none.outcome is CallOutcome.NOTHING
 
 
 def test_a_mean_of_unequal_parts_is_nobody_s_claim():
     call = GraphCall(0, "n", "torch.mean", args=(X,), kwargs={"dim": 1})
     for annotation in (None, "a b+avg -> a"):
         asked = dataclasses.replace(call, annotation=annotation)
-        result = check_call(asked, Settings(ranks=(3,)))
-        assert result.outcome is Outcome.VERIFIED, result.reason
+        result = check_call(asked, GraphSettings(ranks=(3,)))
+        assert result.outcome is CallOutcome.VERIFIED, result.reason
         assert any("unequal parts" in note for note in result.notes)
 
 
@@ -141,17 +139,17 @@ def test_a_declared_split_is_a_claim_about_equal_parts():
         kwargs={"groups": 8, "stride": 1},
         annotation="n c _, c 1 _ -> n c _",
     )
-    result = check_call(call, Settings(ranks=(3,)))
-    assert result.outcome is Outcome.NOTHING
+    result = check_call(call, GraphSettings(ranks=(3,)))
+    assert result.outcome is CallOutcome.NOTHING
     assert "the parts would not be equal" in result.reason
 
 
 def test_an_operator_that_fails_by_itself_is_unsupported():
     odd = TensorValue("w", (6, 5), torch.float32)
     result = check_call(
-        GraphCall(0, "n", "torch.mm", args=(X, odd), annotation="a b, c d -> a d"), Settings()
+        GraphCall(0, "n", "torch.mm", args=(X, odd), annotation="a b, c d -> a d"), GraphSettings()
     )
-    assert result.outcome is Outcome.UNSUPPORTED
+    assert result.outcome is CallOutcome.UNSUPPORTED
     assert "the operator itself fails: RuntimeError: mat1 and mat2 shapes" in result.reason
 
 
@@ -160,8 +158,8 @@ def test_whatever_is_raised_becomes_the_result():
         raise SystemError("out of order")
 
     call = GraphCall(0, "n", "my.op", args=(X,), function=broken, annotation="a b -> a b")
-    result = check_call(call, Settings())
-    assert result.outcome is Outcome.UNSUPPORTED
+    result = check_call(call, GraphSettings())
+    assert result.outcome is CallOutcome.UNSUPPORTED
     assert "SystemError: out of order" in result.reason
 
 
@@ -171,21 +169,21 @@ def test_an_interrupt_passes():
 
     call = GraphCall(0, "n", "my.op", args=(X,), function=interrupted, annotation="a b -> a b")
     with pytest.raises(KeyboardInterrupt):
-        check_call(call, Settings())
+        check_call(call, GraphSettings())
 
 
 def test_what_takes_too_much_memory_is_told_before_it_is_made():
     huge = TensorValue("x", (1 << 20, 1 << 12), torch.float32)
-    result = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), Settings())
-    assert result.outcome is Outcome.UNSUPPORTED
+    result = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), GraphSettings())
+    assert result.outcome is CallOutcome.UNSUPPORTED
     assert result.reason == (
         "its values take 32 GiB, 64 GiB with those of 2 ranks, more than the 4 GiB allowed; "
         "--cap N checks it with shorter dimensions"
     )
     grown = GraphCall(0, "n", "torch.Tensor.repeat", args=(X, 1 << 20, 1 << 12))
-    assert "--cap N" in check_call(grown, Settings()).reason
-    small = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), Settings(cap=16))
-    assert small.outcome is Outcome.VERIFIED
+    assert "--cap N" in check_call(grown, GraphSettings()).reason
+    small = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), GraphSettings(cap=16))
+    assert small.outcome is CallOutcome.VERIFIED
 
 
 def test_recorded_values_are_used_as_they_are():
@@ -197,8 +195,8 @@ def test_recorded_values_are_used_as_they_are():
 
     recorded = torch.arange(32.0).reshape(4, 8)
     call = GraphCall(0, "n", "my.op", args=(X,), function=op, annotation="a b -> a b")
-    result = check_call(call, Settings(), CallValues((recorded,)))
-    assert result.outcome is Outcome.VERIFIED
+    result = check_call(call, GraphSettings(), CallValues((recorded,)))
+    assert result.outcome is CallOutcome.VERIFIED
     assert any(torch.equal(one, recorded) for one in seen)
     assert result.notes == ("values recorded from a run of the graph",)
 
@@ -207,7 +205,7 @@ def test_the_process_is_left_as_it_was():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     call = GraphCall(0, "n", "torch.nn.functional.dropout", args=(X,), kwargs={"training": True})
-    assert check_call(call, Settings()).outcome is Outcome.VERIFIED
+    assert check_call(call, GraphSettings()).outcome is CallOutcome.VERIFIED
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_default_dtype() is torch.float32
 
@@ -216,17 +214,17 @@ def test_a_device_of_another_machine_is_read_as_this_one():
     call = GraphCall(
         0, "n", "torch.Tensor.to", args=(X,), kwargs={"device": torch.device("cuda:3")}
     )
-    assert check_call(call, Settings(options="discover")).outcome is Outcome.VERIFIED
+    assert check_call(call, GraphSettings(options="discover")).outcome is CallOutcome.VERIFIED
 
 
 def test_a_list_of_tensors_and_a_write_in_place():
     pair = [X, dataclasses.replace(X, name="y")]
     assert (
-        check_call(GraphCall(0, "n", "aten.cat.default", args=(pair, 1)), Settings()).outcome
-        is Outcome.VERIFIED
+        check_call(GraphCall(0, "n", "aten.cat.default", args=(pair, 1)), GraphSettings()).outcome
+        is CallOutcome.VERIFIED
     )
-    added = check_call(GraphCall(0, "n", "aten.add_.Tensor", args=tuple(pair)), Settings())
-    assert added.outcome is Outcome.VERIFIED
+    added = check_call(GraphCall(0, "n", "aten.add_.Tensor", args=tuple(pair)), GraphSettings())
+    assert added.outcome is CallOutcome.VERIFIED
     assert len(added.options) == 2
 
 
@@ -238,12 +236,12 @@ def test_what_is_not_split_is_run_once_for_all_splits():
         return x * 2
 
     call = GraphCall(0, "n", "my.op", args=(X,), function=op, annotation="a b -> a b")
-    result = check_call(call, Settings(ranks=(2, 4)))
+    result = check_call(call, GraphSettings(ranks=(2, 4)))
     assert len(result.options) == 4
     assert wholes == [torch.float32, torch.float64]
 
 
 def test_other_shapes_than_the_graph_has_are_told():
     out = TensorValue("y", (4, 9), torch.float32)
-    result = check_call(dataclasses.replace(LINEAR, outputs=(out,)), Settings())
+    result = check_call(dataclasses.replace(LINEAR, outputs=(out,)), GraphSettings())
     assert "run here it gives [(4, 8)], where the graph has [(4, 9)]" in result.notes

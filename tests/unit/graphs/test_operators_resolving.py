@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.graphs.calls import GraphCall, TensorValue
-from paritas.graphs.operators.resolving import function_of, subject_of
-from paritas.graphs.operators.values import CallValues
+from paritas.graphs.calls import CallValues, GraphCall, TensorValue
+from paritas.graphs.operators import function_of, subject_of
 
 X = TensorValue("x", (4, 8), torch.float32)
 

@@ -6,9 +6,7 @@ import dataclasses
 
 import torch
 
-from paritas.graphs.calls import GraphCall, TensorValue
-from paritas.graphs.operators.signatures import key_of, signature_of
-from paritas.graphs.settings import Settings
+from paritas.graphs.calls import GraphCall, GraphSettings, TensorValue, key_of, signature_of
 from unit.graphs.small_graphs import relu
 
 X = TensorValue("x", (16, 8), torch.float32)
@@ -39,7 +37,7 @@ def test_a_long_signature_is_cut():
 
 
 def test_calls_that_ask_the_same_have_one_key():
-    settings = Settings()
+    settings = GraphSettings()
     y = dataclasses.replace(X, name="y")
     assert key_of(called(X, W), settings) == key_of(called(y, W), settings)
     other = dataclasses.replace(called(X, W), position=9, name="n", source="a.py:1", module="m")
@@ -47,7 +45,7 @@ def test_calls_that_ask_the_same_have_one_key():
 
 
 def test_calls_that_ask_something_else_have_other_keys():
-    settings = Settings()
+    settings = GraphSettings()
     y = dataclasses.replace(X, name="y")
     calls = [
         called(X, dim=0),
@@ -66,7 +64,7 @@ def test_calls_that_ask_something_else_have_other_keys():
         dataclasses.replace(called(X, dim=0), function=lambda x: x + 1),
     ]
     keys = {key_of(call, settings) for call in calls}
-    keys |= {key_of(calls[0], Settings(seed=1)), key_of(calls[0], Settings(ranks=(2, 4)))}
+    keys |= {key_of(calls[0], GraphSettings(seed=1)), key_of(calls[0], GraphSettings(ranks=(2, 4)))}
     assert len(keys) == len(calls) + 2
 
 
@@ -80,14 +78,14 @@ def test_functions_of_one_text_that_hold_other_values_are_others():
     def call(function):
         return relu(0, "mine.op", function)
 
-    assert key_of(call(times(2)), Settings()) == key_of(call(times(2)), Settings())
-    assert key_of(call(times(2)), Settings()) != key_of(call(times(3)), Settings())
-    before = key_of(call(plus), Settings())
+    assert key_of(call(times(2)), GraphSettings()) == key_of(call(times(2)), GraphSettings())
+    assert key_of(call(times(2)), GraphSettings()) != key_of(call(times(3)), GraphSettings())
+    before = key_of(call(plus), GraphSettings())
     plus.__defaults__ = (2,)
-    assert key_of(call(plus), Settings()) != before
+    assert key_of(call(plus), GraphSettings()) != before
 
 
 def test_another_device_or_real_ranks_are_another_question():
-    keys = {key_of(relu(0), Settings(**asked)) for asked in ({}, {"device": "cuda"})}
-    keys.add(key_of(relu(0), Settings(confirm="gloo")))
+    keys = {key_of(relu(0), GraphSettings(**asked)) for asked in ({}, {"device": "cuda"})}
+    keys.add(key_of(relu(0), GraphSettings(confirm="gloo")))
     assert len(keys) == 3

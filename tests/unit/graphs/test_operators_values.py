@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.calls import TensorValue
-from paritas.graphs.operators.values import draw_values, ungraded
+from paritas.graphs.calls import TensorValue, draw_values, ungraded
 
 
 def value(name, *shape, dtype=torch.float32, grad=True):

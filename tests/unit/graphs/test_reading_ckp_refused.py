@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
-from paritas.graphs.reading.checkpoints import read_checkpoint
+from paritas.graphs.checkpoints import read_checkpoint
 from unit.graphs.ckp_files import (
     BLOCK,
     GATHER,

@@ -10,7 +10,7 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph, TensorValue
-from paritas.graphs.reading.checkpoints import read_checkpoint
+from paritas.graphs.checkpoints import read_checkpoint
 from unit.graphs.ckp_files import Writer
 
 DIMOPS = "nnscaler.graph.function.dimops"

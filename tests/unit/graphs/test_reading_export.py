@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.graphs.reading.exported import read_exported
-from paritas.graphs.reading.exported_sources import source_of
-from paritas.graphs.reading.exported_symbols import Symbols, Unknown
-from paritas.graphs.reading.opening import open_graph
+from paritas.graphs.exported import read_exported, source_of
+from paritas.graphs.exported_values import Symbols, Unknown
+from paritas.graphs.opening import open_graph
 from unit.graphs.reading_models import Block, Branching, Cnn, Counting, calls_of
 
 

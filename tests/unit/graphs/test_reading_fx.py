@@ -9,7 +9,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from paritas.errors import UsageError
 from paritas.graphs.calls import TensorValue
-from paritas.graphs.reading.opening import open_graph
+from paritas.graphs.opening import open_graph
 from paritas.graphs.sampling import sample_values
 from unit.graphs.reading_models import Cnn
 

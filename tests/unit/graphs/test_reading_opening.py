@@ -16,7 +16,7 @@ from torch import nn
 
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph
-from paritas.graphs.reading.opening import open_graph
+from paritas.graphs.opening import open_graph
 from unit.graphs.test_reading_export import rewritten
 
 

@@ -11,7 +11,7 @@ import processes
 from paritas import Inputs, capture
 from paritas.errors import UsageError
 from paritas.graphs.calls import Graph, GraphCall, TensorValue
-from paritas.graphs.reading.opening import open_graph
+from paritas.graphs.opening import open_graph
 from paritas.graphs.sampling import sample_values, values_from_dump
 from unit.graphs.reading_models import Block, Cnn
 

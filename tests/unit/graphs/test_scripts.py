@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paritas.graphs.scripts.text import Facts, script_text
-from paritas.graphs.scripts.values import NoScriptError, function_text, literal
-from paritas.graphs.scripts.writing import stem_of, write_script
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.checking import check_recipe
+from paritas.graphs.results_folder import stem_of, write_script
+from paritas.graphs.script_text import Facts, NoScriptError, function_text, literal, script_text
+from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
-from paritas.partition.recipes import Concat, OperatorCall, Partial, Recipe, Same, Split
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import Concat, OperatorCall, Partial, Recipe, Same, Split
 
 SEED = 0
 
@@ -137,7 +136,7 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, monkeypatch, capsy
     call = OperatorCall(torch.mul, args, {}, name="torch.mul")
     recipe = Annotation.parse("a b, a b -> a b").recipe(call, Option(0, 0, 2))
     facts = Facts("torch.mul", call, recipe, 2, ("A failure.",))
-    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
     handed = write_script(tmp_path, "00_mul", facts, recorded=True)
     script = tmp_path / handed.path
     names = {"__name__": "script", "__file__": str(script)}
@@ -148,7 +147,8 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, monkeypatch, capsy
 
 def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "paritas.graphs.scripts.writing._tried", lambda script: "it exits with 0: no fault is seen"
+        "paritas.graphs.results_folder._try_script",
+        lambda script: "it exits with 0: no fault is seen",
     )
     handed = write_script(tmp_path, "00_linear", facts_of("bias once"))
     assert handed.path == "repro/00_linear.py"

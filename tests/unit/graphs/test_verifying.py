@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.graphs import verifying, working
-from paritas.graphs.reading.checkpoints import read_checkpoint
-from paritas.graphs.verifying import verify_graph
-from paritas.numerics.graph_reports import GraphReport, Outcome
+from paritas.graphs import verify
+from paritas.graphs.checkpoints import read_checkpoint
+from paritas.graphs.verify import verify_graph
 from paritas.partition.library import register, unregister
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.graphs.ckp_files import NORMS
 from unit.graphs.small_graphs import RIGHT, WRONG, graph, idle, linear, relu
 
@@ -43,20 +43,20 @@ class Elsewhere(Executor):
 @pytest.fixture
 def untried(monkeypatch):
     """Scripts are written, and taken at their word: to run each takes seconds."""
-    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
 
 
 @pytest.fixture
 def checked(monkeypatch):
     """The nodes that were checked, in their order."""
     nodes = []
-    check = working.check_call
+    check = verify.check_call
 
     def counted(call, settings, values=None):
         nodes.append(call.name)
         return check(call, settings, values)
 
-    monkeypatch.setattr(working, "check_call", counted)
+    monkeypatch.setattr(verify, "check_call", counted)
     return nodes
 
 
@@ -75,8 +75,8 @@ def test_every_call_is_accounted_for_and_identical_ones_are_checked_once(checked
     report = verify_graph(FINE)
     assert checked == ["linear_0", "relu_1", "item_3"]
     assert [[site.position for site in one.sites] for one in report.operators] == [[0, 2], [1], [3]]
-    assert report.counts()[Outcome.VERIFIED] == 3
-    assert report.counts()[Outcome.NOTHING] == 1
+    assert report.counts()[CallOutcome.VERIFIED] == 3
+    assert report.counts()[CallOutcome.NOTHING] == 1
     assert report.calls == sum(report.counts().values()) == 4
     assert report.exit_code == 0
     assert report.passed
@@ -87,7 +87,7 @@ def test_every_call_is_accounted_for_and_identical_ones_are_checked_once(checked
 def test_a_wrong_annotation_fails_with_its_source_line_and_a_script(tmp_path, untried):
     report = verify_graph(FAULTY, tmp_path)
     failed = report.operators[0]
-    assert failed.outcome is Outcome.FAILED
+    assert failed.outcome is CallOutcome.FAILED
     assert [site.source for site in failed.sites] == ["model.py:10", "model.py:12"]
     assert failed.script == "repro/00_linear.py"
     text = (tmp_path / failed.script).read_text()
@@ -124,7 +124,10 @@ def test_a_graph_without_calls_is_no_success():
 
 def test_an_operator_that_paritas_does_not_run_is_unsupported_and_the_rest_is_checked():
     report = verify_graph(graph(relu(0, "os.system"), relu(1)))
-    assert [one.outcome for one in report.operators] == [Outcome.UNSUPPORTED, Outcome.VERIFIED]
+    assert [one.outcome for one in report.operators] == [
+        CallOutcome.UNSUPPORTED,
+        CallOutcome.VERIFIED,
+    ]
     assert "os.system" in report.operators[0].reason
     assert report.exit_code == 3
 
@@ -133,9 +136,9 @@ def test_a_fault_of_our_own_becomes_the_operators_result(monkeypatch):
     def broken(call, settings, values=None):
         raise RuntimeError("no such thing\nsecond line")
 
-    monkeypatch.setattr(working, "check_call", broken)
+    monkeypatch.setattr(verify, "check_call", broken)
     [one] = verify_graph(graph(relu(0))).operators
-    assert one.outcome is Outcome.UNSUPPORTED
+    assert one.outcome is CallOutcome.UNSUPPORTED
     assert one.reason == "checking it raised RuntimeError: no such thing"
 
 
@@ -309,9 +312,9 @@ def test_an_outdir_that_is_a_file_and_a_linked_folder_of_scripts_are_refused(tmp
 def test_a_worker_that_dies_costs_its_own_operator_alone():
     report = verify_graph(FINE, executor=Elsewhere(deadly=["relu_1"]), jobs=2)
     assert [one.outcome for one in report.operators] == [
-        Outcome.VERIFIED,
-        Outcome.UNSUPPORTED,
-        Outcome.NOTHING,
+        CallOutcome.VERIFIED,
+        CallOutcome.UNSUPPORTED,
+        CallOutcome.NOTHING,
     ]
     assert "the process that checked it died" in report.operators[1].reason
     assert "BrokenProcessPool" in report.operators[1].reason
@@ -322,7 +325,7 @@ def test_calls_travel_to_workers_but_for_functions_made_in_memory():
     own = relu(1, "own.f", lambda x: x.relu())
     report = verify_graph(graph(linear(0), own, idle(2)), executor=elsewhere, jobs=2)
     assert elsewhere.done == ["linear_0"]
-    assert [one.outcome for one in report.operators[:2]] == [Outcome.VERIFIED] * 2
+    assert [one.outcome for one in report.operators[:2]] == [CallOutcome.VERIFIED] * 2
 
 
 def test_threads_are_refused_because_they_share_the_random_state():
@@ -348,8 +351,8 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
     tmp_path, monkeypatch, checked
 ):
     """Which it may end again, at no cost to the others."""
-    key = verifying.group_calls(FINE, verifying.Settings())[1].key
-    begin = verifying.Journal.begin
+    key = verify.group_calls(FINE, verify.GraphSettings())[1].key
+    begin = verify.Journal.begin
 
     def die(self, one):
         begin(self, one)
@@ -357,16 +360,16 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
             raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(verifying.Journal, "begin", die)
+        patch.setattr(verify.Journal, "begin", die)
         with pytest.raises(SystemExit):
             verify_graph(FINE, tmp_path)
     isolated = []
 
     def away(work):
         isolated.append(work.call.name)
-        return working.check_work(work)
+        return verify.check_work(work)
 
-    monkeypatch.setattr(working, "_isolated", away)
+    monkeypatch.setattr(verify, "_check_isolated", away)
     report = verify_graph(FINE, tmp_path)
     assert isolated == ["relu_1"]
     assert report.passed
@@ -394,9 +397,9 @@ def test_a_checkpoint_with_batch_norm_and_instance_norm_is_verified(tmp_path):
     assert report.exit_code == 0
     outcomes = {one.operator.rpartition(".")[2]: one for one in report.operators}
     norm, instance = outcomes["wrap_batchnorm2d_func"], outcomes["wrap_instancenorm2d_func"]
-    assert (norm.outcome, norm.reason) == (Outcome.VERIFIED, "")
+    assert (norm.outcome, norm.reason) == (CallOutcome.VERIFIED, "")
     assert [option.split for option in norm.options] == ["split by n", "split by c"]
-    assert instance.outcome is Outcome.VERIFIED
+    assert instance.outcome is CallOutcome.VERIFIED
     assert instance.reason == (
         "outputs and gradients are right; after the call each rank has its own "
         "args[3] (running_mean), args[4] (running_var)"
@@ -412,5 +415,5 @@ def test_batch_norm_that_declares_no_exchange_fails(undiagnosed):
     norm = next(call for call in whole.calls if "batchnorm" in call.name)
     plain = dataclasses.replace(norm, annotation=norm.annotation.partition(" ;")[0])
     [one] = verify_graph(graph(plain), html=False).operators
-    assert one.outcome is Outcome.FAILED
+    assert one.outcome is CallOutcome.FAILED
     assert one.reason.startswith("split by n, 2 ranks: output: in float64")

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.checking.remembering import recall
+from paritas.checks.failures import recall_failed
 from paritas.errors import UsageError
-from paritas.minimizing.partitions import shrink_splits
-from paritas.minimizing.shrinking import NothingFailsError
-from paritas.minimizing.split_attempts import graph_call
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
-from paritas.partition.recipes import Concat, OperatorCall, Recipe, Same, Split
+from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
+from paritas.shrinking.partitions import graph_call, shrink_splits
+from paritas.shrinking.shrink import NothingFailsError
 
 if TYPE_CHECKING:
-    from paritas.numerics.findings import Verdict
+    from paritas.results.findings import Verdict
 
 K_IS_NOT_SUMMED = "m k, k n -> m n"
 ROWS = Recipe(((0, Split(0)),), (Concat(0),))
@@ -29,7 +28,7 @@ ROWS = Recipe(((0, Split(0)),), (Concat(0),))
 @pytest.fixture(autouse=True)
 def untried_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script is run in test_cli_partition.py; a process for each test here would take long."""
-    monkeypatch.setattr("paritas.graphs.scripts.writing._tried", lambda script: "")
+    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +136,7 @@ def test_a_tensor_that_is_given_twice_stays_one() -> None:
 
 
 def test_a_wrong_result_does_not_become_a_wrong_gradient(tmp_path) -> None:
-    (failed,) = recall(product({"idx": 0, "dim": 1}, annotation=K_IS_NOT_SUMMED))
+    (failed,) = recall_failed(product({"idx": 0, "dim": 1}, annotation=K_IS_NOT_SUMMED))
     assert {role for _, role in failed.kinds} == {"result", "gradient"}
     wanted = {(aspect, role) for aspect, role in failed.kinds if role == "gradient"}
     with pytest.raises(NothingFailsError, match="checked again, it is not wrong in the same way"):
@@ -174,7 +173,7 @@ def test_a_split_that_only_could_not_be_checked_is_nothing_to_shrink() -> None:
 
 def test_a_split_that_is_right_is_not_remembered() -> None:
     recipe = Recipe(((0, Split(0)),), (Concat(0),))
-    assert recall(check_recipe(call(torch.relu, drawn(4)), recipe)) == ()
+    assert recall_failed(check_recipe(call(torch.relu, drawn(4)), recipe)) == ()
 
 
 def test_a_verdict_that_is_gone_keeps_no_tensor_alive() -> None:
@@ -182,7 +181,7 @@ def test_a_verdict_that_is_gone_keeps_no_tensor_alive() -> None:
     kept = weakref.ref(x)
     verdict = check_recipe(call(centred, x), Recipe(((0, Split(0)),), (Same(),)))
     del x
-    assert recall(verdict)
+    assert recall_failed(verdict)
     del verdict
     gc.collect()
     assert kept() is None

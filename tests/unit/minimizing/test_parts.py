@@ -1,20 +1,19 @@
 import torch
 from torch import fx
 
-from paritas.minimizing.programs import Candidate, Program
-from paritas.minimizing.reducing.parts import islands
-from paritas.minimizing.reducing.recorded import record
-from paritas.minimizing.shrinking import shrink
+from paritas.shrinking.nodes import islands, record_values
+from paritas.shrinking.programs import Candidate, FailingProgram
+from paritas.shrinking.shrink import shrink
 from quality.faulty_backends import backend
 
 
 def traced(function, *inputs):
-    return Program(fx.symbolic_trace(function), inputs)
+    return FailingProgram(fx.symbolic_trace(function), inputs)
 
 
 def test_parts_side_by_side_do_not_write_to_one_tensor():
     program = traced(lambda x: (x.add_(1), x.mul(2)), torch.arange(3.0))
-    recorded = record(program)
+    recorded = record_values(program)
     add, _ = program.calls
     part = islands(program, recorded, [[add], [add]])
     first, second = part.program.inputs

@@ -3,12 +3,11 @@ import dataclasses
 import torch
 from torch import fx
 
-from paritas.minimizing.programs import Program, Signature, same_failure
-from paritas.minimizing.reducing.parts import part_of
-from paritas.minimizing.reducing.recorded import record
-from paritas.numerics.findings import Aspect, Status
+from paritas.results.findings import Aspect, Status
+from paritas.shrinking.nodes import extract_part, record_values
+from paritas.shrinking.programs import FailingProgram, FailureSignature, same_failure
 
-WRONG = Signature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output", kind="scale")
+WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output", kind="scale")
 
 
 def test_a_failure_is_told_from_others():
@@ -19,7 +18,7 @@ def test_a_failure_is_told_from_others():
         dataclasses.replace(WRONG, nonfinite=True),
         dataclasses.replace(WRONG, aspect=Aspect.SHAPE),
         dataclasses.replace(WRONG, status=Status.UNVERIFIED),
-        Signature(Status.DIFFERENT, Aspect.EXCEPTION, "exception", exception="KeyError"),
+        FailureSignature(Status.DIFFERENT, Aspect.EXCEPTION, "exception", exception="KeyError"),
         None,
     ):
         assert not same_failure(WRONG, other)
@@ -38,16 +37,16 @@ def test_a_part_is_given_what_its_operators_read_at_that_time():
         y.mul_(2)
         return torch.sin(y)
 
-    program = Program(fx.symbolic_trace(write), (torch.ones(3),))
-    recorded = record(program)
+    program = FailingProgram(fx.symbolic_trace(write), (torch.ones(3),))
+    recorded = record_values(program)
     (sin,) = program.graph.graph.find_nodes(op="call_function", target=torch.sin)
-    part = part_of(program, recorded, [sin])
+    part = extract_part(program, recorded, [sin])
     assert torch.equal(part.inputs[0], torch.full((3,), 4.0))
     assert torch.equal(part.graph(*part.inputs)[0], program.graph(*program.inputs))
 
 
 def test_equal_programs_on_other_values_are_other_queries():
     graph = fx.symbolic_trace(lambda x: x + 1)
-    one, other = Program(graph, (torch.ones(3),)), Program(graph, (torch.zeros(3),))
-    assert one.key == Program(graph, (torch.ones(3),)).key
+    one, other = FailingProgram(graph, (torch.ones(3),)), FailingProgram(graph, (torch.zeros(3),))
+    assert one.key == FailingProgram(graph, (torch.ones(3),)).key
     assert one.key != other.key

@@ -8,19 +8,17 @@ from safetensors.torch import load, save
 from torch import fx
 
 from paritas.errors import UsageError
-from paritas.minimizing import scripts
-from paritas.minimizing.programs import Candidate, Program, Signature
-from paritas.minimizing.script_inputs import input_lines
-from paritas.minimizing.scripts import write_script
-from paritas.numerics.diagnoses import Diagnosis, Pattern
-from paritas.numerics.findings import Aspect, Status
+from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
+from paritas.shrinking import scripts
+from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature
+from paritas.shrinking.scripts import input_lines, write_script
 from quality.faulty_backends import backend
 
-WRONG = Signature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
 
 
 def program_of(function, *inputs, **more):
-    return Program(fx.symbolic_trace(function), inputs, **more)
+    return FailingProgram(fx.symbolic_trace(function), inputs, **more)
 
 
 def sin(x):
@@ -151,6 +149,6 @@ def test_sub_graphs_are_refused_by_name(tmp_path):
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.get_attr("inner"), x))
-    program = Program(fx.GraphModule(Holder(), graph), (torch.ones(1),))
+    program = FailingProgram(fx.GraphModule(Holder(), graph), (torch.ones(1),))
     with pytest.raises(UsageError, match="holds sub-graphs"):
         write_script(program, Candidate(), WRONG, None, tmp_path / "repro.py")

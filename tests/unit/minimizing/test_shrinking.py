@@ -6,13 +6,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paritas.errors import UsageError
-from paritas.minimizing import shrinking
-from paritas.minimizing.capturing import capture_programs
-from paritas.minimizing.oracle import Oracle
-from paritas.minimizing.programs import Candidate, Signature
-from paritas.minimizing.scripts import write_script
-from paritas.minimizing.shrinking import shrink
-from paritas.numerics.findings import Aspect, Status
+from paritas.results.findings import Aspect, Status
+from paritas.shrinking import shrink as shrinking
+from paritas.shrinking.programs import Candidate, FailureSignature, Oracle
+from paritas.shrinking.scripts import write_script
+from paritas.shrinking.shrink import shrink
+from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
 
 
@@ -62,7 +61,7 @@ def test_a_wrong_operator_is_left_alone_and_without_its_backward_pass(tmp_path):
 
 
 def test_a_failure_that_is_known_needs_no_compile_of_the_whole(tmp_path):
-    known = Signature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+    known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, signature=known)
     assert targets(result) == [torch.sin]
     assert result.nodes_before == 14

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.checking.remembering import recall
+from paritas.checks.failures import recall_failed
 from paritas.errors import MismatchError, UsageError
-from paritas.minimizing import shrinking, sources
-from paritas.minimizing.programs import Candidate
-from paritas.minimizing.scripts import write_script
-from paritas.numerics.findings import Verdict
+from paritas.results.findings import Verdict
+from paritas.shrinking import shrink, sources
+from paritas.shrinking.programs import Candidate
+from paritas.shrinking.scripts import write_script
 from quality import faulty_backends
 
 if TYPE_CHECKING:
-    from paritas.minimizing.reports import ShrinkReport
+    from paritas.shrinking.shrink import ShrinkReport
 
 RECORD = paritas.VerifyConfig(raise_on_mismatch=False)
 SIN_AS_COS = Candidate(faulty_backends.backend("sin_as_cos")).resolve()
@@ -35,7 +35,7 @@ def unrun_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts are run in test_cli_shrink.py; a process for each test here would take long."""
     written = functools.partial(write_script)
     monkeypatch.setattr(
-        shrinking,
+        shrink,
         "write_script",
         lambda *args, **kwargs: written(*args, **{**kwargs, "run": False}),
     )
@@ -115,7 +115,7 @@ def test_what_a_guard_keeps_is_what_came_before_the_call(tmp_path) -> None:
 
     guard = paritas.guard(SIN_AS_COS, on_mismatch="record", locate=False)
     torch.compile(step, backend=guard)(torch.full((3,), 2.0))
-    (failed,) = recall(guard.verdict())
+    (failed,) = recall_failed(guard.verdict())
     assert torch.equal(failed.inputs[0], torch.full((3,), 2.0))
 
 
@@ -152,7 +152,7 @@ def test_a_verdict_that_is_gone_keeps_nothing_alive() -> None:
     del model
     gc.collect()
     assert kept() is not None
-    assert recall(verdict)
+    assert recall_failed(verdict)
     del verdict
     gc.collect()
     assert kept() is None

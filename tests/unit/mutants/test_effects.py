@@ -9,9 +9,16 @@ import torch
 from torch import nn
 
 from paritas.errors import UsageError
-from paritas.mutants.effects import band_of, measure_effect, program_noise
-from paritas.mutants.planting import Site, exact_form, plant, sites
-from paritas.mutants.programs import Program, trace_program
+from paritas.mutants.planting import (
+    FaultSite,
+    band_of,
+    exact_form,
+    measure_effect,
+    plant,
+    program_noise,
+    sites,
+)
+from paritas.mutants.programs import FlatProgram, trace_program
 
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -20,7 +27,7 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def effect_of(program: Program, mutation: str, node: str = "", detail: str | None = None):
+def effect_of(program: FlatProgram, mutation: str, node: str = "", detail: str | None = None):
     fitting = [
         site
         for site in sites(program)
@@ -30,7 +37,7 @@ def effect_of(program: Program, mutation: str, node: str = "", detail: str | Non
     return measure_effect(program, mutant, program_noise(program))
 
 
-def product(dtype: torch.dtype) -> Program:
+def product(dtype: torch.dtype) -> FlatProgram:
     values = [draw(0, 6, 16).to(dtype), draw(1, 16, 6).to(dtype)]
     return trace_program(torch.mm, values)
 
@@ -61,7 +68,7 @@ def test_a_fault_that_nobody_reads_is_no_fault():
         return x + 1.0
 
     program = trace_program(forward, [draw(0, 3)])
-    site = Site("mul", "scaled_by_percent")
+    site = FaultSite("mul", "scaled_by_percent")
     assert measure_effect(program, plant(program, site), program_noise(program)).band == "none"
 
 
@@ -141,6 +148,8 @@ def test_bands_end_where_they_say():
 
 def test_a_program_that_fails_is_refused():
     program = product(torch.float32)
-    broken = Program(program.module, (draw(0, 2, 3), draw(0, 2, 3)), program.results, frozenset())
+    broken = FlatProgram(
+        program.module, (draw(0, 2, 3), draw(0, 2, 3)), program.results, frozenset()
+    )
     with pytest.raises(UsageError, match="the program cannot be run"):
         program_noise(broken)

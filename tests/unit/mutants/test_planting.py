@@ -11,12 +11,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from paritas.errors import UsageError
-from paritas.mutants.effects import measure_effect, program_noise
-from paritas.mutants.kinds import MUTATIONS
-from paritas.mutants.mutations.calls import Call
-from paritas.mutants.mutations.indexing import FAULTS
-from paritas.mutants.planting import Site, plant, sites
-from paritas.mutants.programs import Program, trace_program
+from paritas.mutants.operator_faults import INDEXING_FAULTS
+from paritas.mutants.planting import (
+    MUTATIONS,
+    FaultSite,
+    measure_effect,
+    plant,
+    program_noise,
+    sites,
+)
+from paritas.mutants.programs import FlatProgram, RunningCall, trace_program
 
 
 class Attention(nn.Module):
@@ -63,7 +67,7 @@ def draw(seed: int, *shape: int) -> torch.Tensor:
 
 
 @functools.cache
-def programs() -> dict[str, Program]:
+def programs() -> dict[str, FlatProgram]:
     torch.manual_seed(0)
     tokens = torch.randint(0, 7, (2, 4))
     counts = torch.tensor([1, 2, 100], dtype=torch.int8)
@@ -81,8 +85,8 @@ def noises() -> dict[str, object]:
 
 
 @functools.cache
-def all_sites() -> dict[str, list[tuple[str, Site]]]:
-    found: dict[str, list[tuple[str, Site]]] = {name: [] for name in MUTATIONS}
+def all_sites() -> dict[str, list[tuple[str, FaultSite]]]:
+    found: dict[str, list[tuple[str, FaultSite]]] = {name: [] for name in MUTATIONS}
     for name, program in programs().items():
         for site in sites(program):
             found[site.mutation].append((name, site))
@@ -157,7 +161,7 @@ def test_a_site_that_does_not_fit_plants_nothing():
 
 def test_an_unknown_fault_is_refused_by_name():
     with pytest.raises(UsageError, match="no fault called 'misspelt'; known are mul_to_add"):
-        plant(programs()["attention"], Site("add", "misspelt"))
+        plant(programs()["attention"], FaultSite("add", "misspelt"))
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
@@ -170,8 +174,8 @@ def test_a_devices_attention_kernel_can_be_made_to_see_the_next_token(kind):
     kernel.__name__ = f"_scaled_dot_product_{kind}_attention.default"
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(3)]
-    call = Call(kernel, tuple(tensors), {})
-    output, state = FAULTS["shifted_mask"].act(call, "causal")
+    call = RunningCall(kernel, tuple(tensors), {})
+    output, state = INDEXING_FAULTS["shifted_mask"].act(call, "causal")
     seen = torch.ones(6, 6, dtype=torch.bool).tril(1)
     expected = F.scaled_dot_product_attention(*tensors, attn_mask=seen)
     torch.testing.assert_close(output, expected)

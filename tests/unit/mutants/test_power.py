@@ -10,16 +10,28 @@ from torch import nn
 
 import paritas
 from paritas.errors import UsageError
-from paritas.mutants.effects import program_noise
-from paritas.mutants.judging import judge_mutant
-from paritas.mutants.planting import plant, sites
-from paritas.mutants.power_grading import SCALES, ScaledProgram, smallest_caught
-from paritas.mutants.power_places import Places, even_order, turns
-from paritas.mutants.power_rewrites import rewritable, rewrite_call
+from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
+from paritas.mutants.power import (
+    SCALES,
+    Places,
+    ScaledProgram,
+    even_order,
+    rewritable,
+    rewrite_call,
+    smallest_caught,
+    turns,
+)
 from paritas.mutants.programs import trace_program
-from paritas.numerics.findings import Status
-from paritas.numerics.power_reports import Fault, Grade, PowerReport, Reordering, Share
-from paritas.numerics.power_wording import headline, power_lines
+from paritas.results.findings import Status
+from paritas.results.power_reports import (
+    FaultResult,
+    Grade,
+    PowerReport,
+    Reordering,
+    Share,
+    power_headline,
+    power_lines,
+)
 
 
 class Net(nn.Module):
@@ -52,7 +64,7 @@ def report():
 
 def fault(band="clear", status=Status.DIFFERENT, native=Status.DIFFERENT, **said):
     known = {"mutation": "dropped_addend", "text": "leaves it out", "node": "add", "operator": "a"}
-    return Fault(
+    return FaultResult(
         relative=0.1, over_noise=9.0, band=band, status=status, native=native, **{**known, **said}
     )
 
@@ -284,14 +296,14 @@ def test_unseen_faults_are_grouped_by_kind_and_reason_with_the_largest_shown():
     told = "\n".join(lines(found))
     assert "dropped_addend (leaves it out): 2 of 3; it is small" in told
     assert "such as add (a, forward) near head, 20 times the noise" in told
-    assert headline(found) == (
+    assert power_headline(found) == (
         "1 of 3 faults above 8 times the rounding noise are caught (at least 6.1 % with 95 % "
         "confidence), 100 % by the native run alone"
     )
 
 
 def msgspec_larger(one):
-    return Fault(
+    return FaultResult(
         **{name: getattr(one, name) for name in one.__struct_fields__} | {"over_noise": 20.0}
     )
 

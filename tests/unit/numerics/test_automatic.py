@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from paritas.numerics.automatic import RUNS, judge_exact, judge_floats
+from paritas.numerics.automatic import RUNS, NoEvidence, judge_exact, judge_floats
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64
-from paritas.numerics.evidence import NoEvidence
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
 U_BF16 = 2.0**-8

@@ -11,10 +11,9 @@ from torch import nn
 
 import paritas
 from paritas import VerifyConfig
-from paritas.numerics.automatic import judge_floats
+from paritas.numerics.automatic import NoEvidence, judge_floats
 from paritas.numerics.criterion import UNIT_F32
-from paritas.numerics.evidence import NoEvidence
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 from spying import Spy
 
 U_BF16 = 2.0**-8

@@ -14,7 +14,7 @@ from paritas.numerics.checkers import (
     FullValueChecker,
     ValueChecker,
 )
-from paritas.numerics.findings import Status
+from paritas.results.findings import Status
 
 NAN, INF = math.nan, math.inf
 EVERY = [AutomaticValueChecker, AllCloseValueChecker, FullValueChecker]

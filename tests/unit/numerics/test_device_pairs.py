@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paritas.numerics import device_pairs
-from paritas.numerics.metrics import Metrics, pair_metrics
+from paritas.numerics import metrics
+from paritas.numerics.metrics import pair_metrics
+from paritas.results.figures import Metrics
 
 pytestmark = [
     pytest.mark.cuda,
@@ -26,7 +27,7 @@ WITHIN = {torch.float32: 1e-12, torch.bfloat16: 16 * 2.0**-24, torch.float16: 16
 def assert_same(reference: Tensor, candidate: Tensor) -> None:
     """What kernels find on the device is what torch's operators find on the CPU."""
     left, right = reference.cuda(), candidate.cuda()
-    if not device_pairs.fits(left, right):
+    if not metrics.fits_kernels(left, right):
         pytest.skip("needs Triton and a device of the Hopper generation or later")
     got, want = pair_metrics(left, right), pair_metrics(reference, candidate)
     for name in Metrics.__struct_fields__:
@@ -169,10 +170,10 @@ def test_the_shape_is_that_of_the_index() -> None:
 
 def test_other_strides_and_dtypes_go_another_way() -> None:
     x = torch.randn(64, 64, device="cuda")
-    assert not device_pairs.fits(x.T, x.T)
-    assert not device_pairs.fits(x.double(), x.double())
-    assert not device_pairs.fits(x, x.half())
-    assert not device_pairs.fits(x.view(-1)[1:], x.view(-1)[1:])
+    assert not metrics.fits_kernels(x.T, x.T)
+    assert not metrics.fits_kernels(x.double(), x.double())
+    assert not metrics.fits_kernels(x, x.half())
+    assert not metrics.fits_kernels(x.view(-1)[1:], x.view(-1)[1:])
     want = msgspec.structs.asdict(pair_metrics(x.T.cpu(), (x.T * 1.01).cpu()))
     got = msgspec.structs.asdict(pair_metrics(x.T, x.T * 1.01))
     assert got == pytest.approx(want, rel=1e-5)
@@ -180,15 +181,15 @@ def test_other_strides_and_dtypes_go_another_way() -> None:
 
 def test_nothing_waits_for_the_device_before_the_figures_are_asked_for() -> None:
     reference, candidate = (side.cuda() for side in pair(torch.bfloat16, 100_000))
-    if not device_pairs.fits(reference, candidate):
+    if not metrics.fits_kernels(reference, candidate):
         pytest.skip("needs Triton and a device of the Hopper generation or later")
-    device_pairs.begin_pair(reference, candidate).finish()  # compiled now
+    metrics.begin_pair(reference, candidate).finish()  # compiled now
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
-        pending = [device_pairs.begin_pair(reference, candidate) for _ in range(3)]
+        pending = [metrics.begin_pair(reference, candidate) for _ in range(3)]
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

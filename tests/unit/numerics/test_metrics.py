@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from paritas.numerics.metrics import Metrics, bitwise_equal, blocks, pair_metrics
+from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
+from paritas.results.figures import Metrics
 from unit.numerics.exact import (
     BLOCK_SIZES,
     DTYPES,

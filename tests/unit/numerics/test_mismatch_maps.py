@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.mismatch_maps import mismatch_detail
-from paritas.numerics.telling_axes import Marginal, telling_axes
+from paritas.numerics.mismatch_maps import Marginal, mismatch_detail, telling_axes
 
 # Warnings of torch about dtypes that it knows only in part.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 
 from paritas.errors import UsageError
-from paritas.numerics import ulps
-from paritas.numerics.figures import Extremes
+from paritas.numerics import bits
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pair_figures import measure_pair, pair_figures, quick_figures
-from paritas.numerics.pair_sums import BLOCK, dot, total
+from paritas.numerics.pair_totals import BLOCK, dot, total
 from paritas.numerics.statistics import summarize
+from paritas.results.figures import Extremes
 from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs
 from unit.numerics.noisy_pairs import EXACT, LARGE, NARROW, approx, noisy, use_tiny_blocks
 
@@ -255,7 +255,7 @@ def test_nans_are_the_same_whatever_their_bits(numel):
 
 
 def test_bits_are_compared_without_the_help_of_the_c_library(monkeypatch):
-    monkeypatch.setattr(ulps, "_memcmp", None)
+    monkeypatch.setattr(bits, "_memcmp", None)
     reference, _ = noisy()
     candidate = reference.clone()
     assert check(reference, candidate, NARROW).identical

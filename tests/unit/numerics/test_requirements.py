@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.figures import PairFigures
-from paritas.numerics.metrics import Metrics, pair_metrics
+from paritas.numerics.metrics import pair_metrics
 from paritas.numerics.requirements import NAMES, Requirement
+from paritas.results.figures import Metrics, PairFigures
 
 ONES = torch.ones(4)
 NEAR = PairFigures(metrics=pair_metrics(ONES, ONES + 1e-3), mean_rel=1e-3, kl_divergence=0.0)

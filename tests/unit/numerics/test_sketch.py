@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 
 from paritas.errors import UsageError
-from paritas.numerics.signs import signs, signs_from
 from paritas.numerics.sketch import (
+    add_sketches,
     begin_sketch,
     buckets,
-    merge,
+    signs,
+    signs_from,
     sketch,
     sketch_distance,
     sketch_norm,
@@ -222,7 +223,7 @@ def test_float64_is_compared_to_its_own_precision():
 def test_partial_sums_add_up():
     parts = [normal(70, 1000, seed=seed) for seed in range(4)]
     whole = sketch(sum(part.double() for part in parts).float())
-    assert sketch_distance(whole, merge(map(sketch, parts))) < 1e-6
+    assert sketch_distance(whole, add_sketches(map(sketch, parts))) < 1e-6
 
 
 def shards(tensor, cuts):
@@ -240,7 +241,7 @@ def shards(tensor, cuts):
 
 def from_shards(tensor, cuts):
     shape = tensor.shape
-    return merge(
+    return add_sketches(
         sketch(piece, global_shape=shape, global_offset=offset)
         for offset, piece in shards(tensor, cuts)
     )
@@ -272,7 +273,7 @@ def test_any_shards_of_any_dtype_add_up_to_the_whole(dtype, shape, data):
 def test_a_shard_put_into_the_wrong_place_is_seen():
     tensor = normal(64, 64)
     (_, first), (_, second) = shards(tensor, [[32], []])
-    wrong = merge(
+    wrong = add_sketches(
         sketch(piece, global_shape=(64, 64), global_offset=offset)
         for piece, offset in ((first, (32, 0)), (second, (0, 0)))
     )
@@ -348,7 +349,7 @@ def test_sketches_of_different_length_are_not_compared():
 
 def test_no_sketches_are_merged_to_nothing():
     with pytest.raises(UsageError, match="sketches of one length are needed, got none"):
-        merge([])
+        add_sketches([])
 
 
 # --- on a device ----------------------------------------------------------------------------------

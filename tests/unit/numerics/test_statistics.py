@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 
 from paritas.errors import UsageError
-from paritas.numerics.statistics import Statistics, begin, summarize
+from paritas.numerics.statistics import Statistics, begin_statistics, summarize
 from unit.numerics.exact import (
     BITS,
     DTYPES,
@@ -236,7 +236,7 @@ def test_the_tensor_is_left_as_it_was_and_needs_no_gradient():
 
 def test_on_the_cpu_it_is_done_when_it_begins():
     tensor = torch.ones(4)
-    pending = begin(tensor)
+    pending = begin_statistics(tensor)
     tensor.zero_()
     assert pending.finish().mean == 1.0
 
@@ -298,7 +298,7 @@ def test_a_device_is_not_waited_for_before_the_end():
     tensor = torch.randn(9 << 20, device="cuda")
     try:
         torch.cuda.set_sync_debug_mode("error")
-        pending = begin(tensor)
+        pending = begin_statistics(tensor)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     expected = summarize(tensor.cpu())

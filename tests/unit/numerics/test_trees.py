@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from letters import LETTERS
-from paritas.numerics.trees import children, leaves, map_leaves
+from paritas.numerics.contents import children, leaves, map_leaves
 
 
 class Pair(NamedTuple):

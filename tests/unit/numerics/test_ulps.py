@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from paritas.numerics.metrics import bitwise_equal, pair_metrics, ulp_distance
+from paritas.numerics.bits import ulp_distance
+from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from unit.numerics.exact import BITS, BLOCK_SIZES, COMPLEX, FLOAT8, FLOATS, INF, NAN, pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -7,9 +7,8 @@ import torch
 from torch.nn import functional
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.partition.checking import check_recipe
-from paritas.partition.recipes import (
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import (
     Concat,
     Once,
     OperatorCall,
@@ -21,6 +20,7 @@ from paritas.partition.recipes import (
     Split,
     Whole,
 )
+from paritas.results.findings import Status
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):

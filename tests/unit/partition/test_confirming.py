@@ -8,7 +8,7 @@ from torch import distributed
 
 from paritas.errors import UsageError
 from paritas.partition import TensorInfo, VerifyConfig, check_partition
-from paritas.partition.confirming import check_confirm
+from paritas.partition.recipe_checks import check_confirm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NEG = VerifyConfig("torch.neg", [TensorInfo("shape", (4, 6))], {}, 1, [{"idx": 0, "dim": 0}])

@@ -7,11 +7,11 @@ import torch
 from torch import distributed
 
 from paritas import Status, UsageError
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.checking import check_recipe
+from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks import threads
-from paritas.partition.recipes import Concat, Group, OperatorCall, Recipe, Split, Whole
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Split, Whole
 
 SHARED = "n c, c, c -> n c ; group=ranks(n)"
 ALONE = "n c, c, c -> n c"

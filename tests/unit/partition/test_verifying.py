@@ -56,16 +56,16 @@ def test_one_wrong_option_of_two_fails_and_the_other_stays_right(operators):
 
 
 def test_the_number_of_ranks_is_asked_for_as_a_whole_or_for_one_option(operators, monkeypatch):
-    from paritas.partition import checking
+    from paritas.partition import recipe_checks
 
     counts = []
-    original = checking.check_recipe
+    original = recipe_checks.check_recipe
 
     def counted(call, recipe, ranks=2, **rest):
         counts.append(ranks)
         return original(call, recipe, ranks, **rest)
 
-    monkeypatch.setattr(checking, "check_recipe", counted)
+    monkeypatch.setattr(recipe_checks, "check_recipe", counted)
     operators.double = lambda x: 2 * x
     asked = config("double", (12, 6), options=[(0, 0), (0, 1, 2)])
     assert check_partition(asked, annotation="a b -> a b", ranks=3)
@@ -161,11 +161,13 @@ def test_a_decorated_function_brings_its_rule(operators):
 
 
 def test_an_option_that_compared_nothing_does_not_borrow_from_its_neighbour(operators, monkeypatch):
-    from paritas.partition import checking
+    from paritas.partition import recipe_checks
 
-    original, verdicts = checking.check_recipe, [Verdict()]
+    original, verdicts = recipe_checks.check_recipe, [Verdict()]
     monkeypatch.setattr(
-        checking, "check_recipe", lambda *a, **k: verdicts.pop() if verdicts else original(*a, **k)
+        recipe_checks,
+        "check_recipe",
+        lambda *a, **k: verdicts.pop() if verdicts else original(*a, **k),
     )
     operators.double = lambda x: 2 * x
     asked = config("double", (4, 6), options=[(0, 0), (0, 1)])

@@ -10,8 +10,8 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.checkers import AllCloseValueChecker
-from paritas.numerics.findings import Aspect, Status
-from paritas.pytesting.goldens import golden_of, judge_golden, read_golden, write_golden
+from paritas.pytest.parity import golden_of, judge_golden, read_golden, write_golden
+from paritas.results.findings import Aspect, Status
 
 
 class Pair(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 
 import paritas
-from paritas.pytesting.marks import GUARD_NAMES, VERIFY_NAMES
+from paritas.pytest.parity import GUARD_NAMES, VERIFY_NAMES
 
 
 def test_a_mark_takes_every_setting_of_guard():

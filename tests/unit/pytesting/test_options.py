@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.pytesting.glancing import may_have_settings
-from paritas.pytesting.options import Options
+from paritas.pytest import PluginOptions, may_have_settings
 
 pytest_plugins = ["pytester"]
 
 
 def options_of(pytester, *args):
-    return Options.of(pytester.parseconfig(*args))
+    return PluginOptions.of(pytester.parseconfig(*args))
 
 
 def test_nothing_said_is_nothing_asked(pytester):
-    assert options_of(pytester) == Options(root=pytester.path)
+    assert options_of(pytester) == PluginOptions(root=pytester.path)
 
 
 def test_the_command_line_is_read(pytester):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.pytesting.options import Options
-from paritas.pytesting.outcomes import LONGEST_LINE, Outcome, outcome_of, outcomes_in
-from paritas.pytesting.session import Account
-from paritas.pytesting.summary import Told, summary_lines
+from paritas.pytest import PluginOptions
+from paritas.pytest.outcomes import (
+    LONGEST_LINE,
+    CheckOutcome,
+    ReportedOutcome,
+    outcome_of,
+    outcomes_in,
+    summary_lines,
+)
+from paritas.pytest.session import RunAccount
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 
 
 def lines_of(tmp_path, told, account=None, **options):
-    asked = Options(root=tmp_path, **options)
-    return summary_lines(told, [], account or Account(), asked)
+    asked = PluginOptions(root=tmp_path, **options)
+    return summary_lines(told, [], account or RunAccount(), asked)
 
 
 def test_nothing_asked_is_nothing_said(tmp_path):
@@ -25,8 +31,8 @@ def test_a_guard_that_saw_nothing_says_so(tmp_path):
 
 
 def test_verdicts_are_counted_by_status_and_failures_have_a_line_each(tmp_path):
-    good = Outcome(kind="verify", status="equivalent", passed=True, compared=3)
-    bad = Outcome(
+    good = CheckOutcome(kind="verify", status="equivalent", passed=True, compared=3)
+    bad = CheckOutcome(
         kind="suite guard",
         status="different",
         passed=False,
@@ -35,8 +41,12 @@ def test_verdicts_are_counted_by_status_and_failures_have_a_line_each(tmp_path):
         calls=5,
         checked=4,
     )
-    off = Outcome(kind="verify", status="unverified", passed=False, enabled=False)
-    told = [Told("t.py::a", good), Told("t.py::a", off), Told("t.py::b", bad)]
+    off = CheckOutcome(kind="verify", status="unverified", passed=False, enabled=False)
+    told = [
+        ReportedOutcome("t.py::a", good),
+        ReportedOutcome("t.py::a", off),
+        ReportedOutcome("t.py::b", bad),
+    ]
     assert lines_of(tmp_path, told) == [
         "2 verdicts in 2 tests: 1 different, 1 equivalent",
         "1 check switched off: nothing was compared there",
@@ -48,11 +58,11 @@ def test_verdicts_are_counted_by_status_and_failures_have_a_line_each(tmp_path):
 def test_what_an_update_wrote_is_told(tmp_path, monkeypatch):
     for name in ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD"):
         monkeypatch.delenv(name, raising=False)
-    same = Outcome(kind="golden", status="identical", passed=True, golden="golden/t/a/out")
-    new = Outcome(
+    same = CheckOutcome(kind="golden", status="identical", passed=True, golden="golden/t/a/out")
+    new = CheckOutcome(
         kind="golden", status="identical", passed=True, golden="golden/t/b/out", written="written"
     )
-    changed = Outcome(
+    changed = CheckOutcome(
         kind="golden",
         status="identical",
         passed=True,
@@ -60,7 +70,11 @@ def test_what_an_update_wrote_is_told(tmp_path, monkeypatch):
         written="changed",
         worst="value: dtype float64 instead of float32",
     )
-    told = [Told("t.py::a", same), Told("t.py::b", new), Told("t.py::c", changed)]
+    told = [
+        ReportedOutcome("t.py::a", same),
+        ReportedOutcome("t.py::b", new),
+        ReportedOutcome("t.py::c", changed),
+    ]
     expected = [
         "3 verdicts in 3 tests: 3 identical",
         "goldens: 1 written, 1 changed, 1 kept as they are",
@@ -87,11 +101,11 @@ def test_a_verdict_in_short_stays_short_and_survives_its_way():
 
 
 def test_accounts_of_workers_are_merged():
-    first = Account(notes=["a"], files={"f": ["f/x"]})
-    other = Account(
-        outside=[Outcome(kind="suite guard", status="different", passed=False)],
+    first = RunAccount(notes=["a"], files={"f": ["f/x"]})
+    other = RunAccount(
+        outside=[CheckOutcome(kind="suite guard", status="different", passed=False)],
         notes=["a", "b"],
         files={"g": []},
     )
-    first.merge(Account.decode(other.encode()))
+    first.merge(RunAccount.decode(other.encode()))
     assert (len(first.outside), first.notes, sorted(first.files)) == (1, ["a", "b"], ["f", "g"])

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paritas.recording.background import Background
+from paritas.recording.pipeline import Background
 
 
 def test_jobs_are_done_in_order():

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from paritas._torch import fusion_options
+from paritas._torch import inductor
+from paritas.compat.fusion_switch import EXAMPLE, PASSES, is_ascend_name, load_switch
 from paritas.errors import UsageError
-from paritas.recording.ascend_passes import PASSES, is_ascend_name
-from paritas.recording.fusion import EXAMPLE, load_switch
 
 
 def switch(tmp_path, content):
@@ -31,7 +30,7 @@ def test_the_example_turns_everything_off(tmp_path):
     assert options["max_fusion_size"] == 1
     assert options["epilogue_fusion"] is False
     assert "PASS_PATTERN_0" in options["disabled_passes"]
-    assert isinstance(options["post_grad_custom_post_pass"], fusion_options.Materialize)
+    assert isinstance(options["post_grad_custom_post_pass"], inductor.Materialize)
 
 
 def test_graph_and_kernel_fusion_are_turned_off_apart(tmp_path):
@@ -67,7 +66,7 @@ def test_a_name_of_its_own_says_more_than_all(order, tmp_path):
 
 
 def test_passes_without_which_a_graph_cannot_be_lowered_are_not_offered():
-    names = fusion_options.graph_names()
+    names = inductor.graph_names()
     assert not [name for name in names if "decompose" in name or "custom" in name]
 
 
@@ -80,7 +79,7 @@ def refusal(tmp_path, content):
 def test_an_unknown_pass_is_an_error_that_names_the_known_ones_nearest_first(tmp_path):
     message = refusal(tmp_path, sections({"remove_noop": "off"}))
     assert message.startswith("FILE: GraphFusion has no 'remove_noop'; known are remove_noop_ops, ")
-    assert all(name in message for name in ("ALL", *fusion_options.graph_names()))
+    assert all(name in message for name in ("ALL", *inductor.graph_names()))
 
 
 def test_an_unknown_kernel_fusion_is_an_error_that_names_the_known_ones(tmp_path):
@@ -128,7 +127,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 
 
 def test_every_pass_means_names_that_are_known_here_or_nothing():
-    known = {*fusion_options.graph_names(), *fusion_options.kernel_names()}
+    known = {*inductor.graph_names(), *inductor.kernel_names()}
     for name, found in PASSES.items():
         assert is_ascend_name(name)
         assert known.intersection(found.here) or not found.here, name

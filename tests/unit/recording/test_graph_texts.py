@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import fx
 
-from paritas._torch.buffers import Buffer, Kernel, Seen
-from paritas.dumps.records import Site
-from paritas.dumps.text_graphs import ValueFacts
-from paritas.recording.graph_texts import buffer_facts, node_facts, write_graph_texts
+from paritas._torch.buffers import Buffer, Kernel, SeenBuffer
+from paritas.compat.ge_writing import ValueFacts
+from paritas.files.records import Site
+from paritas.recording.graphs import buffer_facts, node_facts, write_graph_texts
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ COPY = Kernel(
 )
 
 
-def site_of(seen: Seen) -> Site:
+def site_of(seen: SeenBuffer) -> Site:
     names = {"buf0": "add", "buf1": "add.buf1"}
     return Site(
         source="fused",

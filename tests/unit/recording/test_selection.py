@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from paritas.dumps.records import Site
 from paritas.errors import UsageError
+from paritas.files.records import Site
 from paritas.recording.selection import Selection, Sieve
 
 

@@ -13,16 +13,15 @@ import torch
 
 import processes
 from paritas.dumps.reading import Dump
-from paritas.dumps.records import Site
 from paritas.errors import ParitasError, UsageError
-from paritas.recording.options import SessionOptions
+from paritas.files.records import Site
+from paritas.recording.pipeline import SessionOptions, Snapshot
 from paritas.recording.selection import Selection
-from paritas.recording.session import Session
-from paritas.recording.snapshots import Snapshot
+from paritas.recording.session import RecordingSession
 
 
 def session(path, selection=None, **options):
-    return Session(path, selection or Selection.of(), SessionOptions(**options))
+    return RecordingSession(path, selection or Selection.of(), SessionOptions(**options))
 
 
 def site(name, **facts):
@@ -185,15 +184,15 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path):
 def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_path):
     script = f"""
         import resource, signal, torch
-        from paritas.dumps.records import Site
+        from paritas.files.records import Site
         from paritas.errors import ParitasError
-        from paritas.recording.options import SessionOptions
+        from paritas.recording.pipeline import SessionOptions
         from paritas.recording.selection import Selection
-        from paritas.recording.session import Session
+        from paritas.recording.session import RecordingSession
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         options = SessionOptions(queue_bytes={room})
-        recording = Session(r"{tmp_path / "dump"}", Selection.of(), options)
+        recording = RecordingSession(r"{tmp_path / "dump"}", Selection.of(), options)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
         try:
             for number in range(40):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paritas.recording.snapshots import Pool, Snapshot, kind_of
+from paritas.recording.pipeline import CopyPool, Snapshot, kind_of
 
 
 def taken(tensor, known, pool):
@@ -12,7 +12,7 @@ def taken(tensor, known, pool):
 
 
 def test_what_is_known_is_not_copied_again():
-    known, pool = set(), Pool(1 << 20)
+    known, pool = set(), CopyPool(1 << 20)
     first, again = (taken(torch.arange(6.0), known, pool) for _ in range(2))
     assert first.wait() is not None
     assert again.wait() is None
@@ -21,7 +21,7 @@ def test_what_is_known_is_not_copied_again():
 
 
 def test_the_memory_of_a_copy_serves_the_next_of_its_size():
-    pool = Pool(1 << 20)
+    pool = CopyPool(1 << 20)
     first = taken(torch.zeros(100), set(), pool)
     place = first.wait().data_ptr()
     other = taken(torch.ones(100), set(), pool)
@@ -34,7 +34,7 @@ def test_the_memory_of_a_copy_serves_the_next_of_its_size():
 
 
 def test_memory_that_is_kept_has_a_bound():
-    pool = Pool(1000)
+    pool = CopyPool(1000)
     shots = [taken(torch.full((100,), float(k)), set(), pool) for k in range(5)]
     for shot in shots:
         shot.release()
@@ -47,5 +47,5 @@ def test_memory_that_is_kept_has_a_bound():
 
 def test_a_copy_keeps_every_bit():
     odd = torch.arange(64, dtype=torch.uint8).view(torch.bool)
-    shot = taken(odd, set(), Pool(1 << 20))
+    shot = taken(odd, set(), CopyPool(1 << 20))
     assert shot.wait().view(torch.uint8).tolist() == list(range(64))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from paritas.numerics.diagnoses import Diagnosis, Pattern
-from paritas.numerics.findings import (
+from paritas.reports.annotations import verdict_account
+from paritas.results.findings import (
     Aspect,
     Coverage,
+    Diagnosis,
     Finding,
     Origin,
     OriginKind,
+    Pattern,
     Status,
     Verdict,
 )
-from paritas.reporting.annotations import of_verdict
 
 HOSTILE = "a,b:c%d\r\n::error::e\x1b[31m</failure>]]>\x00\ud800"
 
@@ -42,4 +43,4 @@ def scaled(**more):
 def account(*findings, compared=1, strict=False, skipped=(), subject="nets:make", **more):
     coverage = Coverage(compared=compared, skipped=tuple(skipped))
     verdict = Verdict(findings=findings, coverage=coverage, strict=strict)
-    return of_verdict(verdict, command="verify", subject=subject, **more)
+    return verdict_account(verdict, command="verify", subject=subject, **more)

@@ -7,8 +7,8 @@ import math
 
 import msgspec
 
-from paritas.numerics.comparisons import Comparison, Divergence, Row, WorstElement
-from paritas.numerics.findings import Coverage, Status
+from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, WorstElement
+from paritas.results.findings import Coverage, Status
 from unit.reporting.comparison_samples import (
     detail,
     dump,
@@ -91,7 +91,7 @@ def wide(count: int = 50_000, layers: int = 48) -> Comparison:
     """A great many rows: many steps of a deep model, wrong from the second step on."""
     right = transformer_rows(layers, faulty=None)
     wrong = transformer_rows(layers, faulty=7)
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     for step in itertools.count():
         start = len(rows)
         for row in (wrong if step else right)[: count - start]:

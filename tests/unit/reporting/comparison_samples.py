@@ -11,19 +11,18 @@ import random
 
 import msgspec
 
-from paritas.numerics.comparisons import (
+from paritas.results.comparisons import (
     Comparison,
+    ComparisonRow,
     Detail,
     Divergence,
     DumpFacts,
     HeatMap,
-    Row,
     SideFacts,
     WorstElement,
 )
-from paritas.numerics.figures import Extremes, PairFigures
-from paritas.numerics.findings import Aspect, Coverage, Score, Status
-from paritas.numerics.metrics import Metrics
+from paritas.results.figures import Extremes, Metrics, PairFigures
+from paritas.results.findings import Aspect, Coverage, Score, Status
 
 NOISE = 2.0e-4  # what bfloat16 does to a value of this model, relative to its norm
 FAULT = 0.031
@@ -139,7 +138,7 @@ def detail(seed: int = 0, *, down: int = 16, across: int = 32) -> Detail:
 
 def row(
     index: int, layer: str, call: tuple[str, str, tuple[str, ...]], status: Status, **facts
-) -> Row:
+) -> ComparisonRow:
     """The output of one call of a layer."""
     local, op, fused = call
     module = f"{layer}.{local}"
@@ -158,7 +157,7 @@ def row(
         mean=0.011,
     )
     golden = msgspec.structs.replace(my, id=name, op=op, path=f"golden/rank0/{short}.safetensors")
-    return Row(
+    return ComparisonRow(
         **{
             "index": index,
             "step": 0,
@@ -191,10 +190,12 @@ def _inherits(status: Status, error: float) -> dict[str, str]:
     }
 
 
-def transformer_rows(layers: int = 12, faulty: int | None = 7, seed: int = 20) -> list[Row]:
+def transformer_rows(
+    layers: int = 12, faulty: int | None = 7, seed: int = 20
+) -> list[ComparisonRow]:
     """All outputs of all layers; in layer `faulty`, `mlp.act` computes something else."""
     rng = random.Random(seed)
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     error, before = 0.0, ()
     for number in range(layers):
         layer, places = f"layers.{number}", {"": before}
@@ -263,7 +264,7 @@ def transformer(layers: int = 12, faulty: int | None = 7) -> Comparison:
     )
 
 
-def odd_rows(start: int) -> list[Row]:
+def odd_rows(start: int) -> list[ComparisonRow]:
     """No counterpart on either side; statistics alone; unstable; degraded; a shape; no tensor."""
     base = {"step": 0, "phase": "forward", "level": "node"}
     side = SideFacts(id="x", dtype="float32", shape=(2, 4), path="a.safetensors", ranks=(0,))
@@ -339,6 +340,8 @@ def odd_rows(start: int) -> list[Row]:
         },
     ]
     return [
-        Row(index=start + k, **{**base, "call": facts["name"].rpartition("/")[0], **facts})
+        ComparisonRow(
+            index=start + k, **{**base, "call": facts["name"].rpartition("/")[0], **facts}
+        )
         for k, facts in enumerate(odd)
     ]

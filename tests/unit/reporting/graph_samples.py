@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
-from paritas.numerics.graph_reports import (
+from paritas.numerics.metrics import pair_metrics
+from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.results.graph_reports import (
+    CallOutcome,
+    CallSite,
     GraphReport,
     OperatorResult,
     OptionResult,
-    Outcome,
     RuleOrigin,
-    Site,
 )
-from paritas.numerics.metrics import Metrics, pair_metrics
+
+if TYPE_CHECKING:
+    from paritas.results.figures import Metrics
 
 HOSTILE = '</script><script>document.title="owned"</script><b onclick="x()">=1+1'
 
@@ -25,10 +29,10 @@ _LINEAR = "torch.nn.functional.linear"
 _MATMUL = "linear(f32[2, 8, 16], f32[32, 16])"
 
 
-def sites(node: str, line: int, code: str, module: str, layers: int = 1) -> tuple[Site, ...]:
+def sites(node: str, line: int, code: str, module: str, layers: int = 1) -> tuple[CallSite, ...]:
     """The same call in each of so many layers."""
     return tuple(
-        Site(
+        CallSite(
             position=line + 100 * layer,
             node=node if layers == 1 else f"{node}_{layer}",
             source=f"models/block.py:{line}",
@@ -101,8 +105,8 @@ def option(
 def operator(
     name: str,
     signature: str,
-    where: tuple[Site, ...],
-    outcome: Outcome = Outcome.VERIFIED,
+    where: tuple[CallSite, ...],
+    outcome: CallOutcome = CallOutcome.VERIFIED,
     **more: object,
 ) -> OperatorResult:
     """An operator under a key of its own."""
@@ -154,7 +158,7 @@ def transformer() -> GraphReport:
             sites(
                 "linear_down", 31, "return self.down(gelu(h)) * self.scale", "layers.{layer}.mlp", 2
             ),
-            Outcome.FAILED,
+            CallOutcome.FAILED,
             reason="1 of 3 splits is different",
             options=[
                 option((0, 0), "*0", wrong, origin="declared"),
@@ -175,21 +179,21 @@ def transformer() -> GraphReport:
             "my_ops.rotate",
             "rotate(f32[2, 8, 4, 4], f32[8, 4])",
             sites("rotate", 18, "q = rotate(q, self.angles)", "layers.{layer}.attention", 2),
-            Outcome.UNSUPPORTED,
+            CallOutcome.UNSUPPORTED,
             reason="my_ops.rotate is not an operator of torch: name its module with --import",
         ),
         operator(
             "operator.getitem",
             "getitem((f32[2, 8, 4], f32[2, 8, 4]), 0)",
             sites("getitem", 17, "q, k, v = self.qkv(x)", "layers.{layer}.attention", 6),
-            Outcome.NOTHING,
+            CallOutcome.NOTHING,
             reason="takes a tuple apart",
         ),
         operator(
             "torch.sum",
             "sum(f32[3])",
             sites("sum", 40, "return x.sum()", ""),
-            Outcome.NOTHING,
+            CallOutcome.NOTHING,
             reason="no dimension can be divided by 2",
         ),
     )
@@ -212,13 +216,15 @@ def report(operators: tuple[OperatorResult, ...], **more: object) -> GraphReport
 
 def passing() -> GraphReport:
     """What is right and what has nothing to check."""
-    right = {Outcome.VERIFIED, Outcome.NOTHING}
+    right = {CallOutcome.VERIFIED, CallOutcome.NOTHING}
     return report(tuple(one for one in transformer().operators if one.outcome in right))
 
 
 def unsupported() -> GraphReport:
     """Nothing is wrong, but not everything was checked."""
-    return report(tuple(one for one in transformer().operators if one.outcome != Outcome.FAILED))
+    return report(
+        tuple(one for one in transformer().operators if one.outcome != CallOutcome.FAILED)
+    )
 
 
 def interrupted() -> GraphReport:
@@ -235,7 +241,7 @@ def empty() -> GraphReport:
 
 def hostile() -> GraphReport:
     """Every text is out to be run by a browser or a spreadsheet."""
-    where = Site(position=0, node=HOSTILE, source=HOSTILE, code=HOSTILE, module=HOSTILE)
+    where = CallSite(position=0, node=HOSTILE, source=HOSTILE, code=HOSTILE, module=HOSTILE)
     bad = option((0, 1), HOSTILE, HOSTILE, status=Status.DIFFERENT, losses=(math.nan, math.inf))
     bad = msgspec.structs.replace(
         bad,
@@ -250,7 +256,7 @@ def hostile() -> GraphReport:
         operator=HOSTILE,
         signature=HOSTILE,
         sites=(where,),
-        outcome=Outcome.FAILED,
+        outcome=CallOutcome.FAILED,
         reason=HOSTILE,
         options=(bad,),
         notes=(HOSTILE,),

@@ -13,13 +13,11 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.comparisons import Comparison, SideFacts
-from paritas.numerics.figures import PairFigures
-from paritas.numerics.findings import Coverage, Status
 from paritas.numerics.metrics import pair_metrics
-from paritas.reporting.comparison_columns import COLUMNS
-from paritas.reporting.comparison_csv import comparison_csv
-from paritas.reporting.comparison_parquet import write_parquet
+from paritas.reports.tables import COMPARISON_COLUMNS, comparison_csv, write_parquet
+from paritas.results.comparisons import Comparison, SideFacts
+from paritas.results.figures import PairFigures
+from paritas.results.findings import Coverage, Status
 from unit.reporting.comparison_samples import dump, figures, row, transformer
 
 MSIT = (
@@ -141,7 +139,7 @@ def test_a_name_that_is_no_text_is_spelled_out():
 def test_parquet_has_the_same_columns_with_types(tmp_path):
     write_parquet(tmp_path / "out.parquet", transformer())
     described = duckdb.sql(f"DESCRIBE SELECT * FROM '{tmp_path}/out.parquet'").fetchall()
-    assert [name for name, *_ in described] == [column.name for column in COLUMNS]
+    assert [name for name, *_ in described] == [column.name for column in COMPARISON_COLUMNS]
     types = {name: kind for name, kind, *_ in described}
     assert types["token_id"] == types["mismatched"] == "BIGINT"
     assert types["golden_shape"] == "BIGINT[]"

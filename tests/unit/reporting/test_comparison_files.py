@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paritas.errors import UsageError
-from paritas.numerics.comparisons import Comparison
-from paritas.reporting import comparison_files
-from paritas.reporting.comparison_files import check_output, read, write_all
+from paritas.reports import files
+from paritas.reports.files import check_output, read_comparison, write_all
+from paritas.results.comparisons import Comparison
 from unit.reporting.comparison_samples import dump, transformer
 
 
@@ -18,7 +18,7 @@ from unit.reporting.comparison_samples import dump, transformer
 def plain_page(monkeypatch):
     """What the page looks like is asked elsewhere."""
     monkeypatch.setattr(
-        "paritas.reporting.html.html_report", lambda found: f"page of {found.status}"
+        "paritas.reports.comparison_page.html_report", lambda found: f"page of {found.status}"
     )
 
 
@@ -30,8 +30,8 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
     comparison = transformer(layers=2, faulty=1)
     written = write_all(tmp_path / "new" / "out", comparison)
     assert [path.name for path in written] == ["report.html", "comparison.csv", "comparison.json"]
-    assert read(tmp_path / "new" / "out") == comparison
-    assert read(tmp_path / "new" / "out" / "comparison.json") == comparison
+    assert read_comparison(tmp_path / "new" / "out") == comparison
+    assert read_comparison(tmp_path / "new" / "out" / "comparison.json") == comparison
     assert (tmp_path / "new" / "out" / "report.html").read_text() == "page of different\n"
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_written_where_a_part_cannot_be_rendered(tmp_path, monkeypatc
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paritas.reporting.html.html_report", interrupted)
+    monkeypatch.setattr("paritas.reports.comparison_page.html_report", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_all(tmp_path / "out", transformer(), parquet=True)
     assert names(tmp_path) == []
@@ -61,8 +61,8 @@ def test_a_name_that_is_no_text_costs_nobody_the_results(tmp_path):
     comparison = transformer()
     odd = msgspec.structs.replace(comparison, my=dump("runs/\udcff"))
     write_all(tmp_path, odd)
-    assert read(tmp_path).my.path == "runs/\\udcff"
-    assert read(tmp_path).rows == comparison.rows
+    assert read_comparison(tmp_path).my.path == "runs/\\udcff"
+    assert read_comparison(tmp_path).rows == comparison.rows
 
 
 # --- before any work ------------------------------------------------------------------------------
@@ -114,23 +114,23 @@ def test_missing_duckdb_is_told_before_any_work(tmp_path, monkeypatch):
 
 def test_a_folder_without_a_comparison_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match=r"has no comparison.json: give what `paritas compare"):
-        read(tmp_path)
+        read_comparison(tmp_path)
     with pytest.raises(UsageError, match=r"no '.*nowhere'"):
-        read(tmp_path / "nowhere")
+        read_comparison(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"my": 1}', b"\xff\xfe", b"[" * 5000])
 def test_a_damaged_file_is_told_by_its_name(tmp_path, content):
     (tmp_path / "comparison.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"comparison.json is damaged or of another version"):
-        read(tmp_path)
+        read_comparison(tmp_path)
 
 
 def test_a_cut_off_file_is_damaged(tmp_path):
     whole = transformer().to_json()
     (tmp_path / "comparison.json").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UsageError, match="is damaged"):
-        read(tmp_path)
+        read_comparison(tmp_path)
 
 
 def test_a_divergence_at_a_row_that_is_not_there_is_damage(tmp_path):
@@ -138,17 +138,17 @@ def test_a_divergence_at_a_row_that_is_not_there_is_damage(tmp_path):
     kept = msgspec.structs.replace(found, rows=found.rows[:3])
     (tmp_path / "comparison.json").write_bytes(kept.to_json())
     with pytest.raises(UsageError, match="speaks of row 85, which it has not"):
-        read(tmp_path)
+        read_comparison(tmp_path)
 
 
 def test_another_format_is_told_with_the_version_that_reads_it(tmp_path):
     later = Comparison(my=dump("a"), golden=dump("b"), format=7, paritas="9.1")
     (tmp_path / "comparison.json").write_bytes(later.to_json())
     with pytest.raises(UsageError, match=r"has format 7.*reads format 1.*paritas 9\.1"):
-        read(tmp_path)
+        read_comparison(tmp_path)
 
 
 def test_reading_needs_no_rights_to_write(tmp_path):
-    comparison_files.write_all(tmp_path, transformer(), html=False)
+    files.write_all(tmp_path, transformer(), html=False)
     (tmp_path / "comparison.json").chmod(0o400)
-    assert read(tmp_path).rows
+    assert read_comparison(tmp_path).rows

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.numerics.comparisons import Comparison, Divergence, DumpFacts, Row
-from paritas.numerics.findings import Coverage, Status
-from paritas.numerics.wording import headline
-from paritas.reporting.comparison_summary import MOST_ROWS, report
+from paritas.reports.dumps import MOST_ROWS, comparison_report
+from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
+from paritas.results.findings import Coverage, Status
+from paritas.results.wording import headline
 from unit.reporting.comparison_samples import (
     dump,
     figures,
@@ -27,7 +27,7 @@ CALL = ("act", "aten.gelu.default", ())
 def printed(comparison, *remarked, width=80):
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
-    console.print(report(comparison, *remarked), crop=False)
+    console.print(comparison_report(comparison, *remarked), crop=False)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -63,7 +63,9 @@ def test_it_fits_80_columns_and_ends_with_the_verdict(comparison):
 
 
 def test_equal_statistics_are_not_called_equal_bits():
-    rows = [Row(index=0, step=0, name="a", status=Status.IDENTICAL, judged_by="statistics")]
+    rows = [
+        ComparisonRow(index=0, step=0, name="a", status=Status.IDENTICAL, judged_by="statistics")
+    ]
     facts = DumpFacts(path="a", kind="msprobe")
     found = Comparison(my=facts, golden=facts, rows=tuple(rows), coverage=Coverage(compared=1))
     assert printed(found)[-1] == (

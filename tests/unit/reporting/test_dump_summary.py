@@ -8,12 +8,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.dumps.finiteness import NonFinite
-from paritas.dumps.records import Header, Observed, Payload, Record, Site, TensorFacts
-from paritas.dumps.summary import DumpSummary, Examined, NameFacts, RankFacts
+from paritas.dumps.survey import DumpSummary, ExaminedRecord, NameFacts, NonFinite, RankFacts
+from paritas.files.records import Header, Observed, Payload, Record, Site, TensorFacts
 from paritas.numerics.statistics import Statistics
-from paritas.reporting.dump_records import record_lines, size
-from paritas.reporting.dump_summary import MOST_NAMES, dump_report, last_line
+from paritas.reports.dump_records import record_lines, size
+from paritas.reports.dumps import MOST_NAMES, dump_report, dump_verdict_line
 
 SITE = Site(
     source="eager",
@@ -196,8 +195,8 @@ def test_what_is_missing_of_a_killed_run_is_told():
     assert "0, 2 (the run has 4); nothing of 1, 3; rank 2 was cut off, not closed" in words
     assert "(3 records, the last is forward/b#0/output.0 of step 1)" in words
     assert "problem: rank 2: cut off" in words
-    assert last_line(summary) == "incomplete: 8 records of 2 ranks can be read; 1 problem"
-    assert printed(summary)[-1] == last_line(summary)
+    assert dump_verdict_line(summary) == "incomplete: 8 records of 2 ranks can be read; 1 problem"
+    assert printed(summary)[-1] == dump_verdict_line(summary)
 
 
 def test_changed_outputs_are_told_by_graph():
@@ -245,13 +244,13 @@ def test_a_record_is_listed_with_its_statistics():
     record = Record(
         sequence=4, step=1, rank=0, id=SITE.id, site=SITE, tensor=facts, payload=payload, alias_of=2
     )
-    assert record_lines(Examined(record=record, statistics=statistics)) == [
+    assert record_lines(ExaminedRecord(record=record, statistics=statistics)) == [
         "rank 0 step 1 forward/layers.1.attn/aten.log.default#0/output.0",
         "  float32[2,3]; min -1 max 2.5 mean 0.5 l2 4; 1 zero, 2 NaN, 3 Inf; 24 B; shares",
         "    memory with record 2",
     ]
     value = Record(sequence=5, step=1, rank=0, id=SITE.id, site=SITE, value="0.5")
-    assert record_lines(Examined(record=value))[1] == "  0.5"
+    assert record_lines(ExaminedRecord(record=value))[1] == "  0.5"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paritas.numerics.findings import Status
-from paritas.reporting.annotations import of_comparison, of_graph
-from paritas.reporting.github_lines import MOST, github_lines
+from paritas.reports.annotations import MOST_LINES, comparison_account, github_lines, graph_account
+from paritas.results.findings import Status
 from unit.reporting import comparison_samples, graph_samples
 from unit.reporting.account_samples import HOSTILE, account, finding, traced
 
@@ -105,13 +104,17 @@ def test_items_wrong_in_the_same_way_on_one_line_share_an_annotation(repository)
     )
 
 
-@pytest.mark.parametrize("many", [MOST, MOST + 1, 100])
+@pytest.mark.parametrize("many", [MOST_LINES, MOST_LINES + 1, 100])
 def test_no_more_are_written_than_github_shows_and_the_rest_is_counted(many):
     bad = [finding(f"output {n}", reason=f"reason {n}") for n in range(many)]
     found = read(github_lines(account(*bad)))
-    assert len(found) == MOST
+    assert len(found) == MOST_LINES
     rest = found[-1]["title"]
-    assert rest == "paritas: output 9: different" if many == MOST else f"paritas: {many - 9} more"
+    assert (
+        rest == "paritas: output 9: different"
+        if many == MOST_LINES
+        else f"paritas: {many - 9} more"
+    )
 
 
 def test_the_gravest_come_first():
@@ -122,7 +125,7 @@ def test_the_gravest_come_first():
 
 def test_a_comparison_begins_with_the_row_that_made_the_difference():
     comparison = comparison_samples.transformer(layers=3, faulty=1)
-    text = github_lines(of_comparison(comparison, subject="mine golden"))
+    text = github_lines(comparison_account(comparison, subject="mine golden"))
     made = next(row for row in comparison.rows if row.made == "here")
     assert read(text)[0]["title"].startswith(f"paritas: {made.name}")
 
@@ -130,7 +133,7 @@ def test_a_comparison_begins_with_the_row_that_made_the_difference():
 def test_a_wrong_split_of_a_graph_is_an_error_at_its_line(repository):
     (repository / "models").mkdir()
     Path(repository / "models" / "block.py").write_text("")
-    found = read(github_lines(of_graph(graph_samples.transformer(), subject="model.pt2")))
+    found = read(github_lines(graph_account(graph_samples.transformer(), subject="model.pt2")))
     wrong = next(one for one in found if "different" in one["title"])
     assert wrong["file"] == "models/block.py"
     assert {one["level"] for one in found} == {"error"}
@@ -140,8 +143,10 @@ def test_a_wrong_split_of_a_graph_is_an_error_at_its_line(repository):
 def test_a_graph_that_does_not_pass_is_never_without_an_error(make):
     report = getattr(graph_samples, make)()
     assert report.exit_code
-    assert read(github_lines(of_graph(report, subject="model.pt2")))
+    assert read(github_lines(graph_account(report, subject="model.pt2")))
 
 
 def test_a_graph_that_passes_has_no_error():
-    assert "::error" not in github_lines(of_graph(graph_samples.passing(), subject="model.pt2"))
+    assert "::error" not in github_lines(
+        graph_account(graph_samples.passing(), subject="model.pt2")
+    )

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import Confirmation
-from paritas.reporting.graph_csv import COLUMNS, csv_text, write_csv
-from paritas.reporting.graph_words import loss_gap
+from paritas.reports.graphs import loss_gap
+from paritas.reports.tables import GRAPH_COLUMNS, graph_csv, write_graph_csv
+from paritas.results.findings import Status
+from paritas.results.graph_reports import Confirmation
 from unit.reporting.graph_samples import HOSTILE, empty, hostile, option, transformer
 
 
 def lines_of(report):
-    return list(csv.DictReader(io.StringIO(csv_text(report))))
+    return list(csv.DictReader(io.StringIO(graph_csv(report))))
 
 
 def test_every_split_has_a_line_and_so_has_every_operator_without_one():
@@ -51,7 +51,7 @@ def test_what_real_ranks_said_of_a_split_is_in_its_line():
 
 def test_a_wrong_split_is_told_with_its_place_its_losses_and_its_script():
     [wrong] = [line for line in lines_of(transformer()) if line["status"] == "different"]
-    assert list(wrong) == list(COLUMNS)
+    assert list(wrong) == list(GRAPH_COLUMNS)
     assert wrong == {
         "graph": "runs/graphs/transformer_block.ckp",
         "node": "linear_down_0",
@@ -129,12 +129,12 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text(start):
 
 
 def test_the_file_is_the_table_and_a_graph_without_calls_has_its_names_alone(tmp_path):
-    write_csv(transformer(), tmp_path / "results.csv")
+    write_graph_csv(transformer(), tmp_path / "results.csv")
     text = (tmp_path / "results.csv").read_text(encoding="utf-8")
-    assert text == f"{csv_text(transformer())}\n"
-    assert csv_text(empty()) == ",".join(COLUMNS)
+    assert text == f"{graph_csv(transformer())}\n"
+    assert graph_csv(empty()) == ",".join(GRAPH_COLUMNS)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"cannot write .*results\.csv"):
-        write_csv(empty(), tmp_path / "missing" / "results.csv")
+        write_graph_csv(empty(), tmp_path / "missing" / "results.csv")

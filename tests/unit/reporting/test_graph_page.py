@@ -12,10 +12,15 @@ import re
 import msgspec
 import pytest
 
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, Outcome
-from paritas.reporting.html.graph_page import graph_page, write_page
-from paritas.reporting.html.graph_rules import Token, drawn_rules, overview
+from paritas.reports.graph_page import (
+    RuleToken,
+    drawn_rules,
+    graph_page,
+    overview,
+    write_graph_page,
+)
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, GraphReport
 from unit.reporting.graph_samples import (
     HOSTILE,
     empty,
@@ -91,14 +96,14 @@ def test_the_same_report_gives_the_same_file_also_when_read_from_json(tmp_path):
     for make in (transformer, hostile, empty):
         whole = make()
         assert graph_page(GraphReport.from_json(whole.to_json())) == graph_page(whole)
-    write_page(transformer(), tmp_path / "report.html")
+    write_graph_page(transformer(), tmp_path / "report.html")
     written = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert written.rstrip("\n") == graph_page(transformer()).rstrip("\n")
 
 
 def test_a_name_that_is_no_text_does_not_cost_the_page(tmp_path):
     report = msgspec.structs.replace(empty(), graph="\udc80.pt2")
-    write_page(report, tmp_path / "report.html")
+    write_graph_page(report, tmp_path / "report.html")
     assert b"\\udc80.pt2" in (tmp_path / "report.html").read_bytes()
 
 
@@ -198,7 +203,9 @@ def test_a_split_that_the_rule_does_not_name_is_shown_beside_it():
     nameless = msgspec.structs.replace(option((0, 2), "z", ""), split="")
     [drawn] = drawn_rules([nameless])
     assert drawn.loose == (
-        Token("idx 0, dim 2", "split", Status.EQUIVALENT, " at idx 0, dim 2, 2 ranks: equivalent"),
+        RuleToken(
+            "idx 0, dim 2", "split", Status.EQUIVALENT, " at idx 0, dim 2, 2 ranks: equivalent"
+        ),
     )
 
 
@@ -217,5 +224,7 @@ def test_an_operator_without_splits_is_no_line_of_the_overview_but_has_its_reaso
     page = text_of(graph_page(transformer()))
     listed = {row.operator for row in overview(transformer().operators)}
     for one in transformer().operators:
-        assert (one.operator in listed) is (one.outcome in {Outcome.VERIFIED, Outcome.FAILED})
+        assert (one.operator in listed) is (
+            one.outcome in {CallOutcome.VERIFIED, CallOutcome.FAILED}
+        )
         assert one.operator in page

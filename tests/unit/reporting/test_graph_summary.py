@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import Confirmation, Outcome
-from paritas.reporting.graph_summary import render, verdict_line
+from paritas.reports.graphs import graph_report, graph_verdict_line
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, Confirmation
 from unit.reporting.graph_samples import (
     empty,
     hostile,
@@ -26,7 +26,7 @@ from unit.reporting.graph_samples import (
 def shown(graph, width=80, **more):
     told = io.StringIO()
     console = Console(file=told, width=width, color_system=None, highlight=False)
-    console.print(render(graph, width, **more), crop=False)
+    console.print(graph_report(graph, width, **more), crop=False)
     return [line.rstrip() for line in told.getvalue().splitlines()]
 
 
@@ -119,20 +119,20 @@ def test_a_split_that_real_ranks_refuse_is_told_with_what_simulated_ones_said():
 
 def test_calls_that_are_not_accounted_for_are_no_pass():
     short = msgspec.structs.replace(passing(), calls=13)
-    assert verdict_line(short).plain == (
+    assert graph_verdict_line(short).plain == (
         "unverified: 1 call not accounted for; 5 of 13 calls verified"
     )
 
 
 def test_where_nothing_has_a_split_nothing_was_checked():
-    idle = [one for one in transformer().operators if one.outcome is Outcome.NOTHING]
+    idle = [one for one in transformer().operators if one.outcome is CallOutcome.NOTHING]
     assert shown(report(tuple(idle)))[-1] == "unverified: nothing was checked"
 
 
 def test_an_unstable_split_is_told_where_it_counts_as_a_failure():
     linear = transformer().operators[1]
     options = (msgspec.structs.replace(linear.options[0], status=Status.UNSTABLE),)
-    one = msgspec.structs.replace(linear, options=options, outcome=Outcome.FAILED)
+    one = msgspec.structs.replace(linear, options=options, outcome=CallOutcome.FAILED)
     lines = shown(report((one,), strict=True))
     assert any(line.startswith("unstable  linear_up_0 (2 calls)") for line in lines)
 
@@ -174,7 +174,7 @@ def test_names_are_never_read_as_markup():
     one = transformer().operators[0]
     site = msgspec.structs.replace(one.sites[0], node="[red]x[/red]")
     failed = msgspec.structs.replace(
-        one, sites=(site,), outcome=Outcome.FAILED, options=(), reason="[bold]no[/bold]"
+        one, sites=(site,), outcome=CallOutcome.FAILED, options=(), reason="[bold]no[/bold]"
     )
     text = "\n".join(shown(report((failed,))))
     assert "[red]x[/red]" in text

@@ -7,23 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from paritas.numerics.findings import (
-    Aspect,
-    Coverage,
-    Finding,
-    Origin,
-    OriginKind,
-    Status,
-    Verdict,
-)
-from paritas.numerics.wording import headline
-from paritas.reporting.guard_summary import MOST_GRAPHS, GraphCounts, guard_summary
+from paritas.reports.terminal import MOST_GRAPHS, GraphCounts, guard_report
+from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.wording import headline
 
 
 def printed(graphs, verdict, width=80):
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
-    console.print(guard_summary(graphs, verdict), crop=False)
+    console.print(guard_report(graphs, verdict), crop=False)
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 

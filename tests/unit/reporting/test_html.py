@@ -13,12 +13,10 @@ from importlib import resources
 import msgspec
 import pytest
 
-from paritas.numerics.comparisons import Comparison, Divergence
-from paritas.numerics.findings import Status
-from paritas.reporting.html import html_report
-from paritas.reporting.html.columns import number_column, text_column
-from paritas.reporting.html.neighbourhood import MOST_NODES, neighbourhood
-from paritas.reporting.html.words import divergence_story, headline
+from paritas.reports.comparison_page import MOST_NODES, html_report, neighbourhood
+from paritas.reports.pages import comparison_headline, divergence_story, number_column, text_column
+from paritas.results.comparisons import Comparison, Divergence
+from paritas.results.findings import Status
 from unit.reporting.comparison_extremes import (
     HOSTILE,
     empty,
@@ -30,7 +28,7 @@ from unit.reporting.comparison_extremes import (
 )
 from unit.reporting.comparison_samples import transformer
 
-ASSETS = resources.files("paritas.reporting") / "assets"
+ASSETS = resources.files("paritas.reports") / "assets"
 
 
 def data_of(page: str) -> dict:
@@ -167,7 +165,7 @@ def test_the_first_nan_is_told_once_where_it_is_also_the_first_divergence():
     ],
 )
 def test_the_headline_says_how_it_ended(make, words):
-    assert headline(make()) == words
+    assert comparison_headline(make()) == words
     assert words in html_report(make())
 
 

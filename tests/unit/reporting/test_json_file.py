@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paritas.errors import UsageError
-from paritas.numerics.findings import Aspect, Coverage, Finding, Score, Status, Verdict
-from paritas.reporting.json_file import check_writable, write_verdict
+from paritas.reports.files import check_writable, write_verdict
+from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
 
 VERDICT = Verdict(
     findings=(

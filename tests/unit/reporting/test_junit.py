@@ -6,9 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from paritas.numerics.findings import Aspect, Status
-from paritas.reporting.annotations import of_comparison, of_graph
-from paritas.reporting.junit import junit
+from paritas.reports.annotations import comparison_account, graph_account, junit_document
+from paritas.results.findings import Aspect, Status
 from unit.reporting import comparison_samples, graph_samples
 from unit.reporting.account_samples import HOSTILE, account, finding
 
@@ -39,7 +38,7 @@ def kinds(suite):
 
 
 def test_every_status_is_what_a_runner_of_tests_takes_it_for():
-    found = kinds(read(junit(account(*(finding(one.value, one) for one in Status)))))
+    found = kinds(read(junit_document(account(*(finding(one.value, one) for one in Status)))))
     assert found == {
         "identical": "",
         "equivalent": "",
@@ -52,12 +51,12 @@ def test_every_status_is_what_a_runner_of_tests_takes_it_for():
 
 def test_unstable_is_a_failure_where_it_counts_as_one():
     unstable = finding(status=Status.UNSTABLE)
-    assert kinds(read(junit(account(unstable, strict=True)))) == {"output 0": "failure"}
+    assert kinds(read(junit_document(account(unstable, strict=True)))) == {"output 0": "failure"}
 
 
 def test_what_was_left_out_is_skipped():
     found = kinds(
-        read(junit(account(finding(status=Status.IDENTICAL), skipped=["gradients: off"])))
+        read(junit_document(account(finding(status=Status.IDENTICAL), skipped=["gradients: off"])))
     )
     assert found == {"output 0": "", "gradients: off": "skipped"}
 
@@ -68,7 +67,7 @@ def test_all_that_is_wrong_with_an_item_is_in_its_one_case_the_gravest_first():
         finding(status=Status.DIFFERENT, reason="off by 3"),
         finding(status=Status.IDENTICAL, aspect=Aspect.DTYPE),
     ]
-    (case,) = read(junit(account(*bad))).iter("testcase")
+    (case,) = read(junit_document(account(*bad))).iter("testcase")
     (failure,) = case
     assert failure.get("message") == "output 0: different: off by 3"
     assert (
@@ -77,17 +76,17 @@ def test_all_that_is_wrong_with_an_item_is_in_its_one_case_the_gravest_first():
 
 
 def test_the_verdict_is_a_property_of_the_suite():
-    suite = read(junit(account(finding())))
+    suite = read(junit_document(account(finding())))
     assert suite.get("name") == "paritas verify nets:make"
     assert suite.find("properties/property").get("value").startswith("different: the candidate ")
 
 
 def test_nothing_compared_is_an_error():
-    assert kinds(read(junit(account(compared=0)))) == {"nets:make": "error"}
+    assert kinds(read(junit_document(account(compared=0)))) == {"nets:make": "error"}
 
 
 def test_hostile_names_give_a_document_that_can_be_read():
-    suite = read(junit(account(finding(HOSTILE, reason=HOSTILE), subject=HOSTILE)))
+    suite = read(junit_document(account(finding(HOSTILE, reason=HOSTILE), subject=HOSTILE)))
     (failure,) = suite.iter("failure")
     assert r"\x1b[31m</failure>]]>\x00\xd800" in failure.text
 
@@ -95,13 +94,13 @@ def test_hostile_names_give_a_document_that_can_be_read():
 @pytest.mark.parametrize("make", ["transformer", "unsupported", "empty", "hostile", "passing"])
 def test_graphs_fail_as_their_report_does(make):
     report = getattr(graph_samples, make)()
-    suite = read(junit(of_graph(report, subject="model.pt2")))
+    suite = read(junit_document(graph_account(report, subject="model.pt2")))
     assert (int(suite.get("failures")) + int(suite.get("errors")) == 0) is report.passed
 
 
 def test_every_row_of_a_comparison_is_in_a_case():
     comparison = comparison_samples.transformer(layers=3, faulty=1)
-    found = kinds(read(junit(of_comparison(comparison, subject="mine golden"))))
+    found = kinds(read(junit_document(comparison_account(comparison, subject="mine golden"))))
     assert {f"{row.name} (step {row.step})" for row in comparison.rows} <= found.keys()
     failing = [row for row in comparison.rows if not row.status.passes()]
     assert sum(kind in {"failure", "error"} for kind in found.values()) == len(failing)

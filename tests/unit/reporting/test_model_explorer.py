@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.cli import main
-from paritas.numerics.findings import Status
-from paritas.numerics.graph_reports import GraphReport, OperatorResult, Outcome, Site
-from paritas.reporting.model_explorer import (
+from paritas.reports.model_explorer import (
     COLOURS,
     comparison_graphs,
     error_data,
     graph_report_data,
     status_data,
 )
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 from unit.reporting.comparison_samples import score, transformer
 
 
@@ -82,16 +82,16 @@ def test_an_error_that_is_no_number_is_over_every_limit(comparison, worst):
 
 
 def report():
-    sites = (Site(position=1, node="addmm"), Site(position=3, node="addmm_1"))
+    sites = (CallSite(position=1, node="addmm"), CallSite(position=3, node="addmm_1"))
     good = OperatorResult(
-        key="a", operator="aten.addmm", signature="", sites=sites, outcome=Outcome.VERIFIED
+        key="a", operator="aten.addmm", signature="", sites=sites, outcome=CallOutcome.VERIFIED
     )
     bad = OperatorResult(
         key="b",
         operator="aten.relu",
         signature="",
-        sites=(Site(position=2, node="relu"),),
-        outcome=Outcome.UNSUPPORTED,
+        sites=(CallSite(position=2, node="relu"),),
+        outcome=CallOutcome.UNSUPPORTED,
     )
     return GraphReport(graph="model.pt2", kind="pt2", operators=(good, bad), calls=3)
 

@@ -11,11 +11,11 @@ import sys
 import msgspec
 import pytest
 
-from paritas.numerics.comparisons import Comparison, DumpFacts, Row
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.numerics.graph_reports import GraphReport
-from paritas.numerics.power_reports import Fault, PowerReport
-from paritas.reporting.html.notebook import MOST_ROWS, MOST_TOLD, notebook_html
+from paritas.reports.notebook import MOST_ROWS, MOST_TOLD, notebook_html
+from paritas.results.comparisons import Comparison, ComparisonRow, DumpFacts
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.graph_reports import GraphReport
+from paritas.results.power_reports import FaultResult, PowerReport
 from unit.reporting import comparison_samples, graph_samples
 
 EVIL = "</style></div><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
@@ -55,7 +55,7 @@ def failing(count: int = 1, path: str = "output", **fields) -> Verdict:
 
 
 def power(**fields) -> PowerReport:
-    fault = Fault(
+    fault = FaultResult(
         mutation="scale",
         text="times 1.01",
         node="mul",
@@ -138,7 +138,11 @@ def test_the_cell_has_the_table_of_the_report():
         Comparison(
             my=DumpFacts(path=EVIL, kind=EVIL, problems=(EVIL,)),
             golden=DumpFacts(path=EVIL, kind=EVIL),
-            rows=(Row(index=0, name=EVIL, step=0, status=Status.DIFFERENT, op=EVIL, reason=EVIL),),
+            rows=(
+                ComparisonRow(
+                    index=0, name=EVIL, step=0, status=Status.DIFFERENT, op=EVIL, reason=EVIL
+                ),
+            ),
             coverage=Coverage(compared=1),
             notes=(EVIL,),
         ),
@@ -171,7 +175,7 @@ def test_what_was_read_from_a_file_is_shown_as_well(tmp_path):
     path = tmp_path / "verdict.json"
     path.write_bytes(failing().to_json())
     code = (
-        "import sys; from pathlib import Path; from paritas.numerics.findings import Verdict; "
+        "import sys; from pathlib import Path; from paritas.results.findings import Verdict; "
         f"print(Verdict.from_json(Path({str(path)!r}).read_bytes())._repr_html_())"
     )
     done = subprocess.run(

@@ -9,13 +9,13 @@ import types
 import pytest
 from rich.console import Console
 
-from paritas.cli.progress import progress
-from paritas.reporting.progress import (
-    Bar,
-    Course,
-    Lines,
+from paritas.cli.options import progress
+from paritas.reports.progress import (
+    LogLines,
     NotebookLine,
+    Pace,
     Progress,
+    ProgressBar,
     bar_display,
     clock_words,
     rate_words,
@@ -58,7 +58,7 @@ def test_a_step_is_words_for_whoever_takes_words_and_data_for_others():
 
 
 def test_time_left_follows_from_what_is_done(clock):
-    course = Course(clock)
+    course = Pace(clock)
     course.note(Progress("measuring", 0, 12))
     assert course.words() == "0 of 12"
     clock.now += 30
@@ -71,7 +71,7 @@ def test_time_left_follows_from_what_is_done(clock):
 
 
 def test_what_was_done_elsewhere_does_not_count(clock):
-    course = Course(clock)
+    course = Pace(clock)
     course.note(Progress("measuring", 3, 12))
     clock.now += 5
     assert course.words() == "3 of 12, 5 s so far"
@@ -80,7 +80,7 @@ def test_what_was_done_elsewhere_does_not_count(clock):
 
 
 def test_a_stage_that_counts_nothing_says_how_long_it_takes(clock):
-    course = Course(clock)
+    course = Pace(clock)
     course.note("compiling")
     assert course.words() == ""
     clock.now += 72
@@ -88,7 +88,7 @@ def test_a_stage_that_counts_nothing_says_how_long_it_takes(clock):
 
 
 def test_a_limit_of_time_bounds_what_is_left(clock):
-    course = Course(clock)
+    course = Pace(clock)
     course.note(Progress("shrinking", at_most=60))
     assert course.words() == "at most 1 min 0 s left"
     clock.now += 15
@@ -100,7 +100,7 @@ def test_a_limit_of_time_bounds_what_is_left(clock):
 
 
 def test_rates_and_failures_are_shown(clock):
-    course = Course(clock)
+    course = Pace(clock)
     course.note(Progress("comparing", 0, 1000))
     clock.now += 10
     course.note(Progress("comparing", 100, 1000, nbytes=25_000_000_000, failing=3))
@@ -120,7 +120,7 @@ def test_minutes_are_shown_once_there_are_some():
 
 def test_short_work_leaves_no_line_in_a_log(clock):
     lines = []
-    show = Lines(lines.append, clock)
+    show = LogLines(lines.append, clock)
     for stage in ("importing torch", "running the reference", "running the candidate"):
         show(stage)
         clock.now += 19.9
@@ -129,7 +129,7 @@ def test_short_work_leaves_no_line_in_a_log(clock):
 
 def test_long_work_leaves_one_line_a_minute(clock):
     lines = []
-    show = Lines(lines.append, clock)
+    show = LogLines(lines.append, clock)
     for done in range(1000):
         show(Progress("comparing", done, 1000))
         clock.now += 0.25
@@ -143,7 +143,7 @@ def test_long_work_leaves_one_line_a_minute(clock):
 
 def test_a_stage_that_begins_after_a_minute_is_named(clock):
     lines = []
-    show = Lines(lines.append, clock)
+    show = LogLines(lines.append, clock)
     show("running the candidate")
     clock.now += 75
     show("running the reference in float64")
@@ -162,7 +162,7 @@ def test_without_a_terminal_short_work_prints_nothing(capsys):
 def test_a_terminal_shows_one_line_with_a_bar_where_something_is_counted(clock):
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     display = bar_display(console)
-    bar = Bar(display, clock)
+    bar = ProgressBar(display, clock)
     bar("matching")
     assert drawn(display) == "| matching"
     bar(Progress("comparing", 0, 80))
@@ -176,7 +176,7 @@ def test_a_terminal_shows_one_line_with_a_bar_where_something_is_counted(clock):
 def test_words_of_a_stage_are_cut_to_keep_one_line(clock):
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     display = bar_display(console)
-    bar = Bar(display, clock)
+    bar = ProgressBar(display, clock)
     bar(Progress(f"running {'x' * 200} [red]", 3, 12))
     line = drawn(display)
     assert "\n" not in line
@@ -250,8 +250,8 @@ def notebook(monkeypatch):
     ipython = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
-    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BEFORE_CELL", 0.0)
-    monkeypatch.setattr("paritas.reporting.progress.SECONDS_BETWEEN_CELLS", 0.0)
+    monkeypatch.setattr("paritas.reports.progress.SECONDS_BEFORE_CELL", 0.0)
+    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_CELLS", 0.0)
     return shown
 
 

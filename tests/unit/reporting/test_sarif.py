@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from paritas.numerics.findings import Status
-from paritas.reporting.annotations import of_comparison, of_graph
-from paritas.reporting.sarif import sarif
+from paritas.reports.annotations import comparison_account, graph_account, sarif_document
+from paritas.results.findings import Status
 from unit.reporting import comparison_samples, graph_samples
 from unit.reporting.account_samples import HOSTILE, account, finding, scaled, traced
 
@@ -54,7 +53,7 @@ def read(text):
 
 
 def test_a_failure_is_a_result_with_its_line_its_item_and_its_module(repository):
-    run = read(sarif(account(traced(f"{repository}/a net.py:7"))))
+    run = read(sarif_document(account(traced(f"{repository}/a net.py:7"))))
     (one,) = run["results"]
     assert (one["ruleId"], one["level"]) == ("different", "error")
     assert one["message"]["text"].startswith("output 0: different\nnode mm: aten.mm.default")
@@ -70,7 +69,7 @@ def test_a_failure_is_a_result_with_its_line_its_item_and_its_module(repository)
 
 
 def test_the_pattern_of_an_error_is_a_rule_of_its_own():
-    run = read(sarif(account(scaled(), finding("output 1"))))
+    run = read(sarif_document(account(scaled(), finding("output 1"))))
     assert [one["ruleId"] for one in run["results"]] == ["different/partial-sum", "different"]
     rules = {
         rule["id"]: rule["shortDescription"]["text"] for rule in run["tool"]["driver"]["rules"]
@@ -79,7 +78,9 @@ def test_the_pattern_of_an_error_is_a_rule_of_its_own():
 
 
 def test_what_passes_is_no_result_and_what_is_unstable_is_a_warning():
-    run = read(sarif(account(*(finding(f"output {n}", one) for n, one in enumerate(Status)))))
+    run = read(
+        sarif_document(account(*(finding(f"output {n}", one) for n, one in enumerate(Status))))
+    )
     levels = {one["ruleId"]: one["level"] for one in run["results"]}
     assert levels == {
         "different": "error",
@@ -87,12 +88,12 @@ def test_what_passes_is_no_result_and_what_is_unstable_is_a_warning():
         "unverified": "error",
         "unstable": "warning",
     }
-    assert read(sarif(account(finding(status=Status.IDENTICAL))))["results"] == []
+    assert read(sarif_document(account(finding(status=Status.IDENTICAL))))["results"] == []
 
 
 def test_a_result_without_a_line_is_put_down_to_what_was_asked_about():
     for given, uri in (({"file": "nets.py"}, "nets.py"), ({}, "nets%3Amake")):
-        (one,) = read(sarif(account(finding(), **given)))["results"]
+        (one,) = read(sarif_document(account(finding(), **given)))["results"]
         place = one["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == uri
         assert "region" not in place
@@ -100,29 +101,29 @@ def test_a_result_without_a_line_is_put_down_to_what_was_asked_about():
 
 def test_an_item_keeps_its_fingerprint_while_its_figures_change():
     def mark(reason):
-        (one,) = read(sarif(account(finding(reason=reason))))["results"]
+        (one,) = read(sarif_document(account(finding(reason=reason))))["results"]
         return one["partialFingerprints"]
 
     assert mark("off by 1e-3") == mark("off by 2e-3")
 
 
 def test_nothing_compared_is_an_unsuccessful_run_with_a_result():
-    run = read(sarif(account(compared=0)))
+    run = read(sarif_document(account(compared=0)))
     assert not run["invocations"][0]["executionSuccessful"]
     assert [one["ruleId"] for one in run["results"]] == ["unverified"]
 
 
 def test_no_more_results_are_written_than_are_taken_and_the_rest_is_counted(monkeypatch):
-    monkeypatch.setattr("paritas.reporting.sarif.MOST", 2)
+    monkeypatch.setattr("paritas.reports.annotations.MOST_RESULTS", 2)
     bad = [finding(f"output {n}", one) for n, one in enumerate([*Status, *Status])]
-    run = read(sarif(account(*bad)))
+    run = read(sarif_document(account(*bad)))
     assert [one["ruleId"] for one in run["results"]] == ["different", "different"]
     (told,) = run["invocations"][0]["toolExecutionNotifications"]
     assert told["message"]["text"].startswith("6 more results")
 
 
 def test_hostile_names_give_a_document_that_can_be_read():
-    text = sarif(account(finding(HOSTILE, reason=HOSTILE), subject=HOSTILE))
+    text = sarif_document(account(finding(HOSTILE, reason=HOSTILE), subject=HOSTILE))
     (one,) = read(text)["results"]
     assert r"\x1b[31m" in one["message"]["text"]
     text.encode()
@@ -131,12 +132,12 @@ def test_hostile_names_give_a_document_that_can_be_read():
 @pytest.mark.parametrize("make", ["transformer", "unsupported", "empty", "hostile", "passing"])
 def test_graphs_give_documents_that_keep_to_the_standard(make):
     report = getattr(graph_samples, make)()
-    run = read(sarif(of_graph(report, subject="model.pt2")))
+    run = read(sarif_document(graph_account(report, subject="model.pt2")))
     assert any(one["level"] == "error" for one in run["results"]) is not report.passed
 
 
 def test_comparisons_give_documents_that_keep_to_the_standard():
     comparison = comparison_samples.transformer(layers=3, faulty=1)
-    run = read(sarif(of_comparison(comparison, subject="mine golden")))
+    run = read(sarif_document(comparison_account(comparison, subject="mine golden")))
     failing = [row for row in comparison.rows if not row.status.passes()]
     assert sum(one["level"] == "error" for one in run["results"]) == len(failing)

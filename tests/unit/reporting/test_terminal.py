@@ -8,7 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from paritas.numerics.findings import (
+from paritas.numerics.metrics import pair_metrics
+from paritas.reports.terminal import MOST_ROWS, STYLES, verdict_report
+from paritas.results.findings import (
     Aspect,
     Coverage,
     Finding,
@@ -18,16 +20,16 @@ from paritas.numerics.findings import (
     Status,
     Verdict,
 )
-from paritas.numerics.metrics import pair_metrics
-from paritas.numerics.wording import headline
-from paritas.reporting.terminal import MOST_ROWS, STYLES, report
+from paritas.results.wording import headline
 
 LONG_PATH = "gradient of encoder.layers.11.self_attention.output_projection.weight (second call)"
 
 
 def printed(verdict, width=80, **options):
     stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False, **options).print(report(verdict), crop=False)
+    Console(file=stream, width=width, highlight=False, **options).print(
+        verdict_report(verdict), crop=False
+    )
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -288,7 +290,7 @@ def test_colours_only_add_to_what_is_readable_without_them():
     coloured = printed(verdict, force_terminal=True, color_system="standard")
     stream = io.StringIO()
     Console(file=stream, width=80, highlight=False, force_terminal=True, no_color=True).print(
-        report(verdict), crop=False
+        verdict_report(verdict), crop=False
     )
     assert any("\x1b[1;31mdifferent" in line for line in coloured)
     assert "different" in stream.getvalue()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paritas.numerics.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.reporting.html.verdict_page import PageLink, index_page, verdict_page
+from paritas.reports.pages import PageLink, index_page, verdict_page
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 
 EVIL = "<script>alert(1)</script>"
 

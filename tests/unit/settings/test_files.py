@@ -10,7 +10,7 @@ import pytest
 
 from paritas.errors import UsageError
 from paritas.settings import load
-from paritas.settings.files import find_file, read_file
+from paritas.settings.options import find_file, read_file
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from letters import LETTERS
 from paritas.errors import UsageError
 from paritas.settings import bind_variables, check_names
-from paritas.settings.files import SettingsFile
-from paritas.settings.in_force import Settings
-from paritas.settings.vocabulary import settable
+from paritas.settings.options import Settings, SettingsFile, settable
 
 HOME = Path("/project")
 LOOK_STRICT = "PARITAS_LOOK_AT_STRICT"

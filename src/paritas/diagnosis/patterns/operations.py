@@ -1,7 +1,8 @@
-"""An operator computed again in float64 by its plain formula, so that a variant of it can be.
+"""The operator on other operands: exchanged, transposed, masked otherwise, one index off.
 
-Names only choose among the formulas here: nothing that a file says is run. A formula is believed
-only if, unvaried, it gives the right values.
+An operator is computed again in float64 by its plain formula, so that variants of it can be. Names
+only choose among the formulas here: nothing that a file says is run. A formula is believed only if,
+unvaried, it gives the right values.
 """
 
 from __future__ import annotations
@@ -13,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.patterns.hypotheses import stated
-from paritas.numerics.criterion import MAX_Z
+from paritas.diagnosis.scores import beyond_noise, supported_pattern
+from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas.diagnosis.cases import Case, Context
-    from paritas.numerics.diagnoses import Pattern
-
-__all__ = ["Operation", "attempted", "first_variant", "operation_of", "trusted"]
+    from paritas.diagnosis.case import Case, Context
 
 # Of the right values, as many have to come out of the plain formula.
 _MOST_UNLIKE = 0.02
@@ -72,22 +71,22 @@ def operation_of(case: Case, inputs: int = 1) -> Operation | None:
         return None
     parts = context.operator.replace("::", ".").split(".")
     name = parts[1] if len(parts) > 1 and parts[0] in _OVERLOADED else parts[-1]
-    wide = tuple(_wide(one) for one in context.inputs)
+    wide = tuple(_widen_input(one) for one in context.inputs)
     if any(one.is_complex() for one in wide):
         return None
     return Operation(name.lower().strip("_"), wide, context)
 
 
-def _wide(value: Tensor) -> Tensor:
+def _widen_input(value: Tensor) -> Tensor:
     value = value.detach().cpu()
     if value.dtype == torch.bool or value.is_complex():
         return value
     return value.to(torch.float64)
 
 
-def trusted(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
+def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
     """What a plain formula gives, if that is right: only then may a variant of it be tried."""
-    value = attempted(compute)
+    value = attempt(compute)
     if value is None or tuple(value.shape) != case.shape:
         return None
     value = value.double()
@@ -105,13 +104,13 @@ def first_variant(
     variants: Sequence[tuple[str, Callable[[], Tensor]]],
 ) -> list[Pattern]:
     """The first of the variants of a formula that is what came out, with what to say of it."""
-    if plain is None or trusted(case, plain) is None:
+    if plain is None or trusted_formula(case, plain) is None:
         return []
     for sentence, compute in variants:
-        value = attempted(compute)
+        value = attempt(compute)
         if value is None or tuple(value.shape) != case.shape:
             continue
-        pattern = stated(
+        pattern = supported_pattern(
             case,
             value.double(),
             kind,
@@ -124,9 +123,333 @@ def first_variant(
     return []
 
 
-def attempted(compute: Callable[[], Tensor | None]) -> Tensor | None:
+def attempt(compute: Callable[[], Tensor | None]) -> Tensor | None:
     """A variant's value; None where inputs and arguments do not go together so."""
     try:
         return compute()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
+
+
+# --- Operands exchanged or transposed -------------------------------------------------------------
+
+_PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "sub": ("b - a in place of a - b", torch.sub),
+    "div": ("b / a in place of a / b", torch.div),
+    "true_divide": ("b / a in place of a / b", torch.div),
+    "floor_divide": ("b // a in place of a // b", torch.floor_divide),
+    "remainder": ("b % a in place of a % b", torch.remainder),
+    "fmod": ("fmod(b, a) in place of fmod(a, b)", torch.fmod),
+    "pow": ("b ** a in place of a ** b", torch.pow),
+    "atan2": ("atan2(b, a) in place of atan2(a, b)", torch.atan2),
+    "lt": ("b < a in place of a < b", torch.lt),
+    "le": ("b <= a in place of a <= b", torch.le),
+    "gt": ("b > a in place of a > b", torch.gt),
+    "ge": ("b >= a in place of a >= b", torch.ge),
+}
+_PRODUCTS = frozenset({"mm", "bmm", "matmul", "dot", "linear", "addmm", "baddbmm"})
+_JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
+
+
+def propose_operands(case: Case) -> list[Pattern]:
+    """What the operator gives if its operands are exchanged or transposed, if that is it."""
+    operation = operation_of(case, inputs=2)
+    if operation is None or not beyond_noise(case):
+        return []
+    return first_variant(case, operation, "swapped operands", *_operand_variants(operation))
+
+
+_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
+
+
+def _operand_variants(operation: Operation) -> _Variants:
+    """The plain formula, and what else it may have been."""
+    name, inputs = operation.name, operation.inputs
+    if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
+        text, compute = _PAIRS[name]
+        a, b = inputs
+        said = f"the operands are exchanged: {text}"
+        return lambda: compute(a, b), [(said, lambda: compute(b, a))]
+    if name == "where" and len(inputs) == 3:  # noqa: PLR2004
+        test, a, b = inputs
+        said = "the branches of where() are exchanged, or its condition is negated"
+        return lambda: torch.where(test.bool(), a, b), [
+            (said, lambda: torch.where(test.bool(), b, a))
+        ]
+    if name in _PRODUCTS:
+        return _product_variants(operation)
+    if name in _JOINED:
+        join: Any = torch.stack if name == "stack" else torch.cat
+        dim = operation.argument("dim", 1, 0)
+        said = "the tensors are joined in the reverse order"
+        return lambda: join(list(inputs), dim=dim), [
+            (said, lambda: join(list(inputs)[::-1], dim=dim))
+        ]
+    return None, []
+
+
+def _product_variants(operation: Operation) -> _Variants:
+    inputs = operation.inputs
+    added: Tensor | None = None
+    if operation.name in ("addmm", "baddbmm"):
+        if len(inputs) < 3:  # noqa: PLR2004
+            return None, []
+        added, a, b = inputs[:3]
+    else:
+        a, b = inputs[:2]
+        if operation.name == "linear":
+            b = b.mT
+            added = inputs[2] if len(inputs) > 2 else None  # noqa: PLR2004
+
+    def sum_of(left: Tensor, right: Tensor) -> Callable[[], Tensor]:
+        def compute() -> Tensor:
+            product = torch.matmul(left, right)
+            return product if added is None else product + added
+
+        return compute
+
+    return sum_of(a, b), [(text, sum_of(*pair)) for text, pair in _other_products(a, b)]
+
+
+def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    if min(a.dim(), b.dim()) < 2:  # noqa: PLR2004
+        return
+    yield "the second factor is transposed: a @ b.T in place of a @ b", (a, b.mT)
+    yield "the first factor is transposed: a.T @ b in place of a @ b", (a.mT, b)
+    yield "the factors are exchanged: b @ a in place of a @ b", (b, a)
+    yield "both factors are transposed: a.T @ b.T in place of a @ b", (a.mT, b.mT)
+    yield "the product is transposed: b.T @ a.T in place of a @ b", (b.mT, a.mT)
+
+
+# --- Masks missing, negated or off by one ---------------------------------------------------------
+
+_ATTENTIONS = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_math",
+        "scaled_dot_product_flash_attention_for_cpu",
+        "scaled_dot_product_flash_attention",
+        "scaled_dot_product_efficient_attention",
+        "scaled_dot_product_cudnn_attention",
+    }
+)
+
+
+def propose_masks(case: Case) -> list[Pattern]:
+    """The operator without its mask, or with its mask off by one, if that is what came out."""
+    operation = operation_of(case)
+    if operation is None or not beyond_noise(case):
+        return []
+    return first_variant(case, operation, "mask", *_mask_variants(operation))
+
+
+def _mask_variants(operation: Operation) -> _Variants:
+    name, inputs = operation.name, operation.inputs
+    if name in _ATTENTIONS and len(inputs) >= 3:  # noqa: PLR2004
+        return _attention_variants(operation)
+    if name in ("tril", "triu"):
+        x = inputs[0]
+        cut: Callable[[Tensor, int], Tensor] = torch.tril if name == "tril" else torch.triu
+        offset = operation.argument("diagonal", 1, 0)
+        if not isinstance(offset, int):
+            return None, []
+        return lambda: cut(x, offset), [
+            ("the mask is not applied", lambda: x),
+            *_off_by_one(lambda less: cut(x, offset + less)),
+        ]
+    if name == "masked_fill" and len(inputs) >= 2:  # noqa: PLR2004
+        x, mask = inputs[0], inputs[1].bool()
+        value = operation.argument("value", 2, None)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None, []
+        return lambda: x.masked_fill(mask, value), [
+            ("the mask is not applied", lambda: x),
+            ("the mask is negated", lambda: x.masked_fill(~mask, value)),
+            *_off_by_one(lambda less: x.masked_fill(mask.roll(less, -1), value)),
+        ]
+    return None, []
+
+
+def _off_by_one(
+    compute: Callable[[int], Tensor],
+) -> list[tuple[str, Callable[[], Tensor]]]:
+    return [
+        ("the mask is off by one: it begins one position too late", lambda: compute(1)),
+        ("the mask is off by one: it begins one position too early", lambda: compute(-1)),
+    ]
+
+
+def _attention_variants(operation: Operation) -> _Variants:
+    query, key, value = operation.inputs[:3]
+    mask = operation.inputs[3] if len(operation.inputs) > 3 else None  # noqa: PLR2004
+    causal = operation.argument("is_causal", 5, False) is True
+    scale = operation.argument("scale", 6, None)
+    factor = scale if isinstance(scale, float) else 1 / math.sqrt(query.shape[-1])
+
+    def attend(*, mask: Tensor | None, diagonal: int | None, by: float = factor) -> Tensor:
+        scores = by * (query @ key.mT)
+        if diagonal is not None:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(diagonal)
+            scores = scores.masked_fill(~seen, -math.inf)
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        # A row that sees nothing gives zeros in torch's own kernels.
+        return scores.softmax(dim=-1).nan_to_num(0.0) @ value
+
+    diagonal = 0 if causal else None
+    found: list[tuple[str, Callable[[], Tensor]]] = []
+    if causal:
+        found.append(("the causal mask is not applied", lambda: attend(mask=mask, diagonal=None)))
+        found += [
+            (
+                "the causal mask is off by one: each token sees the next",
+                lambda: attend(mask=mask, diagonal=1),
+            ),
+            (
+                "the causal mask is off by one: no token sees itself",
+                lambda: attend(mask=mask, diagonal=-1),
+            ),
+        ]
+    if mask is not None:
+        found.append(("the mask is not applied", lambda: attend(mask=None, diagonal=diagonal)))
+        if mask.dtype == torch.bool:
+            found.append(
+                ("the mask is negated", lambda: attend(mask=~mask, diagonal=diagonal)),
+            )
+        found += _off_by_one(lambda less: attend(mask=mask.roll(less, -1), diagonal=diagonal))
+    if mask is None and not causal:
+        found.append(
+            (
+                "a causal mask is applied unasked",
+                lambda: attend(mask=None, diagonal=0),
+            )
+        )
+    return lambda: attend(mask=mask, diagonal=diagonal), found
+
+
+# --- A piece taken one index too early or too late ------------------------------------------------
+
+# So many indices to either side are looked at.
+_FARTHEST = 2
+
+
+def propose_selections(case: Case) -> list[Pattern]:
+    """`shift`: what `select` or `slice` gives at another index."""
+    operation = operation_of(case)
+    if operation is None or operation.name not in ("select", "slice"):
+        return []
+    ways = [way for step in range(1, _FARTHEST + 1) for way in (step, -step)]
+    for way in ways:
+        value = attempt(lambda way=way: _take_farther_on(operation, way))  # type: ignore[misc]
+        if value is None or tuple(value.shape) != case.shape:
+            continue
+        where = "too late" if way > 0 else "too early"
+        count = "one index" if abs(way) == 1 else f"{abs(way)} indices"
+        pattern = supported_pattern(
+            case,
+            value.double(),
+            "shift",
+            f"taken from {count} {where}",
+            cost=math.log2(1 + len(ways)),
+            evidence={"operator": operation.context.operator, "by": float(way)},
+        )
+        if pattern is not None:
+            return [pattern]
+    return []
+
+
+def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
+    """The piece that lies so many indices farther on."""
+    x = operation.inputs[0]
+    dim = operation.argument("dim", 1, 0)
+    size = x.shape[dim]
+    if operation.name == "select":
+        index = operation.argument("index", 2) % size + way
+        return x.select(dim, index) if 0 <= index < size else None
+    start = operation.argument("start", 2, 0) or 0
+    end = operation.argument("end", 3, size)
+    step = operation.argument("step", 4, 1)
+    start, end = ((min(at, size) if at >= 0 else at + size) + way for at in (start, end or size))
+    if start < 0 or end > size or step < 1:
+        return None
+    return x.index_select(dim, torch.arange(start, end, step))
+
+
+# --- Another of several equally good elements -----------------------------------------------------
+
+_ALONG = frozenset({"sort", "argsort", "topk", "kthvalue", "median", "mode"})
+_ONE = frozenset({"argmax", "argmin", "max", "min", "cummax", "cummin"})
+# Scores that differ by less than so many roundings are a tie that rounding decides.
+_ROUNDINGS = 4.0
+
+
+def propose_ties(case: Case) -> list[Pattern]:
+    """A different choice among ties, if every differing index is one."""
+    operation = operation_of(case)
+    if operation is None or not case.is_exact or not beyond_noise(case):
+        return []
+    if operation.name not in _ALONG | _ONE or case.reference.dtype == torch.bool:
+        return []
+    scores = operation.inputs[0]
+    found = _scores_of(case, operation, scores)
+    if found is None:
+        return []
+    mine, theirs, distinct = found
+    wrong = case.wrong
+    apart = (mine - theirs)[wrong].abs()
+    unit = _score_roundoff(case.context.inputs[0])
+    scale = torch.maximum(mine.abs(), theirs.abs())[wrong]
+    if not distinct or not bool((apart <= _ROUNDINGS * unit * scale).all()):
+        return []
+    equal = float((apart == 0).double().mean())
+    what = "equal" if equal == 1 else "equal but for a rounding"
+    count = int(wrong.sum())
+    return [
+        Pattern(
+            kind="tie-breaking",
+            confidence=0.95,
+            sentence=(
+                f"another choice among ties: the scores at the {count} differing "
+                f"ind{'ices' if count > 1 else 'ex'} are {what}"
+            ),
+            evidence={"differing": count, "exactly equal": equal},
+        )
+    ]
+
+
+def _scores_of(
+    case: Case, operation: Operation, scores: Tensor
+) -> tuple[Tensor, Tensor, bool] | None:
+    """The scores at the candidate's and at the right indices; whether the former are a choice."""
+    mine, theirs = case.candidate.detach().cpu().long(), case.reference.detach().cpu().long()
+    given = operation.argument("dim", 1, None)
+    if operation.name in ("topk", "kthvalue"):
+        given = operation.argument("dim", 2, -1)
+    elif operation.name in _ALONG and not isinstance(given, int):
+        given = -1
+    if isinstance(given, bool) or not isinstance(given, int):
+        scores, dim = scores.flatten(), 0
+        mine, theirs = mine.flatten(), theirs.flatten()
+    else:
+        dim = given % scores.dim() if scores.dim() else 0
+        if mine.dim() == scores.dim() - 1:
+            mine, theirs = mine.unsqueeze(dim), theirs.unsqueeze(dim)
+    size = scores.shape[dim] if scores.dim() else 0
+    fits = mine.dim() == scores.dim() and all(
+        mine.shape[one] <= scores.shape[one] for one in range(scores.dim())
+    )
+    valid = fits and all(bool(((one >= 0) & (one < size)).all()) for one in (mine, theirs))
+    if not valid:
+        return None
+    distinct = True
+    if operation.name in ("sort", "argsort", "topk"):
+        ordered = mine.sort(dim=dim).values
+        distinct = not bool((ordered.diff(dim=dim) == 0).any())
+    picked = [scores.gather(dim, one).reshape(case.shape) for one in (mine, theirs)]
+    return picked[0], picked[1], distinct
+
+
+def _score_roundoff(scores: Tensor) -> float:
+    return unit_roundoff(scores.dtype) if scores.is_floating_point() else 0.0

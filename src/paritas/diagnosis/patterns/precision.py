@@ -2,25 +2,394 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.patterns.accumulation import propose_noise
-from paritas.diagnosis.patterns.formats import FORMATS, Format
-from paritas.diagnosis.patterns.quantizing import propose_levels
-from paritas.diagnosis.patterns.recomputing import recomputations
-from paritas.diagnosis.patterns.weighing import beyond_noise, sample, weigh
+from paritas.diagnosis.scores import beyond_noise, own_unit, sample_wrong, weigh
 from paritas.numerics.criterion import unit_roundoff
-from paritas.numerics.diagnoses import Pattern
+from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from torch import Tensor
 
-    from paritas.diagnosis.cases import Case
+    from paritas.diagnosis.case import Case
 
-__all__ = ["propose"]
+
+# --- Narrow formats -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class NarrowFormat:
+    """A floating-point format.
+
+    Attributes:
+        name: as people call it.
+        digits: bits after the point of a normal number.
+        least: exponent of the smallest normal number.
+        largest: the largest finite number.
+    """
+
+    name: str
+    digits: int
+    least: int
+    largest: float
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff."""
+        return 2.0 ** -(self.digits + 1)
+
+    def spacing(self, value: Tensor) -> Tensor:
+        """The distance of neighbours around each value."""
+        _, exponent = torch.frexp(value)
+        exponent = (exponent - 1).clamp(min=self.least)
+        return torch.ldexp(torch.ones_like(value), exponent - self.digits)
+
+    def rounded(self, value: Tensor) -> Tensor:
+        """To the nearest, ties to even; what is too large stays, for it is no rounding."""
+        step = self.spacing(value)
+        return (value / step).round() * step
+
+    def truncated(self, value: Tensor) -> Tensor:
+        """Towards zero."""
+        step = self.spacing(value)
+        return (value / step).trunc() * step
+
+    def holds(self, value: Tensor) -> Tensor:
+        """Which values are numbers of this format."""
+        return (self.rounded(value) == value) & (value.abs() <= self.largest)
+
+
+# The coarsest first: what one of them holds, the later ones mostly hold as well.
+FORMATS = (
+    NarrowFormat("float8_e5m2", 2, -14, 57344.0),
+    NarrowFormat("float8_e4m3", 3, -6, 448.0),
+    NarrowFormat("bfloat16", 7, -126, 3.3895313892515355e38),
+    NarrowFormat("float16", 10, -14, 65504.0),
+    NarrowFormat("tf32", 10, -126, 3.4011621342146535e38),
+)
+
+
+# --- The operator on rounded inputs ---------------------------------------------------------------
+
+_MOST_WORK = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomputed:
+    """What comes out if some inputs are rounded."""
+
+    value: Tensor
+    format: str
+    which: str
+    how: str
+
+
+def recomputations(case: Case) -> Iterator[Recomputed]:
+    """The results on rounded inputs; none if the operator is not known or too large."""
+    formula = _formula_of(case)
+    if formula is None:
+        return
+    compute, operands = formula
+    inputs = [tensor.detach().cpu().double() for tensor in case.context.inputs]
+    plain = _compute_or_none(compute, inputs, case.shape)
+    # The formula must be the one the reference used.
+    if plain is None or not _agrees(case, plain):
+        return
+    units = [unit_roundoff(tensor.dtype) for tensor in case.context.inputs]
+    choices = [operands, *((place,) for place in operands)] if len(operands) > 1 else [operands]
+    for form in FORMATS:
+        if form.name == "float16" or not all(form.unit > units[place] for place in operands):
+            continue  # tf32 has as many digits and the wider range
+        for how, change in (("rounded", form.rounded), ("cut off", form.truncated)):
+            for chosen in choices:
+                changed = [
+                    change(tensor) if place in chosen else tensor
+                    for place, tensor in enumerate(inputs)
+                ]
+                value = _compute_or_none(compute, changed, case.shape)
+                if value is not None:
+                    name = "tf32 or float16" if form.name == "tf32" else form.name
+                    yield Recomputed(value, name, _name_inputs(chosen, operands), how)
+
+
+def _name_inputs(chosen: Sequence[int], operands: Sequence[int]) -> str:
+    return "inputs" if len(chosen) == len(operands) else f"input {chosen[0]}"
+
+
+def _agrees(case: Case, value: Tensor) -> bool:
+    finite = torch.isfinite(value) & torch.isfinite(case.right)
+    apart = (value - case.right)[finite].square().sum()
+    error = case.error[torch.isfinite(case.error)].square().sum()
+    return bool(finite.any()) and float(apart) <= float(error) / 16
+
+
+def _compute_or_none(
+    compute: Callable[..., Tensor], inputs: list[Tensor], shape: tuple[int, ...]
+) -> Tensor | None:
+    """The result, unless the inputs do not go with the formula."""
+    try:
+        value = compute(*inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    return value if tuple(value.shape) == shape else None
+
+
+def _formula_of(case: Case) -> tuple[Callable[..., Tensor], tuple[int, ...]] | None:
+    """How to compute it, and which of the inputs are multiplied."""
+    inputs = case.context.inputs
+    if len(inputs) < 2 or not all(tensor.is_floating_point() for tensor in inputs):  # noqa: PLR2004
+        return None
+    parts = case.context.operator.split(".")
+    name = parts[1] if len(parts) > 1 else parts[0]
+    elementwise: dict[str, Callable[..., Tensor]] = {
+        "mul": torch.mul,
+        "add": torch.add,
+        "sub": torch.sub,
+        "div": torch.div,
+    }
+    if name in elementwise:
+        return elementwise[name], (0, 1)
+    work = math.prod(case.shape) * max(max(tensor.shape, default=1) for tensor in inputs)
+    if work > _MOST_WORK:
+        return None
+    if name in {"mm", "bmm", "matmul"}:
+        return torch.matmul, (0, 1)
+    if name == "linear":
+        return torch.nn.functional.linear, (0, 1)
+    if name in {"addmm", "baddbmm"} and len(inputs) == 3:  # noqa: PLR2004
+        return _add_product, (1, 2)
+    if name.startswith("conv") and inputs[1].dim() in {3, 4, 5}:
+        return _convolution(case), (0, 1)
+    return None
+
+
+def _add_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return start + left @ right
+
+
+def _convolution(case: Case) -> Callable[..., Tensor]:
+    convolve: Callable[..., Tensor] = {
+        3: torch.nn.functional.conv1d,
+        4: torch.nn.functional.conv2d,
+        5: torch.nn.functional.conv3d,
+    }[case.context.inputs[1].dim()]
+    known = case.context.arguments
+    options = {
+        name: known[name] for name in ("stride", "padding", "dilation", "groups") if name in known
+    }
+
+    def compute(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return convolve(value, weight, bias, **options)
+
+    return compute
+
+
+# --- Few levels: quantised with a scale -----------------------------------------------------------
+
+_MOST_ON_LEVELS = 0.95
+_FEWEST_ON_LEVELS = 8
+
+
+def propose_levels(case: Case) -> list[Pattern]:
+    """`precision`: each value is the nearest of the levels that a scaled int8 or float8 has."""
+    if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or own_unit(case) > 2.0**-11:
+        return []  # a half-precision value is near a level of int8 by chance
+    places = sample_wrong(case)
+    given, error = (one.reshape(-1)[places] for one in (case.given, case.error.abs()))
+    right, allowed = (one.reshape(-1)[places] for one in (case.right, case.allowed))
+    for full, extent in _scales(case):
+        scale = full.expand(case.shape).reshape(-1)[places] if full.dim() else full
+        for name, levels in _nearest_levels(right / scale):
+            predicted = levels * scale
+            room = 8 * own_unit(case) * predicted.abs() + 2 * allowed
+            share = float(((given - predicted).abs() <= room).double().mean())
+            # Levels that lie as close as the noise would fit anything.
+            if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
+                return [
+                    Pattern(
+                        kind="precision",
+                        confidence=0.97 * share,
+                        sentence=f"quantised to {name} with {extent}",
+                        evidence={"format": name, "explained": share, "scale": extent},
+                    )
+                ]
+    return []
+
+
+def _scales(case: Case) -> Iterator[tuple[Tensor, str]]:
+    right = torch.where(torch.isfinite(case.right), case.right, 0.0).abs()
+    if not bool((right > 0).any()):
+        return
+    yield right.amax(), "one scale for the tensor"
+    for dim in range(right.dim()):
+        if right.dim() > 1 and right.shape[dim] > 1:
+            largest = right.amax(dim=dim, keepdim=True)
+            yield torch.where(largest > 0, largest, 1.0), f"a scale for all along dimension {dim}"
+
+
+def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The nearest levels of values that are scaled to at most 1."""
+    for count in (127.0, 128.0, 7.0):
+        name = "int4" if count == 7.0 else "int8"  # noqa: PLR2004
+        yield name, (share * count).round() / count
+    for form in FORMATS[:2]:
+        yield form.name, form.rounded(share * form.largest) / form.largest
+
+
+# --- Noise that is larger than it should be, and nothing else -------------------------------------
+
+# Here no candidate can be predicted. What can be shown is that the errors have the size that a
+# format's rounding gives and nothing of what a fault leaves: no bias, no likeness of neighbours, no
+# tie to the values, no rank, no heavy tail.
+
+_FEWEST_NOISY = 64
+_SAMPLE = 1 << 16
+_SIDE = 256
+_LARGEST_SHARE = 0.15
+_MOST_BIAS = 0.3
+_MOST_LIKENESS = 0.3
+_MOST_KURTOSIS = 6.0
+# The rms of one rounding is about a third of the unit; many of them add up.
+_LEAST_UNITS = 0.1
+_USUAL_LENGTH = 256
+
+
+def propose_noise(case: Case) -> list[Pattern]:
+    """`precision`, where the errors are noise all over the tensor."""
+    right, error = case.right.flatten(), case.error.flatten()
+    telling = torch.isfinite(error) & (right != 0)
+    right, error = right[telling], error[telling]
+    if error.numel() < _FEWEST_NOISY or float((error != 0).double().mean()) < 0.9:  # noqa: PLR2004
+        return []
+    size = _rms(error)
+    share = size / _rms(right)
+    if not own_unit(case) < share <= _LARGEST_SHARE:
+        return []
+    relative = error / right.abs().clamp(min=share * _rms(right))
+    evener = min(_kurtosis(_even_out(case)), _kurtosis(error), _kurtosis(relative))
+    lean = abs(float((error * right).mean())) / float(right.square().mean()) / share
+    bias = abs(float(error.mean())) / size
+    likeness = max(_likeness_by_value(right, error), *_likeness_by_place(case))
+    slack = 3 / math.sqrt(error.numel())
+    if (
+        max(lean, bias) > _MOST_BIAS + slack
+        or likeness > _MOST_LIKENESS + slack
+        or evener > _MOST_KURTOSIS
+        or _has_low_rank(case)
+        or not _is_everywhere(case)
+    ):
+        return []
+    form = _coarsest_format(case, share)
+    if form is None:
+        return []
+    return [
+        Pattern(
+            kind="precision",
+            confidence=0.6,
+            sentence=(
+                f"less precise all over, by {share:.2g} of the values without bias or structure, "
+                f"as of sums in {form.name}"
+            ),
+            evidence={
+                "format": form.name,
+                "error to value": float(f"{share:.3g}"),
+                "bias": float(f"{bias:.2g}"),
+                "likeness of neighbours": float(f"{likeness:.2g}"),
+            },
+        )
+    ]
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _kurtosis(values: Tensor) -> float:
+    values = values - values.mean()
+    squares = values.square()
+    return float(squares.square().mean() / squares.mean().square().clamp(min=1e-300))
+
+
+def _even_out(case: Case) -> Tensor:
+    """The errors with all slices brought to one size: rows of large numbers have large errors."""
+    error = torch.where(torch.isfinite(case.error), case.error, 0.0)
+    squares = error.square()
+    for dim, size in enumerate(case.shape):
+        others = [other for other in range(error.dim()) if other != dim]
+        if size > 1 and others:
+            error = error / squares.mean(dim=others, keepdim=True).sqrt().clamp(min=1e-300)
+    return error.flatten()
+
+
+def _likeness(values: Tensor) -> float:
+    """How alike neighbours are: 1 of a smooth curve, 0 of noise."""
+    below = float(values.square().sum())
+    return abs(float((values[1:] * values[:-1]).sum())) / below if below else 1.0
+
+
+def _likeness_by_value(right: Tensor, error: Tensor) -> float:
+    """Another formula's error is a curve over the values; rounding's is not."""
+    step = max(1, right.numel() // _SAMPLE)
+    order = right[::step].argsort()
+    return _likeness(error[::step][order])
+
+
+def _likeness_by_place(case: Case) -> list[float]:
+    error = torch.where(torch.isfinite(case.error), case.error, 0.0)
+    found = [0.0]
+    for dim, size in enumerate(case.shape):
+        if size > 1:
+            ahead = error.narrow(dim, 1, size - 1) * error.narrow(dim, 0, size - 1)
+            below = float(error.square().sum()) * (size - 1) / size
+            found.append(abs(float(ahead.sum())) / below if below else 1.0)
+    return found
+
+
+def _has_low_rank(case: Case) -> bool:
+    """Whether few outer products make up the errors, as of terms that are missing in a sum."""
+    if case.right.dim() < 2:  # noqa: PLR2004
+        return False
+    error = torch.where(torch.isfinite(case.error), case.error, 0.0)
+    matrix = error.reshape(-1, case.shape[-1])[:_SIDE, :_SIDE]
+    rows, columns = matrix.shape
+    if min(rows, columns) < 4:  # noqa: PLR2004
+        return False
+    # Each row to one size: rows of other sizes are no rank.
+    matrix = matrix / matrix.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
+    values = torch.linalg.svdvals(matrix)
+    # Of noise the largest singular value is sqrt(rows) + sqrt(columns), all squares rows * columns.
+    return float(values[0]) > 1.5 * (math.sqrt(rows) + math.sqrt(columns))
+
+
+def _is_everywhere(case: Case) -> bool:
+    """Whether no slice has far less of it than the others: a region has another cause."""
+    z = torch.where(torch.isfinite(case.error), case.error, 0.0).square()
+    for dim, size in enumerate(case.shape):
+        others = [other for other in range(z.dim()) if other != dim]
+        if size > 1 and others and z.numel() // size >= 16:  # noqa: PLR2004
+            means = z.mean(dim=others).sqrt()
+            if float(means.min()) < 0.05 * float(means.median()):
+                return False
+    return True
+
+
+def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
+    """The coarsest format that one rounding and more explain."""
+    length = max((max(tensor.shape, default=1) for tensor in case.context.inputs), default=0)
+    most = math.sqrt(length or _USUAL_LENGTH)
+    for form in FORMATS[2:4]:
+        if own_unit(case) < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
+            return form
+    return None
+
+
+# --- Which of these it is -------------------------------------------------------------------------
 
 _MOST = 0.98
 _FEWEST = 3
@@ -31,34 +400,39 @@ _HELD_ANYWAY = 0.5
 _ENOUGH_BITS = 20.0
 
 
-def propose(case: Case) -> list[Pattern]:
+def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, of the inputs, of levels, and last what only looks like it."""
     if case.is_exact or case.given.is_complex() or not beyond_noise(case):
         return []
-    if not bool(torch.isfinite(case.error.reshape(-1)[sample(case)]).all()):
+    if not bool(torch.isfinite(case.error.reshape(-1)[sample_wrong(case)]).all()):
         return []
-    return _output(case) or _inputs(case) or propose_levels(case) or propose_noise(case)
+    return (
+        _rounded_output(case)
+        or _rounded_inputs(case)
+        or propose_levels(case)
+        or propose_noise(case)
+    )
 
 
-def _output(case: Case) -> list[Pattern]:
+def _rounded_output(case: Case) -> list[Pattern]:
     """Every wrong value is a number of a narrower format, the nearest to what it should be."""
     given, right = case.given[case.wrong], case.right[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
-        return _computed(case)
-    some = case.given.reshape(-1)[sample(case)]
+        return _computed_narrowly(case)
+    some = case.given.reshape(-1)[sample_wrong(case)]
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
         if float(form.holds(some).double().mean()) < _MOST:
             continue
         held = float(form.holds(given).double().mean())
-        pattern = _of_format(case, form, given, right, held)
+        pattern = _explain_by_format(case, form, given, right, held)
         if pattern is not None:
             return [pattern]
-    return _computed(case)
+    return _computed_narrowly(case)
 
 
-def _computed(case: Case) -> list[Pattern]:
+def _computed_narrowly(case: Case) -> list[Pattern]:
     """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
 
     The elements that are not wrong by themselves bear witness as well: by chance each is such a
@@ -92,8 +466,8 @@ def _computed(case: Case) -> list[Pattern]:
     return []
 
 
-def _of_format(
-    case: Case, form: Format, given: Tensor, right: Tensor, held: float
+def _explain_by_format(
+    case: Case, form: NarrowFormat, given: Tensor, right: Tensor, held: float
 ) -> Pattern | None:
     noise = 2 * case.allowed[case.wrong]
     step = torch.maximum(form.spacing(given), form.spacing(right))
@@ -138,7 +512,7 @@ def _is_unbiased(given: Tensor, right: Tensor, share: float) -> bool:
     return abs(float(error.mean())) <= 0.5 * size and lean <= 0.5 * share
 
 
-def _inputs(case: Case) -> list[Pattern]:
+def _rounded_inputs(case: Case) -> list[Pattern]:
     """What the operator makes of inputs that were rounded first."""
     found: list[Pattern] = []
     for recomputed in recomputations(case):

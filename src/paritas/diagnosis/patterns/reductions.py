@@ -1,26 +1,330 @@
-"""Reductions over one element too few, or divided by one too many."""
+"""Reductions gone wrong: terms missing or counted twice, a count off by one, another eps."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paritas.diagnosis.patterns.hypotheses import stated
-from paritas.diagnosis.patterns.operations import Operation, attempted, operation_of, trusted
-from paritas.diagnosis.patterns.weighing import beyond_noise
+from paritas.diagnosis.patterns.operations import Operation, attempt, operation_of, trusted_formula
+from paritas.diagnosis.scores import Probe, beyond_noise, supported_pattern, unravel
+from paritas.numerics.criterion import MAX_Z, unit_roundoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from paritas.diagnosis.cases import Case
-    from paritas.numerics.diagnoses import Pattern
+    from paritas.diagnosis.case import Case
+    from paritas.results.findings import Pattern
 
-__all__ = ["propose"]
+
+# --- A sum of products taken apart into its terms -------------------------------------------------
+
+# A convolution is computed once for each of its channels.
+_MOST_CHANNELS = 128
+_MOST_WORK = 1 << 28
+
+
+class Contraction(Protocol):
+    """Sums of products, and perhaps something that is added to them."""
+
+    @property
+    def length(self) -> int:
+        """How many terms each sum has; of a convolution, how many channels."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether something else is added: a bias, say."""
+
+    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
+        """The result if only some of the terms are there, so many times."""
+
+    def terms(self, places: Tensor) -> Tensor:
+        """The terms of the elements at some places of the flattened result: one row each."""
+
+
+def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
+    """An operator as a contraction of that shape, if it is one."""
+    inputs, name = operation.inputs, operation.name
+    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
+    if name in ("mm", "bmm", "matmul") and two and min(x.dim() for x in inputs[:2]) >= 2:  # noqa: PLR2004
+        return _Product(inputs[0], inputs[1], None, shape)
+    if name in ("addmm", "baddbmm") and three:
+        return _Product(inputs[1], inputs[2], inputs[0], shape)
+    if name == "linear" and two and inputs[0].dim():
+        return _Product(inputs[0], inputs[1].mT, inputs[2] if three else None, shape)
+    if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
+        x = inputs[0].movedim(operation.dims[0], -1)
+        return _Product(x, torch.ones(x.shape[-1], 1, dtype=x.dtype), None, shape)
+    return _convolution_of(operation, shape) if name.startswith("conv") and two else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """left @ right + added."""
+
+    left: Tensor
+    right: Tensor
+    added: Tensor | None
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.left.shape[-1]
+
+    @property
+    def adds(self) -> bool:
+        return self.added is not None
+
+    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
+        value = (self.left[..., chosen] @ self.right[..., chosen, :]).reshape(self.shape) * times
+        return value if self.added is None else value + self.added
+
+    def terms(self, places: Tensor) -> Tensor:
+        columns = self.right.shape[-1]
+        lead = torch.broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
+        rows = self.left.shape[-2] if self.left.dim() > 1 else 1
+        at = unravel(places, (*lead, rows, columns))
+        batch, row, column = at[:-2], at[-2], at[-1]
+        a = self.left.expand(*lead, rows, self.length)[(*batch, row)]
+        b = self.right.expand(*lead, *self.right.shape[-2:]).mT[(*batch, column)]
+        return a * b
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolution:
+    """A convolution as a sum over the channels that go in."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    convolve: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def length(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def adds(self) -> bool:
+        return self.bias is not None
+
+    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
+        value = self.convolve(self.x[:, chosen], self.weight[:, chosen]) * times
+        if self.bias is None:
+            return value
+        return value + self.bias.view(1, -1, *(1,) * (value.dim() - 2))
+
+    def terms(self, places: Tensor) -> Tensor:
+        channels = range(self.length)
+        parts = [self.convolve(self.x[:, [one]], self.weight[:, [one]]) for one in channels]
+        return torch.stack([part.flatten()[places] for part in parts], dim=1)
+
+
+def _convolution_of(operation: Operation, shape: tuple[int, ...]) -> _Convolution | None:
+    x, weight, *rest = operation.inputs
+    ways: dict[int, Callable[..., Tensor]] = {
+        3: torch.nn.functional.conv1d,
+        4: torch.nn.functional.conv2d,
+        5: torch.nn.functional.conv3d,
+    }
+    way = ways.get(weight.dim())
+    known = operation.context.arguments
+    plain = known.get("groups", 1) == 1 and not known.get("transposed", False)
+    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
+    if way is None or not plain or weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+        return None
+    options = {name: known[name] for name in ("stride", "padding", "dilation") if name in known}
+
+    def convolve(value: Tensor, kernel: Tensor) -> Tensor:
+        return way(value, kernel, None, **options)
+
+    return _Convolution(x, weight, rest[0] if rest else None, convolve)
+
+
+# --- Sums that lack terms, or parts of ranks ------------------------------------------------------
+
+_KIND = "partial sum"
+# Elements for which the terms of a contraction are written out.
+_WRITTEN_OUT = 64
+_LONGEST = 1 << 14
+_TILES = (8, 16, 32, 64, 128, 256)
+_NEAR = 0.95
+# The ranks' parts may be added up in their own dtype: that is so many roundings more.
+_ADDED_UP = 4.0
+_MUCH_NEARER = 0.25
+
+
+def propose_partial_sums(case: Case) -> list[Pattern]:
+    """Parts that explain the right value by their sum, and the candidate by one of them."""
+    if not beyond_noise(case) or case.given.is_complex():
+        return []
+    found = _explain_by_parts(case)
+    if not found:
+        tail = _explain_by_terms(case)
+        found = [] if tail is None else [tail]
+    return found
+
+
+def _explain_by_parts(case: Case) -> list[Pattern]:
+    parts = [one.detach().cpu().double() for one in case.context.parts]
+    if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts):  # noqa: PLR2004
+        return []
+    total = torch.stack(parts).sum(dim=0)
+    count = len(parts)
+    if all(_is_right(case, part) for part in parts):
+        said = f"reduced once too often: {count} ranks held the right value, and were added up"
+        return _as_list(_supported_sum(case, total, "doubled reduction", said, ranks=count))
+    for name, whole in (("sum", total), ("mean", total / count)):
+        if _is_right(case, whole):
+            found = _one_part(case, parts, name)
+            return _as_list(found or _wrong_sum(case, parts, total, name))
+    return []
+
+
+def _as_list(pattern: Pattern | None) -> list[Pattern]:
+    return [] if pattern is None else [pattern]
+
+
+def _supported_sum(case: Case, value: Tensor, kind: str, said: str, **known: int) -> Pattern | None:
+    """The parts are rounded each for itself, which their sum cannot be better than."""
+    ranks = len(case.context.parts)
+    size = torch.stack([one.detach().cpu().double().abs() for one in case.context.parts]).sum(0)
+    scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
+    unit = max(_roundoff_of(one) for one in (case.candidate, *case.context.parts))
+    noise = unit * size * scale
+    cost = math.log2(4 * ranks)
+    return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=dict(known))
+
+
+def _roundoff_of(value: Tensor) -> float:
+    return unit_roundoff(value.dtype) if value.is_floating_point() else 0.0
+
+
+def _one_part(case: Case, parts: list[Tensor], name: str) -> Pattern | None:
+    count = len(parts)
+    for rank, part in enumerate(parts):
+        said = (
+            f"never reduced: this is the part of rank {rank} alone, and the {name} of the "
+            f"{count} ranks' parts is right"
+        )
+        variants = [(part, said)]
+        if name == "mean":
+            variants.append((part / count, f"{said} (divided by {count} already)"))
+        for value, sentence in variants:
+            found = _supported_sum(case, value, _KIND, sentence, ranks=count, rank=rank)
+            if found is not None:
+                return found
+    return None
+
+
+def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pattern | None:
+    """The parts were added up, but not all of them, or more than once."""
+    count = len(parts)
+    scale = 1.0 if name == "sum" else 1.0 / count
+    for rank, part in enumerate(parts):
+        for sign, said in (
+            (-1, f"the part of rank {rank} is missing from the {name} over {count} ranks"),
+            (1, f"the part of rank {rank} is in the {name} over {count} ranks twice"),
+        ):
+            value = (total + sign * part) * scale
+            found = _supported_sum(case, value, _KIND, said, ranks=count, rank=rank)
+            if found is not None:
+                return found
+    if name == "sum":
+        said = f"reduced twice: {count} times the sum of the {count} ranks' parts"
+        return _supported_sum(case, total * count, "doubled reduction", said, ranks=count)
+    return None
+
+
+def _is_right(case: Case, value: Tensor) -> bool:
+    """Within the noise, and much nearer to the right value than the candidate is."""
+    apart = (value - case.right).abs()
+    near = (apart <= _ADDED_UP * MAX_Z * case.allowed) | (value == case.right)
+    ratio = float(apart.square().mean()) / float(case.error.square().mean())
+    return float(near.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
+
+
+# --- contractions -------------------------------------------------------------------------------
+
+
+def _explain_by_terms(case: Case) -> Pattern | None:
+    operation = operation_of(case)
+    if operation is None or not case.shape:
+        return None
+    sums = contraction_of(operation, case.shape)
+    if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
+        return None
+    everything = torch.ones(sums.length, dtype=torch.bool)
+    if trusted_formula(case, lambda: sums.product(everything)) is None:
+        return None
+    return _twice(case, sums, everything) or _without_some(case, sums)
+
+
+def _twice(case: Case, sums: Contraction, everything: Tensor) -> Pattern | None:
+    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
+    if not sums.adds:
+        return None  # a scale, and called so
+    said = "reduced twice: two times the sum of products, and once what is added to it"
+    value = sums.product(everything, 2.0)
+    return supported_pattern(
+        case, value, "doubled reduction", said, cost=1.0, evidence={"times": 2.0}
+    )
+
+
+def _without_some(case: Case, sums: Contraction) -> Pattern | None:
+    probe = Probe(case)
+    terms = attempt(lambda: sums.terms(probe.flat[:_WRITTEN_OUT]))
+    if terms is None:
+        return None
+    length = sums.length
+    for missing, words in _missing_terms(case, probe, terms, length):
+        found = supported_pattern(
+            case,
+            sums.product(~missing),
+            _KIND,
+            f"{words} of the {length} terms of each sum are missing",
+            cost=math.log2(length) + 2,
+            evidence={"terms": length, "missing": int(missing.sum())},
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _missing_terms(
+    case: Case, probe: Probe, terms: Tensor, length: int
+) -> list[tuple[Tensor, str]]:
+    """Which terms, if left out, explain the probed elements."""
+    error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
+    allowed = probe.allowed[:_WRITTEN_OUT]
+    running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
+    spans = [(stop, length) for stop in range(1, length)]
+    spans += [(0, start) for start in range(1, length)]
+    for tile in _TILES:
+        spans += [(at, min(at + tile, length)) for at in range(tile, length - tile, tile)]
+    starts, stops = (torch.tensor(side) for side in zip(*spans, strict=True))
+    lost = running[:, stops] - running[:, starts]
+    near = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
+    apart = (lost + error[:, None]).square().sum(dim=0)
+    good = (near >= _NEAR).nonzero().flatten()
+    best = good[apart[good].argsort()][:2].tolist()
+    index = torch.arange(length)
+    found = []
+    for start, stop in (spans[one] for one in best):
+        words = f"terms {start} to {stop - 1}"
+        if stop == length:
+            words = f"the last {length - start}"
+        elif start == 0:
+            words = f"the first {stop}"
+        found.append(((index >= start) & (index < stop), words))
+    return found
+
+
+# --- Reductions off by one ------------------------------------------------------------------------
 
 _LAST, _FIRST = "the last element is left out", "the first element is left out"
 _PLAIN: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
@@ -37,20 +341,23 @@ _PLAIN: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
 _SPREADS = frozenset({"var", "std"})
 
 
-def propose(case: Case) -> list[Pattern]:
+def propose_reductions(case: Case) -> list[Pattern]:
     """Off by one along the reduced dimensions, by computing the operator so."""
     operation = operation_of(case)
     if operation is None or not beyond_noise(case) or not operation.dims:
         return []
-    plain, variants = _variants(operation)
-    if plain is None or trusted(case, lambda: operation.shaped(plain(), case.shape)) is None:
+    plain, variants = _reduction_variants(operation)
+    if (
+        plain is None
+        or trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None
+    ):
         return []
     for sentence, compute in variants:
-        value = attempted(partial(_shaped, operation, compute, case.shape))
+        value = attempt(partial(_shaped, operation, compute, case.shape))
         if value is None:
             continue
         length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
-        pattern = stated(
+        pattern = supported_pattern(
             case,
             value,
             "off by one reduction",
@@ -66,7 +373,7 @@ def propose(case: Case) -> list[Pattern]:
 _Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
 
 
-def _variants(operation: Operation) -> _Variants:
+def _reduction_variants(operation: Operation) -> _Variants:
     x, name, dims = operation.inputs[0], operation.name, operation.dims
     if not x.is_floating_point() or not x.numel():
         return None, []
@@ -77,11 +384,11 @@ def _variants(operation: Operation) -> _Variants:
             found += _divided(x, dims)
         return lambda: reduce(x, dims), found
     if name in _SPREADS:
-        return _spreads(operation, x, dims)
+        return _spread_variants(operation, x, dims)
     if name in ("softmax", "log_softmax") and len(dims) == 1:
-        return _softmax(x, dims[0], is_log=name == "log_softmax")
+        return _softmax_variants(x, dims[0], is_log=name == "log_softmax")
     if name in ("cumsum", "cumprod") and len(dims) == 1:
-        return _running(x, dims[0], is_sum=name == "cumsum")
+        return _running_variants(x, dims[0], is_sum=name == "cumsum")
     return None, []
 
 
@@ -95,7 +402,7 @@ def _quotient(x: Tensor, dims: tuple[int, ...], count: int) -> Tensor:
     return x.sum(dims) / count
 
 
-def _cut(x: Tensor, dim: int, *, last: bool) -> Tensor:
+def _drop_end(x: Tensor, dim: int, *, last: bool) -> Tensor:
     return x.narrow(dim, 0 if last else 1, x.shape[dim] - 1)
 
 
@@ -107,7 +414,7 @@ def _dropped(
         if x.shape[dim] < 2:  # noqa: PLR2004
             continue
         for last, text in ((True, _LAST), (False, _FIRST)):
-            kept = _cut(x, dim, last=last)
+            kept = _drop_end(x, dim, last=last)
             said = f"{text} of the {x.shape[dim]} along dim {dim}"
             found.append((said, partial(reduce, kept, dims)))
     return found
@@ -123,13 +430,13 @@ def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], T
             found.append((said, partial(_quotient, x, dims, count)))
     for dim in dims:
         for last, text in ((True, _LAST), (False, _FIRST)):
-            kept = _cut(x, dim, last=last)
+            kept = _drop_end(x, dim, last=last)
             said = f"{text} of the sum along dim {dim}, which is still divided by {length}"
             found.append((said, partial(_quotient, kept, dims, length)))
     return found
 
 
-def _spreads(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variants:
+def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variants:
     length = math.prod(x.shape[one] for one in dims)
     correction = operation.argument("correction", 2, None)
     unbiased = operation.argument("unbiased", 2, True)
@@ -151,7 +458,7 @@ def _spreads(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variant
     return lambda: spread(x, taken), [*found, *dropped]
 
 
-def _softmax(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
+def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
     def with_total(part: Tensor) -> Callable[[], Tensor]:
         def compute() -> Tensor:
             value = x - part.logsumexp(dim, keepdim=True)
@@ -164,18 +471,167 @@ def _softmax(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
         return None, []
     return with_total(x), [
         (f"{text} of the {size} in the sum that softmax divides by", with_total(part))
-        for text, part in ((_LAST, _cut(x, dim, last=True)), (_FIRST, _cut(x, dim, last=False)))
+        for text, part in (
+            (_LAST, _drop_end(x, dim, last=True)),
+            (_FIRST, _drop_end(x, dim, last=False)),
+        )
     ]
 
 
-def _running(x: Tensor, dim: int, *, is_sum: bool) -> _Variants:
+def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> _Variants:
     def running(value: Tensor) -> Tensor:
         return value.cumsum(dim) if is_sum else value.cumprod(dim)
 
     start = torch.full_like(x.narrow(dim, 0, 1), 0.0 if is_sum else 1.0)
-    before = torch.cat([start, _cut(x, dim, last=True)], dim)
-    after = torch.cat([_cut(x, dim, last=False), start], dim)
+    before = torch.cat([start, _drop_end(x, dim, last=True)], dim)
+    after = torch.cat([_drop_end(x, dim, last=False), start], dim)
     return lambda: running(x), [
         ("each sum leaves out its own element: exclusive, not inclusive", lambda: running(before)),
         ("each sum starts with the second element", lambda: running(after)),
     ]
+
+
+# --- Normalisations -------------------------------------------------------------------------------
+
+_USUAL = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_DEFAULTS = {"layer_norm": 1e-5, "native_layer_norm": 1e-5, "batch_norm": 1e-5, "group_norm": 1e-5}
+_RMS = ("rms_norm", "fused_rms_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+    """A normalisation taken apart: y = (x - mean) / sqrt(var + eps) * weight + bias."""
+
+    x: Tensor
+    dims: tuple[int, ...]
+    eps: float
+    weight: Tensor | float
+    bias: Tensor | float
+    centred: bool
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.x.shape[one] for one in self.dims)
+
+    def value(
+        self,
+        *,
+        eps: float | None = None,
+        outside: bool = False,
+        correction: int = 0,
+        part: Tensor | None = None,
+    ) -> Tensor:
+        """What it gives; `part` are the elements its statistics are taken from."""
+        eps = self.eps if eps is None else eps
+        part = self.x if part is None else part
+        mean = part.mean(self.dims, keepdim=True) if self.centred else torch.zeros(())
+        squares = (part - mean).square().sum(self.dims, keepdim=True)
+        count = math.prod(part.shape[one] for one in self.dims)
+        var = squares / (count - correction)
+        below = var.sqrt() + eps if outside else (var + eps).sqrt()
+        return (self.x - mean) / below * self.weight + self.bias
+
+
+def propose_norms(case: Case) -> list[Pattern]:
+    """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
+    operation = operation_of(case)
+    if operation is None or not beyond_noise(case) or not case.shape:
+        return []
+    norm = _norm_of(operation)
+    if norm is None or trusted_formula(case, norm.value) is None:
+        return []
+    for kind, sentence, value, cost in _norm_variants(case, norm):
+        if value is None:
+            continue
+        pattern = supported_pattern(
+            case,
+            value,
+            kind,
+            sentence,
+            cost=cost,
+            evidence={"operator": operation.context.operator, "eps": norm.eps},
+        )
+        if pattern is not None:
+            return [pattern]
+    return []
+
+
+def _norm_of(operation: Operation) -> _Norm | None:
+    name, inputs = operation.name, operation.inputs
+    x = inputs[0]
+    if not x.is_floating_point():
+        return None
+    if name in ("batch_norm", "native_batch_norm"):
+        return _batch_norm_of(operation)
+    if name in ("layer_norm", "native_layer_norm", *_RMS):
+        shape = operation.argument("normalized_shape", 1, None)
+        count = len(shape) if isinstance(shape, list | tuple) else 0
+        count = count or (inputs[1].dim() if len(inputs) > 1 else 1)
+        dims = tuple(range(x.dim() - count, x.dim()))
+        centred = name not in _RMS
+        position = 4 if centred else 3
+        default = _DEFAULTS.get(name, torch.finfo(operation.context.inputs[0].dtype).eps)
+        eps = operation.argument("eps", position, default)
+        weight = inputs[1] if len(inputs) > 1 else 1.0
+        bias = inputs[2] if len(inputs) > 2 and centred else 0.0  # noqa: PLR2004
+        if isinstance(eps, float | int) and not isinstance(eps, bool) and dims:
+            return _Norm(x, dims, float(eps), weight, bias, centred)
+    return None
+
+
+def _batch_norm_of(operation: Operation) -> _Norm | None:
+    """In training: in evaluation nothing is taken of the batch."""
+    arguments, inputs = operation.context.arguments, operation.inputs
+    x, *parameters = inputs
+    eps = arguments.get("eps", _DEFAULTS["batch_norm"])
+    if arguments.get("training") is not True or x.dim() < 2 or not isinstance(eps, float):  # noqa: PLR2004
+        return None
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    weight, bias = (
+        parameters[place].view(channels) if len(parameters) > place else default
+        for place, default in enumerate((1.0, 0.0))
+    )
+    dims = (0, *range(2, x.dim()))
+    return _Norm(x, dims, eps, weight, bias, centred=True)
+
+
+def _norm_variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | None, float]]:
+    found: list[tuple[str, str, Tensor | None, float]] = []
+    base = math.log2(len(_USUAL) + 6)
+    for other in _USUAL:
+        if not math.isclose(other, norm.eps):
+            text = f"eps is {other:g} in place of {norm.eps:g}" if other else "eps is left out"
+            found.append(("eps", text, norm.value(eps=other), base))
+    outside = norm.value(outside=True)
+    text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
+    found.append(("eps", text, outside, base))
+    off = "off by one reduction"
+    if norm.length > 1:
+        text = f"the variance is divided by {norm.length - 1} in place of {norm.length}"
+        found.append((off, text, norm.value(correction=1), base))
+        dim = norm.dims[-1]
+        size = norm.x.shape[dim]
+        for start, which in ((0, "last"), (1, "first")):
+            part = norm.value(part=norm.x.narrow(dim, start, size - 1)) if size > 1 else None
+            text = f"the {which} of the {size} elements is left out of mean and variance"
+            found.append((off, text, part, base))
+    estimate = _estimate_eps(case, norm)
+    if estimate is not None:
+        text = f"eps is about {estimate:.3g} in place of {norm.eps:g}"
+        found.append(("eps", text, norm.value(eps=estimate), base + 10))
+    return found
+
+
+def _estimate_eps(case: Case, norm: _Norm) -> float | None:
+    """The eps that the candidate was made with, from the rows where it matters most."""
+    plain = norm.value(eps=0.0) - norm.bias
+    given = case.given - norm.bias
+    usable = (plain.abs() > 0) & (given.abs() > 0) & case.wrong & torch.isfinite(given)
+    if not bool(usable.any()):
+        return None
+    mean = norm.x.mean(norm.dims, keepdim=True) if norm.centred else torch.zeros(())
+    var = (norm.x - mean).square().mean(norm.dims, keepdim=True).expand_as(norm.x)
+    ratio = (plain[usable] / given[usable]).square() - 1
+    estimates = ratio * var[usable]
+    middle = float(estimates.median())
+    return middle if math.isfinite(middle) and middle > 0 else None

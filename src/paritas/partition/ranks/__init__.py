@@ -1,1 +1,1 @@
-"""Real ranks: processes that talk by gloo, and threads that think they are ranks."""
+"""The check of a recipe on real ranks: processes, or threads of this process."""

@@ -9,31 +9,405 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import math
+import pickle
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import distributed
 
-from paritas._torch.lifting import map_tensors
+from paritas._torch.operators import default_dtype, map_tensors
 from paritas.errors import UsageError
-from paritas.partition.ranks.pool import LostRankError
-from paritas.partition.ranks.working import Back, Done, Sent, Work, go_back, go_forward
-from paritas.partition.recipes import Recipe, Split, Whole
-from paritas.partition.running.draws import reaches
-from paritas.partition.running.placing import device_of, moved, split_values, tensors_in
-from paritas.partition.running.runner import COTANGENTS, RankError, Runner
+from paritas.parallel.rank_pool import LostRankError
+from paritas.partition.runner import COTANGENTS, Draws, Runner, reaches
+from paritas.placement.parts import RankError, device_of, moved, split_values, tensors_in
+from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Reduce, Split, Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paritas.partition.recipes import OperatorCall, Placement
-    from paritas.partition.running.draws import Reach
-    from paritas.partition.running.placing import Terms, Values
-    from paritas.partition.running.runner import Seen
+    from paritas.partition.runner import OperatorRun, Reach
+    from paritas.placement.parts import Terms, Values
+    from paritas.placement.recipes import Combine, Place, Placement
 
-__all__ = ["RemoteRunner", "Team"]
+
+# --- Collectives over tensors of any dtype and of parts that differ in size -----------------------
+
+_OPERATIONS = {
+    "sum": distributed.ReduceOp.SUM,
+    "avg": distributed.ReduceOp.SUM,  # gloo has no average
+    "max": distributed.ReduceOp.MAX,
+    "min": distributed.ReduceOp.MIN,
+    "product": distributed.ReduceOp.PRODUCT,
+}
+
+
+def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
+    """The parts of all ranks one after the other; None if they do not fit together."""
+    held = _gather_shapes(tensor, ranks)
+    if not -tensor.dim() <= dim < tensor.dim():
+        return None
+    dim %= tensor.dim()
+    rests = {(dtype, shape[:dim], shape[dim + 1 :]) for dtype, shape in held if len(shape) > dim}
+    if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in held):
+        return None
+    sizes = [shape[dim] for _, shape in held]
+    # All ranks send as much as the largest has: an all-gather takes parts of one size.
+    padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
+    padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
+    sent = _where_it_travels(_plain(padded))
+    parts = [torch.empty_like(sent) for _ in range(ranks)]
+    distributed.all_gather(parts, sent)
+    whole = [
+        _as_before(part, tensor).narrow(dim, 0, size)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return torch.cat(whole, dim)
+
+
+def reduce_terms(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
+    """What the terms of all ranks come to; None if they do not fit together."""
+    held = _gather_shapes(tensor, ranks)
+    if len(set(held)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
+        return None
+    small = not tensor.is_floating_point() and not tensor.is_complex()
+    sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
+    sent = _where_it_travels(sent.contiguous())
+    distributed.all_reduce(sent, op=_OPERATIONS[reduction])
+    if small:
+        return sent.to(tensor.dtype)
+    found = _as_before(sent, tensor)
+    return found / ranks if reduction == "avg" else found
+
+
+def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The dtype and shape of what each rank holds."""
+    told: list[Any] = [None] * ranks
+    distributed.all_gather_object(told, (str(tensor.dtype), tuple(tensor.shape)))
+    return told
+
+
+def _where_it_travels(tensor: Tensor) -> Tensor:
+    """NCCL sends from GPU to GPU, every other backend here from the host."""
+    return tensor if "nccl" in distributed.get_backend() else tensor.cpu()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same bits in a dtype that is sent."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj()).contiguous()
+    if tensor.dtype is torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor.contiguous()
+
+
+def _as_before(sent: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return torch.view_as_complex(sent)
+    return sent.to(tensor.dtype)
+
+
+# --- What a real rank does for a check: run the operator on its part, then talk to the others -----
+
+# The same code is run by processes and by threads. Before each collective the ranks tell each other
+# how it went and what they hold: one that failed, or holds something of another shape, would
+# otherwise leave its peers waiting, or bring them down.
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """An operator on its way to a rank: pickled, or by a name under which it can be imported.
+
+    Ranks that are threads of this process have it as it is.
+    """
+
+    pickled: bytes | None = None
+    name: str = ""
+    imports: tuple[str, ...] = ()
+    itself: Callable[..., Any] | None = None
+
+    @classmethod
+    def pack(cls, function: Callable[..., Any], name: str, imports: Sequence[str] = ()) -> Sent:
+        """Find out how it can be sent.
+
+        Args:
+            imports: modules that bring it, where it is known by what it is registered as.
+
+        Raises:
+            UsageError: in neither way.
+        """
+        own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+        for known in (name, own, f"torch.ops.{function}"):  # the last of aten's, and of custom ones
+            if _resolve_name(known) is function:
+                return cls(name=known, imports=tuple(imports))
+        try:
+            return cls(pickled=pickle.dumps(function), imports=tuple(imports))
+        except Exception:  # noqa: BLE001  (what an object raises when pickled is its own)
+            shown = name or getattr(function, "__qualname__", repr(function))
+        raise UsageError(
+            f"{shown} can neither be imported by its name nor pickled, so real ranks cannot have "
+            "it; define it at the top of a module"
+        )
+
+    def unpack(self) -> Callable[..., Any]:
+        """The operator, where the rank can have it.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.itself is not None:
+            return self.itself
+        found: Any = None
+        reason = "nothing of that name"
+        try:
+            for module in self.imports:
+                importlib.import_module(module)
+            found = pickle.loads(self.pickled) if self.pickled else _resolve_name(self.name)  # noqa: S301
+        except Exception as error:  # noqa: BLE001  (an import may raise anything)
+            reason = f"{type(error).__name__}: {error}"
+        if not callable(found):
+            raise UsageError(
+                f"a rank cannot import the operator ({reason}); define it in a module, and before "
+                "the first check on real ranks"
+            )
+        return found  # type: ignore[no-any-return]
+
+
+@dataclasses.dataclass(frozen=True)
+class RankWork:
+    """What a rank needs to run its part forward.
+
+    Tensors travel on the host, and are moved to the device of that kind that the rank has.
+
+    Attributes:
+        exchanges: whether the operator is given a group. If it raises, its peers may wait for it
+            there and not for what it says; the error itself lets them go.
+    """
+
+    operator: Sent
+    values: Values
+    asked: tuple[bool, ...]
+    written: tuple[Place, ...]
+    outputs: tuple[Combine, ...]
+    default: torch.dtype
+    device: str = "cpu"
+    seed: int = 0
+    draws: list[Tensor] | None = None
+    reach: tuple[Reach, ...] = ()
+    exchanges: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Back:
+    """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
+
+    cotangents: dict[str, Tensor]
+    placements: tuple[Placement, ...]
+    exchanges: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What a rank gives back.
+
+    Attributes:
+        own: its results by path, or its gradients in the order of its tensors.
+        live: paths of results that can be differentiated.
+        together: what collectives made of all ranks' own; from rank 0 alone.
+        error: what its own part raised.
+        refused: whether that was no fault of the operator.
+    """
+
+    own: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    live: frozenset[str] = frozenset()
+    together: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    error: str | None = None
+    refused: bool = False
+
+
+class _RankRunner(Runner):
+    """Runs one part as the check in one process does."""
+
+    def run_part(self, work: RankWork, values: Values) -> dict[str, Any]:
+        self.is_first, self.written = False, work.written
+        if work.draws is not None:
+            self.draws = Draws()
+            self.draws.kept = work.draws
+        with default_dtype(work.default), torch.enable_grad():
+            mine = {
+                place: _own_group() if isinstance(value, Group) else value
+                for place, value in self.cloned(values).items()
+            }
+            with self.drawing(list(work.reach)):
+                return self.named(self.invoke(mine), mine)
+
+
+# The graph of a rank between forward and backward; ranks that are threads share this module.
+_KEPT: dict[int, tuple[dict[str, Tensor], list[Tensor]]] = {}
+
+
+def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
+    """Run the operator on this rank's part, and put the results together by collectives."""
+    _KEPT.pop(rank, None)
+    done, live = Done(), {}
+    tensors: list[Tensor] = []
+    try:
+        device = _own_device(work, rank)
+        values = {place: _to_own_device(value, device) for place, value in work.values.items()}
+        tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
+        for tensor, asked in zip(tensors, work.asked, strict=True):
+            tensor.requires_grad_(asked)
+        call = OperatorCall(work.operator.unpack())
+        live = _RankRunner(call, (), work.seed).run_part(work, values)
+    except Exception as error:
+        done = Done(error=_error_in_line(error), refused=isinstance(error, UsageError))
+        if work.exchanges and not done.refused:
+            raise
+    if not _all_ranks_succeeded(done, ranks):
+        return done
+    found = {path: value for path, value in live.items() if isinstance(value, torch.Tensor)}
+    _KEPT[rank] = ({path: value for path, value in found.items() if value.requires_grad}, tensors)
+    own = {path: value.detach() if path in found else value for path, value in live.items()}
+    results = [path for path in found if path.startswith("output")]
+    together = {}
+    for path, rule in zip(results, work.outputs, strict=False):
+        value = _combine_by_collective(own[path], rule, ranks)
+        if value is not None:
+            together[path] = value
+    kept = together if rank == 0 else {}
+    return Done(_on_the_host(own), frozenset(_KEPT[rank][0]), _on_the_host(kept))
+
+
+def go_back(rank: int, ranks: int, back: Back) -> Done:
+    """Send cotangents back through this rank's part, and put the gradients together."""
+    outputs, tensors = _KEPT[rank]
+    asked = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
+    ends = {path: end for path, end in outputs.items() if path in back.cotangents}
+    done, own = Done(), {}
+    try:
+        if ends and asked:
+            found = torch.autograd.grad(
+                list(ends.values()),
+                [tensors[place] for place in asked],
+                [back.cotangents[path].to(end.device) for path, end in ends.items()],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            own = dict(zip(asked, found, strict=True))
+    except Exception as error:
+        done = Done(error=_error_in_line(error))
+        if back.exchanges:
+            raise
+    if not _all_ranks_succeeded(done, ranks):
+        return done
+    together = {}
+    for place, placement in enumerate(back.placements):
+        if not tensors[place].requires_grad:
+            continue
+        value = _combined_gradient(own.get(place), tensors[place], placement, ranks)
+        if value is not None:
+            together[place] = value
+    return Done(_on_the_host(own), together=_on_the_host(together if rank == 0 else {}))
+
+
+def _own_device(work: RankWork, rank: int) -> torch.device:
+    """The device that a rank has: of GPUs its own, or one that it shares if there are fewer.
+
+    Threads share one: what they exchange is put together where it lies.
+    """
+    if work.device != "cuda" or work.operator.itself is not None:
+        return torch.device(work.device)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _to_own_device(value: Any, device: torch.device) -> Any:
+    """An argument where the rank has its device; another kind of device is the operator's own."""
+    if isinstance(value, torch.device) and value.type != device.type:
+        return value
+    return moved(value, device)
+
+
+def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: item.cpu() if isinstance(item, torch.Tensor) else item for key, item in items.items()
+    }
+
+
+def _combine_by_collective(tensor: Tensor, rule: Combine, ranks: int) -> Tensor | None:
+    match rule:
+        case Concat(dim=dim):
+            return gather_parts(tensor, dim, ranks)
+        case Reduce(reduction=reduction):
+            return reduce_terms(tensor, reduction, ranks)
+        case _:
+            return None
+
+
+def _combined_gradient(
+    gradient: Tensor | None, tensor: Tensor, placement: Placement, ranks: int
+) -> Tensor | None:
+    """By a collective where a program would use one; a rank without a gradient adds nothing."""
+    match placement:
+        case Split(dim=dim, halo=(0, 0)):
+            return gather_parts(
+                torch.zeros_like(tensor) if gradient is None else gradient, dim, ranks
+            )
+        case Whole(summed=True):
+            mine = torch.zeros_like(tensor) if gradient is None else gradient
+            return reduce_terms(mine, "sum", ranks)
+        case _:
+            return None
+
+
+# The group that operators of a rank are given, and the group of all ranks that it was made in.
+_GROUPS: dict[int, tuple[Any, Any]] = {}
+
+
+def _own_group() -> Any:
+    """A group of all ranks for the operator alone: what it says there is for no one else's ears."""
+    rank, world = distributed.get_rank(), distributed.group.WORLD
+    known, group = _GROUPS.get(rank, (None, None))
+    if known is not world:
+        group = distributed.new_group()
+        _GROUPS[rank] = world, group
+    return group
+
+
+def _all_ranks_succeeded(done: Done, ranks: int) -> bool:
+    told: list[Any] = [None] * ranks
+    distributed.all_gather_object(told, done.error)
+    return all(error is None for error in told)
+
+
+def _resolve_name(name: str) -> Any:
+    """What a dotted name stands for, or None."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except (ImportError, ValueError):  # the latter of a name with nothing before a dot
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part, None)
+        return found
+    return None
+
+
+def _error_in_line(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text:.200}"
+
+
+# --- The runs -------------------------------------------------------------------------------------
+
+# The arguments are split and the verdict is taken as in one process; between the two, each rank
+# runs its part, and results and gradients go through collectives. So where the two ways disagree,
+# it is the ranks and not the check.
 
 _HOST = torch.device("cpu")
 
@@ -91,7 +465,7 @@ class RemoteRunner(Runner):
         wide: bool,
         cotangents: int = COTANGENTS,
         around: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> Seen:
+    ) -> OperatorRun:
         """On the ranks; here where the operator's own rounding is shaken, which only adds noise.
 
         What talks to its peers runs among them or not at all.
@@ -144,7 +518,7 @@ class RemoteRunner(Runner):
         together = self.together(below, tree.recipe, tree.values, terms)
         if len(self.levels) == 1:
             for path, value in self._together_by_ranks.items():
-                together[path] = _carried(path, together[path], value)
+                together[path] = _carry_collective(path, together[path], value)
         return together
 
     def _run_leaves(self, leaves: list[_Leaf]) -> list[dict[str, Any]]:
@@ -153,7 +527,7 @@ class RemoteRunner(Runner):
             [tensor for value in leaf.values.values() for tensor in tensors_in(value)]
             for leaf in leaves
         ]
-        run = _Run(self, leaves, [len(tensors) for tensors in flat])
+        run = _RanksPass(self, leaves, [len(tensors) for tensors in flat])
         made = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
         found = dict(zip(run.order, made, strict=True))
         return [
@@ -161,14 +535,14 @@ class RemoteRunner(Runner):
             for rank, done in enumerate(run.done)
         ]
 
-    def works(self, leaves: list[_Leaf]) -> list[Work]:
+    def works(self, leaves: list[_Leaf]) -> list[RankWork]:
         """What each rank is sent: its own part, and nothing of the others'."""
         single = len(self.levels) == 1
         return [
-            Work(
+            RankWork(
                 operator=self.operator,
                 values={
-                    place: map_tensors(value, _copied)
+                    place: map_tensors(value, _copy_to_host)
                     if isinstance(value, torch.Tensor | list | tuple)
                     else value
                     for place, value in leaf.values.items()
@@ -224,7 +598,7 @@ class RemoteRunner(Runner):
 
 
 @dataclasses.dataclass
-class _Run:
+class _RanksPass:
     """One forward pass on the ranks, and the way back through it."""
 
     runner: RemoteRunner
@@ -294,7 +668,7 @@ class _OnRanks(torch.autograd.Function):
     """All ranks' parts of an operator as one node of the graph of this process."""
 
     @staticmethod
-    def forward(ctx: Any, run: _Run, *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
         made = tuple(run.forward())
         live = [path in run.done[rank].live for rank, path in run.order]
         ctx.run = run
@@ -321,7 +695,7 @@ class _Carried(torch.autograd.Function):
         return gradient, None
 
 
-def _carried(path: str, here: Tensor, there: Tensor) -> Tensor:
+def _carry_collective(path: str, here: Tensor, there: Tensor) -> Tensor:
     if here.shape != there.shape or here.dtype != there.dtype:
         shapes = f"{list(there.shape)} by collectives, {list(here.shape)} put together here"
         raise RankError(f"{path}: shape {shapes}")
@@ -330,7 +704,7 @@ def _carried(path: str, here: Tensor, there: Tensor) -> Tensor:
     return _Carried.apply(here, there)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     # A view would be pickled with all of the memory that it looks at.
     return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
 

@@ -1,25 +1,135 @@
-"""Programs that ask for their rank, run as threads of this process."""
+"""The check of a recipe on ranks: processes that talk by gloo or NCCL, and threads."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from paritas._torch.simulated_ranks import RankThreads, run_in_threads
 from paritas.errors import UsageError
-from paritas.partition.ranks.gloo import check_on_team
-from paritas.partition.ranks.pool import MOST_RANKS, LostRankError
-from paritas.partition.ranks.serving import described
-from paritas.partition.ranks.working import Done, Sent
+from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, LostRankError, described, warm_pool
+from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
+from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
+from paritas.partition.runner import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paritas._torch.simulated_ranks import ThreadOutcome
-    from paritas.numerics.findings import Verdict
-    from paritas.partition.recipes import OperatorCall, Recipe
+    from paritas.parallel.rank_pool import RankAnswer
+    from paritas.partition.ranks.remote_runs import Team
+    from paritas.placement.recipes import OperatorCall, Recipe
+    from paritas.results.findings import Verdict
+    from paritas.results.graph_reports import Confirm
 
-__all__ = ["ThreadTeam", "check_on_threads", "run_on_threads"]
+
+# --- The check of a recipe on real processes that talk by gloo, or by NCCL ------------------------
+
+
+def confirm_on_gloo(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...] = 2,
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    timeout: float = 60.0,
+    program: Callable[..., Any] | None = None,
+) -> Verdict:
+    """What `check_recipe` asks, of ranks that are processes of their own.
+
+    Each rank is sent its part of the arguments; results and gradients are put together by
+    collectives, as the recipe says. The processes are kept for the next check. A call whose
+    tensors are on GPUs is run on GPUs, which the ranks share if there are fewer.
+
+    Args:
+        timeout: seconds that the ranks have for each pass; a rank that dies or does not answer
+            makes the verdict `unverified`, with what is known of it.
+        program: what each rank runs instead of the operator, on its part of the arguments; it may
+            ask for its rank and use collectives itself.
+
+    Raises:
+        UsageError: the operator cannot be sent to another process, or the recipe makes no sense.
+    """
+    return confirm_on_ranks(
+        "gloo",
+        call,
+        recipe,
+        ranks,
+        seed=seed,
+        strict=strict,
+        timeout=timeout,
+        program=program,
+    )
+
+
+def confirm_on_ranks(  # noqa: PLR0913  (what can be asked)
+    backend: Confirm,
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...],
+    *,
+    seed: int = 0,
+    strict: bool = False,
+    timeout: float = 60.0,
+    program: Callable[..., Any] | None = None,
+    imports: Sequence[str] = (),
+) -> Verdict:
+    """What `confirm_on_gloo` asks, of ranks that talk by either backend.
+
+    Args:
+        imports: modules that a rank imports first: they bring the operator.
+    """
+    team = ProcessTeam(backend, timeout, tuple(imports))
+    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessTeam:
+    """Ranks that are processes; they are kept for the next check."""
+
+    backend: Confirm
+    timeout: float
+    imports: tuple[str, ...] = ()
+
+    def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        """Have each rank do the task with its payload."""
+        told = warm_pool(len(payloads), self.backend).run(task, payloads, self.timeout)
+        return [_done(one) for one in told]
+
+    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+        """An operator, pickled or by its name."""
+        return Sent.pack(function, name, self.imports)
+
+
+def _done(told: RankAnswer) -> Done:
+    if told.error is None:
+        return told.value  # type: ignore[no-any-return]
+    # One that was let go, because another rank has failed, has nothing to tell.
+    return Done() if told.error == LET_GO else Done(error=told.error)
+
+
+def check_on_team(
+    call: OperatorCall,
+    recipe: Recipe | tuple[Recipe, ...],
+    ranks: int | tuple[int, ...],
+    *,
+    team: Team,
+    seed: int = 0,
+    strict: bool = False,
+    program: Callable[..., Any] | None = None,
+) -> Verdict:
+    """Check a recipe, its split side run by a team of ranks of any kind."""
+    runner = RemoteRunner(call, mesh_levels(call, recipe, ranks), seed, team, program)
+    state = Streams.of(call)
+    try:
+        return RecipeCheck(runner, strict=strict).verdict()
+    finally:
+        state.restore()
+
+
+# --- Programs that ask for their rank, run as threads of this process -----------------------------
 
 
 def run_on_threads(
@@ -87,14 +197,14 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
         outcomes = self._threads.run(
             lambda rank: task(rank, self.ranks, payloads[rank]), self.timeout
         )
-        return [_told(outcome) for outcome in _all_ended(outcomes, self.timeout)]
+        return [_done_of_thread(outcome) for outcome in _all_ended(outcomes, self.timeout)]
 
     def sent(self, function: Callable[..., Any], name: str) -> Sent:
         """The operator itself."""
         return Sent(itself=function)
 
 
-def _told(outcome: ThreadOutcome) -> Done:
+def _done_of_thread(outcome: ThreadOutcome) -> Done:
     if outcome.error is not None:
         return Done(error=described(outcome.error))
     # One that was let go, because another rank has failed, has nothing to tell.

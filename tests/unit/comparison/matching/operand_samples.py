@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from paritas.comparison.matching.aligning import align_steps
-from paritas.comparison.matching.pairing import match
-from paritas.comparison.matching.rules import Rules
-from paritas.comparison.matching.selecting import Asked
 from paritas.comparison.operands import Operand
-from paritas.dumps.records import Record, Site, TensorFacts
+from paritas.comparison.pairing import RecordedSelection, match
+from paritas.comparison.rules import Rules, align_steps
+from paritas.files.records import Record, Site, TensorFacts
 
-EVERYTHING = Asked()
+EVERYTHING = RecordedSelection()
 
 
 def facts(shape):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.comparison.matching.aligning import align_steps, span_text
+from paritas.comparison.rules import align_steps, span_text
 from paritas.errors import UsageError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paritas.comparison.matching.pairing import match
-from paritas.comparison.matching.rules import Rules
 from paritas.comparison.operands import Operand
+from paritas.comparison.pairing import match
+from paritas.comparison.rules import Rules
 from paritas.dumps.opening import open_dump
 from unit.comparison.matching.operand_samples import Side, found, told
 from unit.dumps.foreign import ge_files as ge

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paritas.comparison.matching.pairing import match
-from paritas.comparison.matching.rules import Rules
 from paritas.comparison.operands import Operand
+from paritas.comparison.pairing import match
+from paritas.comparison.rules import Rules
 from unit.comparison.matching.operand_samples import Side, found, told
 
 

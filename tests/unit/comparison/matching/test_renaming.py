@@ -7,8 +7,7 @@ import pickle
 import pytest
 import torch
 
-from paritas.comparison.matching.renaming import Joined, Part, Permuted
-from paritas.comparison.matching.rules import Rules
+from paritas.comparison.rules import Joined, Permuted, Rules, TensorPart
 from paritas.errors import UsageError
 from unit.comparison.matching.operand_samples import Side, found, told
 
@@ -104,9 +103,9 @@ def test_a_rule_that_does_nothing_is_noted():
     ("recipe", "shapes", "message"),
     [
         (Permuted((1, 0)), [(2, 3, 4)], r"permutes 2 dimensions to \[1, 0\].*\(2, 3, 4\)"),
-        (Part(0, 0, 3), [(4, 2)], r"dimension 0 of the shape \(4, 2\).*3 equal parts"),
-        (Part(1, 0, 2, (1, 2)), [(4, 2)], r"does not split into parts of \[1, 2\]"),
-        (Part(2, 0, 2), [(4, 2)], "speaks of dimension 2"),
+        (TensorPart(0, 0, 3), [(4, 2)], r"dimension 0 of the shape \(4, 2\).*3 equal parts"),
+        (TensorPart(1, 0, 2, (1, 2)), [(4, 2)], r"does not split into parts of \[1, 2\]"),
+        (TensorPart(2, 0, 2), [(4, 2)], "speaks of dimension 2"),
         (Joined(0, 2), [(2, 3), (2, 4)], r"\(2, 3\) and \(2, 4\) do not join along dimension 0"),
         (Joined(0, 2), [(2, 3), ()], "speaks of dimension 0"),
     ],
@@ -121,7 +120,7 @@ def test_parts_of_other_dtypes_are_not_joined():
         Joined(0, 2).apply([torch.zeros(1), torch.zeros(1, dtype=torch.float64)])
 
 
-@pytest.mark.parametrize("recipe", [Permuted((1, 0)), Part(0, 1, 2), Joined(0, 2)])
+@pytest.mark.parametrize("recipe", [Permuted((1, 0)), TensorPart(0, 1, 2), Joined(0, 2)])
 def test_a_recipe_can_be_sent_to_another_process(recipe):
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert recipe.words

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from paritas.comparison.matching import rules as module
-from paritas.comparison.matching.rules import Rules, plain_name
+from paritas.comparison import rules as module
+from paritas.comparison.rules import Rules, plain_name
 from paritas.errors import UsageError
 
 

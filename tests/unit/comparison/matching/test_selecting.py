@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.comparison.matching.selecting import Asked
+from paritas.comparison.pairing import RecordedSelection
 from paritas.recording.selection import Selection
 from unit.comparison.matching.operand_samples import Side, found
 
 
 def asked(fusion="", **given):
-    return Asked(Selection.of(**given), fusion)
+    return RecordedSelection(Selection.of(**given), fusion)
 
 
 WHOLE = asked()

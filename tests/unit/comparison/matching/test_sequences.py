@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from paritas.comparison.matching.nearest import NearestNames
-from paritas.comparison.matching.sequences import align
+from paritas.comparison.matching_names import align
+from paritas.comparison.pairing import NearestNames
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paritas.comparison.replaying.dataflow import Calls
-from paritas.dumps.dtypes import as_stored, digest
-from paritas.dumps.records import Payload, Record, Site, TensorFacts
-from paritas.recording.graphs import arguments
+from paritas.comparison.dataflow import RecordedCalls
+from paritas.files.dtypes import as_stored, digest
+from paritas.files.records import Payload, Record, Site, TensorFacts
+from paritas.recording.graphs import operator_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,8 @@ class Tape:
         self._kept: list[Any] = []
 
     @property
-    def calls(self) -> Calls:
-        return Calls(self.records)
+    def calls(self) -> RecordedCalls:
+        return RecordedCalls(self.records)
 
     def read(self, record: Record) -> Tensor:
         return self.values[record.sequence]
@@ -82,7 +82,7 @@ class Tape:
     ) -> Any:
         """Run an operator as a node of a graph; `spoil` is the fault it has."""
         site = _node(name, op)
-        for place, value in arguments(args, kwargs):
+        for place, value in operator_arguments(args, kwargs):
             made_by = self._names.get(id(value), name)
             self.put(_at(site, place, (made_by,)), value)
         made = spoil(_resolved(op)(*args, **kwargs))
@@ -97,7 +97,7 @@ class Tape:
     def told(self, name: str, op: str, args: list[Any], made: Tensor) -> None:
         """A node that is said to have been run: nothing is."""
         site = _node(name, op)
-        for place, value in arguments(args, {}):
+        for place, value in operator_arguments(args, {}):
             self.put(_at(site, place, (name,)), value)
         self.put(site, made)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from msgspec.structs import replace
 
-from paritas.comparison.replaying.dataflow import Calls
-from paritas.dumps.records import Site
+from paritas.comparison.dataflow import RecordedCalls
+from paritas.files.records import Site
 from unit.comparison.replaying.tapes import Tape
 
 
@@ -131,4 +131,4 @@ def test_values_of_which_only_the_memory_is_known_are_followed_by_that():
     site = Site(source="eager", level="op", name="aten.var_mean.correction", side="input")
     made = replace(made, digest="")
     taken = replace(taken, digest="", alias_of=made.sequence, site=site)
-    assert Calls([made, taken]).sources(taken) == [made]
+    assert RecordedCalls([made, taken]).sources(taken) == [made]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paritas.comparison.replaying.plain_values import read_value
+from paritas.comparison.operands import read_value
 from paritas.errors import UsageError
 
 

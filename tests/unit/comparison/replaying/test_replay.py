@@ -7,8 +7,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from paritas.comparison.replaying.replay import Unreplayed, replay
-from paritas.numerics.findings import Status
+from paritas.comparison.replay import Unreplayed, replay
+from paritas.results.findings import Status
 from unit.comparison.replaying.tapes import Tape
 
 

@@ -9,10 +9,10 @@ import re
 import pytest
 import torch
 
-from paritas.comparison.sharding.gathering import ReplicasDisagreeError, gather
-from paritas.comparison.sharding.rank_axes import row_major
-from paritas.dumps.records import Payload, Placement, Record, Site, TensorFacts
+from paritas.comparison.gathering import gather, row_major
 from paritas.errors import UsageError
+from paritas.files.records import Payload, Placement, Record, Site, TensorFacts
+from paritas.placement.assembly import ReplicasDisagreeError
 
 
 class Ranks:

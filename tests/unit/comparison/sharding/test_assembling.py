@@ -8,11 +8,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from paritas.comparison.matching.rules import Rules
-from paritas.comparison.sharding.assembling import operands
-from paritas.dumps.foreign import sglang
-from paritas.dumps.records import Header
+from paritas.comparison.gathering import operands
+from paritas.comparison.rules import Rules
+from paritas.compat import sglang
 from paritas.errors import UsageError
+from paritas.files.records import Header
 from unit.comparison.sharding.shards import Ranks
 
 WHOLE = torch.arange(48.0).reshape(4, 12)

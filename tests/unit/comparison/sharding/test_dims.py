@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from paritas.comparison.sharding.arranging import arrange
-from paritas.comparison.sharding.dims import Dimension, Split, parse_dims
+from paritas.comparison.gathering import arrange
+from paritas.comparison.shard_plans import AxisSplit, Dimension, parse_dims
 from paritas.errors import UsageError
 
 
@@ -15,8 +15,8 @@ def test_names_axes_orders_and_declarations_are_read():
     dims = parse_dims("b s[cp:zigzag] h[tp] d # dp:=moe_dp ep:replicated")
     assert dims.dimensions == (
         Dimension(("b",)),
-        Dimension(("s",), (Split("cp", "zigzag"),)),
-        Dimension(("h",), (Split("tp"),)),
+        Dimension(("s",), (AxisSplit("cp", "zigzag"),)),
+        Dimension(("h",), (AxisSplit("tp"),)),
         Dimension(("d",)),
     )
     assert dims.data_axis == "moe_dp"
@@ -25,18 +25,18 @@ def test_names_axes_orders_and_declarations_are_read():
 
 def test_several_axes_split_one_dimension_the_outermost_first():
     (dimension,) = parse_dims("s[cp:zigzag, sp]").dimensions
-    assert dimension.splits == (Split("cp", "zigzag"), Split("sp"))
+    assert dimension.splits == (AxisSplit("cp", "zigzag"), AxisSplit("sp"))
 
 
 def test_partial_is_a_term_of_a_sum():
-    assert parse_dims("b h[tp:partial]").splits == (Split("tp", partial=True),)
+    assert parse_dims("b h[tp:partial]").splits == (AxisSplit("tp", partial=True),)
 
 
 @pytest.mark.parametrize("text", ["t (heads*dim)[tp]", "t heads*dim[tp]", "t (heads * dim)(tp)"])
 def test_fused_dimensions_have_several_names(text):
     dims = parse_dims(text)
     assert dims.names == (("t",), ("heads", "dim"))
-    assert dims.splits == (Split("tp"),)
+    assert dims.splits == (AxisSplit("tp"),)
 
 
 def test_a_dimension_of_length_one_is_left_out_of_the_names():

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from paritas.comparison.sharding.gathering import ReplicasDisagreeError, split_alike
+from paritas.comparison.gathering import split_alike
+from paritas.placement.assembly import ReplicasDisagreeError
 from unit.comparison.sharding.shards import Ranks, gathered, numbers, only, refusal, same_bits
 
 # --- recorded placements --------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paritas.comparison.sharding.gathering import gather
-from paritas.comparison.sharding.rank_axes import row_major
+from paritas.comparison.gathering import gather, row_major
 from unit.comparison.sharding.shards import Ranks, numbers, only, refusal, same_bits
 
 

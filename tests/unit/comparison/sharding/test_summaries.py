@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.comparison.sharding.gathering import ReplicasDisagreeError
-from paritas.comparison.sharding.summaries import merge_sketches, merge_statistics
+from paritas.comparison.summaries import merge_sketches, merge_statistics
 from paritas.errors import UsageError
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
+from paritas.placement.assembly import ReplicasDisagreeError
 from unit.comparison.sharding.shards import Ranks, numbers, only
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.foreign.ge_dump import looks_like, open_dump
-from paritas.dumps.foreign.ge_names import Levels, parse_levels, parse_name
+from paritas.compat.ge_dump import looks_like, open_dump
+from paritas.compat.ge_files import Levels, parse_levels, parse_name
 from paritas.dumps.opening import open_dump as open_any
 from paritas.errors import UsageError
 from unit.dumps.foreign import ge_files as ge

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paritas.dumps.foreign import ge_headers, ge_tensors
+from paritas.compat import ge_files, ge_tensors
 from paritas.errors import UsageError
 from unit.dumps.foreign import ge_files as ge
 
@@ -28,8 +28,8 @@ def undo(folder, device, original, **facts):
     one = ge.tensor(device, ge.I32, **facts) | {"original": tuple(original)}
     path = folder / "file"
     path.write_bytes(ge.ge_bytes(outputs=[one]))
-    (tensor,) = ge_headers.read_header(path).tensors
-    values = ge_tensors.read_values(path, tensor)
+    (tensor,) = ge_files.read_ge_header(path).tensors
+    values = ge_tensors.read_ge_values(path, tensor)
     assert ge_tensors.facts_of(tensor).shape == tuple(values.shape)
     return values.numpy()
 
@@ -170,5 +170,5 @@ def test_without_the_program_s_shape_the_device_s_stands(folder):
     one.pop("original")
     path = folder / "bare"
     path.write_bytes(ge.ge_bytes([one]))
-    (tensor,) = ge_headers.read_header(path).tensors
-    assert np.array_equal(ge_tensors.read_values(path, tensor).numpy(), device)
+    (tensor,) = ge_files.read_ge_header(path).tensors
+    assert np.array_equal(ge_tensors.read_ge_values(path, tensor).numpy(), device)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.foreign import ge_tensors
-from paritas.dumps.foreign.ge_dump import open_dump
-from paritas.dumps.foreign.ge_graphs import read_graph
+from paritas.compat import ge_tensors
+from paritas.compat.ge_dump import open_dump
+from paritas.compat.ge_graphs import read_graph
 from paritas.errors import ParitasError
 from unit.dumps.foreign import ge_files as ge
 from unit.dumps.foreign.ge_graph_texts import graph_text, op_text

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paritas.dumps.foreign.ge_graphs import GeOp, GeOutput, fx_node, read_graph
-from paritas.dumps.foreign.ge_provenance import Nodes, Provenance
-from paritas.dumps.text_graphs import NodeFacts, ValueFacts, original_graph_text
+from paritas.compat.ge_graphs import GeNodes, GeOp, GeOutput, GeProvenance, fx_node, read_graph
+from paritas.compat.ge_writing import NodeFacts, ValueFacts, original_graph_text
 from paritas.errors import UsageError
 from unit.dumps.foreign.ge_graph_texts import graph_text, op_text
 
@@ -134,29 +133,29 @@ def test_a_hostile_name_does_not_take_long(graph_of):
 
 
 def test_results_stand_for_the_nodes_of_all_parts_and_the_last_is_the_value(graph_of):
-    provenance = Provenance([graph_of(CHAIN)], "graph_1", ["Add_2"])
-    assert provenance.output("Add_2", 0, 1) == Nodes(("add_1",), exact=True)
-    assert provenance.output("Add_2Cast_9ConcatV2", 0, 1) == Nodes(("add_1", "cat"), exact=True)
+    provenance = GeProvenance([graph_of(CHAIN)], "graph_1", ["Add_2"])
+    assert provenance.output("Add_2", 0, 1) == GeNodes(("add_1",), exact=True)
+    assert provenance.output("Add_2Cast_9ConcatV2", 0, 1) == GeNodes(("add_1", "cat"), exact=True)
     # A cast that the engine put in has no node; what it computes is near that of the add.
-    assert provenance.output("Add_2Cast_9", 0, 1) == Nodes(("add_1",), exact=False)
+    assert provenance.output("Add_2Cast_9", 0, 1) == GeNodes(("add_1",), exact=False)
     # More results than the last part has: nobody knows which is which.
-    assert provenance.output("Add_2Add", 1, 2) == Nodes(("add_1", "add"), exact=False)
-    assert provenance.output("trans_TransData_1", 0, 1) == Nodes()
+    assert provenance.output("Add_2Add", 1, 2) == GeNodes(("add_1", "add"), exact=False)
+    assert provenance.output("trans_TransData_1", 0, 1) == GeNodes()
 
 
 def test_arguments_stand_for_what_was_computed_outside_of_the_parts(graph_of):
-    provenance = Provenance([graph_of(CHAIN)], "graph_1", ["Add_2"])
-    assert provenance.argument("Cast_9", 0, 1) == Nodes(("add_1",), exact=True)
-    assert provenance.argument("Add_2", 1, 2) == Nodes(("arg1_1",), exact=False)
+    provenance = GeProvenance([graph_of(CHAIN)], "graph_1", ["Add_2"])
+    assert provenance.argument("Cast_9", 0, 1) == GeNodes(("add_1",), exact=True)
+    assert provenance.argument("Add_2", 1, 2) == GeNodes(("arg1_1",), exact=False)
     # Add_2 and Cast_9 are inside; Add_2 takes two, ConcatV2 one of another operator.
-    assert provenance.argument("Add_2Cast_9ConcatV2", 2, 3) == Nodes(("add",), exact=True)
-    assert provenance.argument("Add_2Cast_9ConcatV2", 0, 5) == Nodes()
+    assert provenance.argument("Add_2Cast_9ConcatV2", 2, 3) == GeNodes(("add",), exact=True)
+    assert provenance.argument("Add_2Cast_9ConcatV2", 0, 5) == GeNodes()
 
 
 def test_the_parts_that_a_graph_lists_go_before_those_that_a_name_spells(graph_of):
     fused = graph_text(op_text("Add_2", "Fused", originals=["Add", "Sort"]))
     graphs = [graph_of(CHAIN), graph_of(fused, OPTIMIZED)]
-    fusion = Provenance(graphs, "graph_1", []).fusion("Add_2")
+    fusion = GeProvenance(graphs, "graph_1", []).fusion("Add_2")
     assert fusion is not None
     assert [part.name for part in fusion.parts] == ["Add", "Sort"]
     assert fusion.nodes == ("add", "sort")
@@ -165,12 +164,12 @@ def test_the_parts_that_a_graph_lists_go_before_those_that_a_name_spells(graph_o
 def test_of_several_graphs_the_one_named_like_the_model_or_with_its_operators_is_taken(graph_of):
     other = graph_text(op_text("Add_2", "Add", outputs=["other-x.OUTPUT.0"]))
     graphs = [graph_of(CHAIN), graph_of(other, ORIGINAL.replace("graph_1", "graph_2"))]
-    by_name = Provenance(graphs, "prefix_graph_2", ["Add_2"])
+    by_name = GeProvenance(graphs, "prefix_graph_2", ["Add_2"])
     assert by_name.output("Add_2", 0, 1).names == ("other",)
-    by_operators = Provenance(graphs, "model", ["Add_2", "Cast_9"])
+    by_operators = GeProvenance(graphs, "model", ["Add_2", "Cast_9"])
     assert by_operators.output("Add_2", 0, 1).names == ("add_1",)
-    unclear = Provenance(graphs, "model", ["Add_2"])
-    assert unclear.output("Add_2", 0, 1) == Nodes()
+    unclear = GeProvenance(graphs, "model", ["Add_2"])
+    assert unclear.output("Add_2", 0, 1) == GeNodes()
     assert "may have been made of any of 2 graphs" in unclear.unclear[0]
 
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from paritas.dumps.foreign.ge_dump import open_dump
-from paritas.dumps.records import TensorFacts
+from paritas.compat.ge_dump import open_dump
 from paritas.errors import UsageError
+from paritas.files.records import TensorFacts
 from paritas.numerics.statistics import Statistics
 from unit.dumps.foreign import ge_files as ge
 

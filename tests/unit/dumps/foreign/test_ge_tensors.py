@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.foreign import ge_headers, ge_tensors
+from paritas.compat import ge_files, ge_tensors
 from paritas.errors import UsageError
 from unit.dumps.foreign import ge_files as ge
 
@@ -21,8 +21,8 @@ def read(tmp_path, data):
     """What a file holds, by key."""
     path = tmp_path / "file"
     path.write_bytes(data)
-    found = ge_headers.read_header(path)
-    return {one.key: ge_tensors.read_values(path, one) for one in found.tensors}
+    found = ge_files.read_ge_header(path)
+    return {one.key: ge_tensors.read_ge_values(path, one) for one in found.tensors}
 
 
 def read_one(tmp_path, **facts):
@@ -32,21 +32,21 @@ def read_one(tmp_path, **facts):
 def facts_of(tmp_path, **facts):
     path = tmp_path / "file"
     path.write_bytes(ge.ge_bytes(outputs=[facts]))
-    return ge_tensors.facts_of(ge_headers.read_header(path).tensors[0])
+    return ge_tensors.facts_of(ge_files.read_ge_header(path).tensors[0])
 
 
 def test_files_that_googles_protobuf_encoded_are_read():
     path = FILES / "Add.Add_2.44.6.1706596912161941"
-    found = ge_headers.read_header(path)
-    values = {one.key: ge_tensors.read_values(path, one) for one in found.tensors}
+    found = ge_files.read_ge_header(path)
+    values = {one.key: ge_tensors.read_ge_values(path, one) for one in found.tensors}
     assert found.op_name == "Add_2"
     assert found.end == path.stat().st_size
     assert values["output.0"].dtype is torch.float16
     assert torch.equal(values["input.0"] + values["input.1"], values["output.0"])
     path = FILES / "Cast.Cast_9.19.6.1706596911887829"
-    taken, given = ge_headers.read_header(path).tensors
-    wide = ge_tensors.read_values(path, taken)
-    assert torch.equal(wide.bfloat16(), ge_tensors.read_values(path, given))
+    taken, given = ge_files.read_ge_header(path).tensors
+    wide = ge_tensors.read_ge_values(path, taken)
+    assert torch.equal(wide.bfloat16(), ge_tensors.read_ge_values(path, given))
 
 
 def test_payloads_lie_inputs_first_whatever_the_order_in_the_header(tmp_path):
@@ -221,7 +221,7 @@ def test_a_header_longer_than_the_file_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(struct.pack("<Q", 2**40) + b"abc")
     with pytest.raises(UsageError, match="says that its header has 1099511627776 bytes, and the"):
-        ge_headers.read_header(path)
+        ge_files.read_ge_header(path)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +242,12 @@ def test_a_damaged_header_is_refused_with_the_reason(tmp_path, header, why):
     path = tmp_path / "file"
     path.write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(UsageError, match=why):
-        ge_headers.read_header(path)
+        ge_files.read_ge_header(path)
 
 
 def test_a_file_that_ends_too_soon_is_refused_when_it_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(ge.ge_bytes([ge.tensor(np.float32([1, 2]), ge.F32)])[:-3])
-    (one,) = ge_headers.read_header(path).tensors
+    (one,) = ge_files.read_ge_header(path).tensors
     with pytest.raises(UsageError, match="it was cut off"):
-        ge_tensors.read_values(path, one)
+        ge_tensors.read_ge_values(path, one)

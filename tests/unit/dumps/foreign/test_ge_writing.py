@@ -7,9 +7,9 @@ import struct
 import pytest
 import torch
 
-from paritas.dumps.foreign import ge_dump, ge_headers, ge_tensors
-from paritas.dumps.foreign.ge_names import parse_name
-from paritas.dumps.foreign.ge_writing import GeCall, GeTree, write_bin
+from paritas.compat import ge_dump, ge_files, ge_tensors
+from paritas.compat.ge_files import parse_name
+from paritas.compat.ge_writing import GeCall, GeTree, write_tensor_file
 from paritas.errors import UsageError
 from unit.dumps.foreign import ge_files as ge
 
@@ -41,10 +41,10 @@ def same_bits(one, other):
 def test_every_dtype_is_read_back_bit_for_bit(tmp_path, dtype):
     values = sample(dtype)
     path = tmp_path / "Add.Add_2.44.6.1706596912161941"
-    write_bin(path, [values], [values.mT], op_name="Add_2")
-    found = ge_headers.read_header(path)
+    write_tensor_file(path, [values], [values.mT], op_name="Add_2")
+    found = ge_files.read_ge_header(path)
     assert (found.op_name, found.end) == ("Add_2", path.stat().st_size)
-    taken, given = (ge_tensors.read_values(path, one) for one in found.tensors)
+    taken, given = (ge_tensors.read_ge_values(path, one) for one in found.tensors)
     assert same_bits(taken, values)
     turned = values.view(CARRIERS[dtype.itemsize]).mT.contiguous()
     assert same_bits(given.view(turned.dtype), turned)
@@ -53,7 +53,7 @@ def test_every_dtype_is_read_back_bit_for_bit(tmp_path, dtype):
 def test_the_bytes_are_those_of_the_published_format(tmp_path):
     array = torch.tensor([[1.0, 2.0]]).numpy()
     path = tmp_path / "file"
-    write_bin(path, [torch.from_numpy(array)], op_name="Add_2", moment=ge.TIME)
+    write_tensor_file(path, [torch.from_numpy(array)], op_name="Add_2", moment=ge.TIME)
     body = ge.number_field(1, ge.F32) + ge.number_field(2, ge.ND) + ge.shape_field(3, (1, 2))
     body += ge.number_field(5, 8) + ge.shape_field(6, (1, 2))
     header = ge.bytes_field(1, b"2.0") + ge.number_field(2, ge.TIME) + ge.bytes_field(4, body)
@@ -66,10 +66,10 @@ def test_scalars_empty_tensors_repeated_values_and_four_bit_numbers(tmp_path):
     pairs = torch.tensor([[0x21], [0x9F]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     few = torch.ones(1, 2)
     tensors = [torch.tensor(3.5), torch.empty(0, 4), few.expand(3, 2), pairs]
-    write_bin(path, [*tensors, few.to(torch.float8_e4m3fn).expand(3, 2)])
-    found = ge_headers.read_header(path)
+    write_tensor_file(path, [*tensors, few.to(torch.float8_e4m3fn).expand(3, 2)])
+    found = ge_files.read_ge_header(path)
     scalar, empty, repeated, four, narrow = (
-        ge_tensors.read_values(path, one) for one in found.tensors
+        ge_tensors.read_ge_values(path, one) for one in found.tensors
     )
     assert narrow.float().equal(torch.ones(3, 2))
     assert (scalar.shape, scalar.item()) == ((), 3.5)
@@ -112,7 +112,7 @@ def test_a_name_that_no_file_system_takes_is_a_number_that_the_mapping_explains(
 
 def test_what_the_format_lacks_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(UsageError) as caught:
-        write_bin(tmp_path / "file", [], [torch.zeros(2, dtype=torch.float8_e4m3fnuz)])
+        write_tensor_file(tmp_path / "file", [], [torch.zeros(2, dtype=torch.float8_e4m3fnuz)])
     assert str(caught.value) == (
         "output 0: torch.float8_e4m3fnuz has no number in the engine's list of dtypes: cast the "
         "tensor"
@@ -127,8 +127,8 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
         seen.extend(path.suffix for path in tmp_path.iterdir())
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("paritas.dumps.foreign.ge_writing.raw_bytes", look)
+    monkeypatch.setattr("paritas.compat.ge_writing.raw_bytes", look)
     with pytest.raises(OSError, match="No space left"):
-        write_bin(tmp_path / "Add.a.1.0.1706596912161941", [torch.ones(2)])
+        write_tensor_file(tmp_path / "Add.a.1.0.1706596912161941", [torch.ones(2)])
     assert seen == [".swp"]
     assert list(tmp_path.iterdir()) == []

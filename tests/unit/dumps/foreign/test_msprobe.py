@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritas.dumps.foreign.msprobe import looks_like, open_dump
+from paritas.compat.msprobe import looks_like, open_dump
 from paritas.dumps.opening import open_dump as open_any
 from paritas.errors import UsageError
 from unit.dumps.foreign.msprobe_dumps import linear_program, scalar, tensor, write_process

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from paritas.dumps.foreign.msprobe import open_dump
+from paritas.compat.msprobe import open_dump
 from paritas.errors import UsageError
 from unit.dumps.foreign.msprobe_dumps import linear_program, scalar, tensor, write_process
 
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_told_and_other_ranks_are_read(tmp_path, text, reason)
 
 def test_a_file_of_json_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     write_process(tmp_path / "d", {"Torch.f.0.forward": {"output": [scalar("int", 1)]}})
-    monkeypatch.setattr("paritas.dumps.foreign.msprobe_values._LARGEST_JSON", 100)
+    monkeypatch.setattr("paritas.compat.msprobe_values._LARGEST_JSON", 100)
     with pytest.raises(UsageError, match=r"dump\.json has \d+ bytes, and at most 100 are read"):
         open_dump(tmp_path / "d")
 

@@ -1,7 +1,7 @@
 import pytest
 
-from paritas.dumps.foreign.msprobe_names import (
-    Call,
+from paritas.compat.msprobe_values import (
+    MsprobeCall,
     forward_name,
     in_order,
     parents_of,
@@ -15,26 +15,35 @@ from paritas.dumps.foreign.msprobe_names import (
     [
         (
             "Module.layer1.0.conv1.Conv2d.forward.2",
-            Call("module", "layer1.0.conv1", "Conv2d", "forward", 2),
+            MsprobeCall("module", "layer1.0.conv1", "Conv2d", "forward", 2),
         ),
-        ("Module.fc.Linear.backward.0", Call("module", "fc", "Linear", "backward", 0)),
-        ("Cell.net.Dense.forward.0", Call("module", "net", "Dense", "forward", 0)),
-        ("Module.fc.Linear.parameters_grad.3", Call("gradient", "fc", "Linear", "backward", 3)),
-        ("Module.fc.Linear.parameters_grad", Call("gradient", "fc", "Linear", "backward", 0)),
+        ("Module.fc.Linear.backward.0", MsprobeCall("module", "fc", "Linear", "backward", 0)),
+        ("Cell.net.Dense.forward.0", MsprobeCall("module", "net", "Dense", "forward", 0)),
+        (
+            "Module.fc.Linear.parameters_grad.3",
+            MsprobeCall("gradient", "fc", "Linear", "backward", 3),
+        ),
+        (
+            "Module.fc.Linear.parameters_grad",
+            MsprobeCall("gradient", "fc", "Linear", "backward", 0),
+        ),
         (
             "Functional.conv2d.11.backward",
-            Call("function", "Functional.conv2d", "Functional.conv2d", "backward", 11),
+            MsprobeCall("function", "Functional.conv2d", "Functional.conv2d", "backward", 11),
         ),
         (
             "Aten.add.Tensor.0.forward",
-            Call("function", "Aten.add.Tensor", "Aten.add.Tensor", "forward", 0),
+            MsprobeCall("function", "Aten.add.Tensor", "Aten.add.Tensor", "forward", 0),
         ),
         # A layer may bear the name of a pass.
-        ("Module.forward.Linear.forward.1", Call("module", "forward", "Linear", "forward", 1)),
-        ("hidden.states.0.debug", Call("saved", "hidden.states", number=0)),
-        ("Module.forward.0", Call("other", "Module.forward.0")),
-        ("Torch.f.99999999999.forward", Call("other", "Torch.f.99999999999.forward")),
-        ("", Call("other", "")),
+        (
+            "Module.forward.Linear.forward.1",
+            MsprobeCall("module", "forward", "Linear", "forward", 1),
+        ),
+        ("hidden.states.0.debug", MsprobeCall("saved", "hidden.states", number=0)),
+        ("Module.forward.0", MsprobeCall("other", "Module.forward.0")),
+        ("Torch.f.99999999999.forward", MsprobeCall("other", "Torch.f.99999999999.forward")),
+        ("", MsprobeCall("other", "")),
     ],
 )
 def test_a_name_says_which_call_it_is_of(name, call):

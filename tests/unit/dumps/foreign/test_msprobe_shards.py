@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paritas.dumps.foreign.msprobe import open_dump
+from paritas.compat.msprobe import open_dump
 from unit.dumps.foreign.msprobe_dumps import tensor, write_process
 
 SHARD = {"Shard": {"dim": 0}}

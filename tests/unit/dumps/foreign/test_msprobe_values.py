@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.foreign.msprobe import open_dump
+from paritas.compat.msprobe import open_dump
 from unit.dumps.foreign.msprobe_dumps import scalar, tensor, write_process
 
 

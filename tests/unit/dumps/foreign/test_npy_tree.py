@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paritas.dumps.foreign import npy_tree
+from paritas.compat import npy_tree
 from paritas.errors import UsageError
 
 NOW = "20240125031118787351"
@@ -216,7 +216,7 @@ def test_a_link_out_of_the_dump_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_tree_of_ours_is_read_without_its_index(tmp_path: Path) -> None:
-    from paritas.dumps.msit_layout import call_name, model_name, time_stamp
+    from paritas.compat.npy_tree import call_name, model_name, time_stamp
 
     time = time_stamp(dt.datetime(2024, 1, 2, tzinfo=dt.UTC))
     for phase, value in (("forward", 1.0), ("backward", 2.0)):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paritas.dumps.foreign import plain_files
+from paritas.compat import plain_files
 from paritas.errors import UsageError
 
 SOME = torch.arange(24, dtype=torch.float32).reshape(4, 6)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritas.dumps.foreign import sglang
+from paritas.compat import sglang
 from paritas.errors import UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.dumps.foreign.text_format import parse_text
+from paritas.compat.ge_graphs import parse_text
 
 
 class Heard:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paritas.dumps.foreign import npy_tree, plain_files, sglang
+from paritas.compat import npy_tree, plain_files, sglang
 from paritas.errors import ParitasError
 
 # More of them where that is asked for: see tests/README.md.

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paritas.errors import UsageError
-from paritas.partition.annotations.annotation import Annotation, Option
-from paritas.partition.recipes import (
+from paritas.partition.annotation import Annotation, Option
+from paritas.placement.recipes import (
     Concat,
     Divided,
     Once,

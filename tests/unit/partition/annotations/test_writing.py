@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.annotations.annotation import Annotation
-from paritas.partition.annotations.writing import annotation_text
-from paritas.partition.recipes import (
+from paritas.partition.annotation import Annotation
+from paritas.partition.discovery import annotation_text
+from paritas.placement.recipes import (
     Concat,
     Divided,
     Group,

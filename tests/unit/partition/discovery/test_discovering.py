@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from paritas.errors import UsageError
-from paritas.partition.annotations.annotation import Annotation
-from paritas.partition.checking import check_recipe
-from paritas.partition.discovery.discovering import discover_partitions
-from paritas.partition.recipes import (
+from paritas.partition.annotation import Annotation
+from paritas.partition.discovery import discover_partitions
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import (
     Concat,
     Divided,
     Once,

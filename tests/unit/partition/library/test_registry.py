@@ -7,10 +7,10 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.partition import library
-from paritas.partition.checking import check_recipe
 from paritas.partition.library import annotated, annotation_for, known, register, unregister
 from paritas.partition.library.registry import name_of
-from paritas.partition.recipes import OperatorCall
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import OperatorCall
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import torch
 
-from paritas.partition.plans.assembling import assemble
-from paritas.partition.plans.layouts import find_slots
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.traces import Piece, Trace
+from paritas.parallel.assembling import assemble, find_slots
+from paritas.parallel.plan import make_program
+from paritas.parallel.traces import RankPiece, Trace
 
 WHOLE = torch.arange(12.0).reshape(6, 2)
 
@@ -15,12 +14,12 @@ def program(mesh=2):
 
 
 def shard(local, offset, *, placements=("shard(0)",), mesh=(2,), coordinate=(0,)):
-    return Piece(local, placements, mesh, (), coordinate, tuple(WHOLE.shape), offset)
+    return RankPiece(local, placements, mesh, (), coordinate, tuple(WHOLE.shape), offset)
 
 
 def slots_of(whole, locals_, mesh=2):
-    ranks = [Trace(rank=r, initial={"w.weight": Piece(v)}) for r, v in enumerate(locals_)]
-    return find_slots(program(mesh), {"w.weight": Piece(whole)}, ranks).get("w.weight", {})
+    ranks = [Trace(rank=r, initial={"w.weight": RankPiece(v)}) for r, v in enumerate(locals_)]
+    return find_slots(program(mesh), {"w.weight": RankPiece(whole)}, ranks).get("w.weight", {})
 
 
 def test_shards_lie_where_their_offsets_say_also_if_uneven():
@@ -49,7 +48,9 @@ def test_terms_are_added_up_over_the_axis_on_which_they_are_partial():
 def test_an_average_and_an_extreme_are_reduced_as_such():
     for operator, terms in (("avg", (0.5, 1.5)), ("max", (1.0, 0.5)), ("min", (1.0, 2.0))):
         pieces = {
-            rank: Piece(WHOLE * term, (f"partial({operator})",), (2,), (), (rank,), (6, 2), (0, 0))
+            rank: RankPiece(
+                WHOLE * term, (f"partial({operator})",), (2,), (), (rank,), (6, 2), (0, 0)
+            )
             for rank, term in enumerate(terms)
         }
         assert torch.equal(assemble(pieces, WHOLE.shape).value, WHOLE), operator
@@ -58,7 +59,7 @@ def test_an_average_and_an_extreme_are_reduced_as_such():
 def test_replicas_that_differ_by_one_bit_are_told_with_their_ranks():
     other = WHOLE.clone()
     other[5, 1] = torch.nextafter(other[5, 1], torch.tensor(99.0))
-    pieces = {rank: Piece(value) for rank, value in enumerate([WHOLE, WHOLE, other])}
+    pieces = {rank: RankPiece(value) for rank, value in enumerate([WHOLE, WHOLE, other])}
     together = assemble(pieces, WHOLE.shape)
     assert together.disagreement.ranks == (0, 2)
     assert together.disagreement.words.startswith(
@@ -70,7 +71,7 @@ def test_replicas_that_differ_by_one_bit_are_told_with_their_ranks():
 def test_replicas_with_the_same_nans_agree():
     value = WHOLE.clone()
     value[0] = float("nan")
-    together = assemble({0: Piece(value), 1: Piece(value.clone())}, WHOLE.shape)
+    together = assemble({0: RankPiece(value), 1: RankPiece(value.clone())}, WHOLE.shape)
     assert together.disagreement is None
 
 
@@ -81,7 +82,7 @@ def test_elements_that_no_rank_holds_are_a_fault():
 
 
 def test_a_plain_tensor_of_another_shape_is_not_guessed_at():
-    together = assemble({0: Piece(torch.ones(5))}, (6, 2))
+    together = assemble({0: RankPiece(torch.ones(5))}, (6, 2))
     assert together.fault == (
         "rank 0 holds a tensor of shape [5]: nothing says which part of [6, 2] it is"
     )
@@ -97,11 +98,11 @@ def test_a_part_cut_out_by_hand_is_found_by_its_initial_values():
 
 def test_uneven_and_interleaved_parts_are_found_too():
     uneven = slots_of(WHOLE, [WHOLE[:4], WHOLE[4:]])
-    pieces = {0: Piece(-WHOLE[:4]), 1: Piece(-WHOLE[4:])}
+    pieces = {0: RankPiece(-WHOLE[:4]), 1: RankPiece(-WHOLE[4:])}
     assert torch.equal(assemble(pieces, WHOLE.shape, uneven).value, -WHOLE)
     halves = [WHOLE[[0, 2, 4]], WHOLE[[1, 3, 5]]]
     mixed = slots_of(WHOLE, halves)
-    pieces = {rank: Piece(-half) for rank, half in enumerate(halves)}
+    pieces = {rank: RankPiece(-half) for rank, half in enumerate(halves)}
     assert torch.equal(assemble(pieces, WHOLE.shape, mixed).value, -WHOLE)
 
 
@@ -109,15 +110,17 @@ def test_a_block_of_two_split_dims_is_found():
     whole = torch.arange(16.0).reshape(4, 4)
     blocks = [whole[:2, :2], whole[:2, 2:], whole[2:, :2], whole[2:, 2:]]
     found = slots_of(whole, blocks, mesh=(2, 2))
-    pieces = {rank: Piece(2 * block) for rank, block in enumerate(blocks)}
+    pieces = {rank: RankPiece(2 * block) for rank, block in enumerate(blocks)}
     assert torch.equal(assemble(pieces, whole.shape, found).value, 2 * whole)
 
 
 def test_a_bias_of_zeros_is_split_as_the_weight_beside_it():
     rows = [[0, 2, 4], [1, 3, 5]]
-    reference = {"w.weight": Piece(WHOLE), "w.bias": Piece(torch.zeros(6))}
+    reference = {"w.weight": RankPiece(WHOLE), "w.bias": RankPiece(torch.zeros(6))}
     ranks = [
-        Trace(rank=r, initial={"w.weight": Piece(WHOLE[own]), "w.bias": Piece(torch.zeros(3))})
+        Trace(
+            rank=r, initial={"w.weight": RankPiece(WHOLE[own]), "w.bias": RankPiece(torch.zeros(3))}
+        )
         for r, own in enumerate(rows)
     ]
     found = find_slots(program(), reference, ranks)["w.bias"]

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.checking.config import Inputs
 from paritas.errors import UsageError
-from paritas.partition.plans.data import check_batches, part_of_batch, samples_of
-from paritas.partition.plans.program import make_program
+from paritas.execution.subjects import Inputs
+from paritas.parallel.plan import check_batches, make_program, part_of_batch, samples_of
 
 MODEL = nn.Linear(2, 2)
 

@@ -3,17 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.partition.plans.cases import Case
-from paritas.partition.plans.explaining import explain
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.relating import Near
+from paritas.parallel.collective_faults import CollectiveCase, explain
+from paritas.parallel.plan import make_program
+from paritas.parallel.relating import Near
 
 NEAR = Near(2.0**-53)
 
 
 def case(what, expected, value=None, *, mesh=4, **more):
     program = make_program(torch.nn.Linear(2, 2), "ddp", [torch.ones(4, 2)], mesh)
-    return Case(program, what, expected, value, **more)
+    return CollectiveCase(program, what, expected, value, **more)
 
 
 def drawn(*shape, seed=0):

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from paritas.numerics.findings import Aspect, OriginKind, Status
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.reference import run_reference
-from paritas.partition.plans.traces import Piece
-from paritas.partition.plans.verifying import judge_traces
+from paritas.parallel.plan import make_program
+from paritas.parallel.traces import RankPiece
+from paritas.parallel.training import run_reference
+from paritas.parallel.verify import judge_traces
+from paritas.results.findings import Aspect, OriginKind, Status
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def runs(program, change=lambda trace: trace):
 
 def changed(trace, table, name, value):
     held = getattr(trace.steps[0], table)
-    held[name] = None if value is None else Piece(value(held[name].local))
+    held[name] = None if value is None else RankPiece(value(held[name].local))
     return trace
 
 
@@ -82,7 +82,7 @@ def test_a_gradient_that_does_not_arrive_is_told(program):
 
 def test_other_values_before_the_first_step_come_first(program):
     def begin(trace):
-        trace.initial["0.bias"] = Piece(trace.initial["0.bias"].local + 1)
+        trace.initial["0.bias"] = RankPiece(trace.initial["0.bias"].local + 1)
         return changed(trace, "gradients", "2.bias", lambda g: g + 1)
 
     verdict = judge_traces(program, *runs(program, begin))
@@ -93,7 +93,7 @@ def test_other_values_before_the_first_step_come_first(program):
 
 def test_a_parameter_that_cannot_be_placed_is_unverified_and_named(program):
     def fold(trace):
-        trace.initial["0.weight"] = Piece(trace.initial["0.weight"].local.flatten()[:5])
+        trace.initial["0.weight"] = RankPiece(trace.initial["0.weight"].local.flatten()[:5])
         return changed(trace, "parameters", "0.weight", lambda p: p.flatten()[:5])
 
     verdict = judge_traces(program, *runs(program, fold))
@@ -121,7 +121,7 @@ def test_a_parameter_that_no_rank_has_is_unverified_and_no_pass(program):
 
 def test_a_parameter_of_the_ranks_alone_is_not_passed_over(program):
     def add(trace):
-        trace.initial["extra"] = Piece(torch.ones(2))
+        trace.initial["extra"] = RankPiece(torch.ones(2))
         return trace
 
     verdict = judge_traces(program, *runs(program, add))
@@ -152,7 +152,7 @@ def test_what_depends_on_random_numbers_is_unverified(program):
 def test_steps_after_the_first_wrong_one_are_one_row_each(program):
     def drift(trace):
         for step in trace.steps:
-            step.gradients = {n: Piece(p.local * 2) for n, p in step.gradients.items()}
+            step.gradients = {n: RankPiece(p.local * 2) for n, p in step.gradients.items()}
         return trace
 
     verdict = judge_traces(program, *runs(program, drift))

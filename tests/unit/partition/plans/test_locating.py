@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.partition.plans.locating import Seen, locate_forward
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.relating import Near, Relation, relate
-from paritas.partition.plans.traces import ModuleCall, Piece, StepTrace
+from paritas.parallel.causes import WatchedStep, locate_forward
+from paritas.parallel.plan import make_program
+from paritas.parallel.relating import Near, Relation, relate
+from paritas.parallel.traces import ModuleCall, RankPiece, StepTrace
 
 NEAR = Near(2.0**-53)
 
@@ -22,7 +22,7 @@ def program(split=(), mesh=2):
 
 
 def relation(values, whole, split=(), factors=(1.0,)):
-    pieces = {rank: Piece(value) for rank, value in enumerate(values)}
+    pieces = {rank: RankPiece(value) for rank, value in enumerate(values)}
     samples = {0: (0, 2), 1: (2, 4)} if split else dict.fromkeys(pieces)
     return relate(program(split), samples, pieces, whole, NEAR, factors)
 
@@ -65,13 +65,13 @@ def seen(names, reference, ranks):
 
     def step(values):
         calls = [
-            ModuleCall(name, "Kind", {"": Piece(value)})
+            ModuleCall(name, "Kind", {"": RankPiece(value)})
             for name, value in zip(names, values, strict=True)
         ]
         return StepTrace(modules=calls)
 
     steps = {rank: step(values) for rank, values in enumerate(ranks)}
-    return Seen(program(), step(reference), steps, dict.fromkeys(steps), 2.0**-53)
+    return WatchedStep(program(), step(reference), steps, dict.fromkeys(steps), 2.0**-53)
 
 
 def test_the_first_module_that_is_wrong_is_named():

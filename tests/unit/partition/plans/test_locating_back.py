@@ -5,23 +5,29 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from paritas.partition.plans.locating import LOSS, Seen
-from paritas.partition.plans.locating_back import locate_backward, own_share
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.traces import INPUT, OUTPUT, ModuleCall, Piece, Place, StepTrace
+from paritas.parallel.causes import LOSS_MODULE, WatchedStep, locate_backward, own_share
+from paritas.parallel.plan import make_program
+from paritas.parallel.traces import (
+    INPUT_SIDE,
+    OUTPUT_SIDE,
+    ModuleCall,
+    RankPiece,
+    StepTrace,
+    ValuePlace,
+)
 
 NORM, GATE, UP, MLP, MODEL = range(5)
 NAMES = ["norm", "mlp.gate", "mlp.up", "mlp", ""]
 ORDER = [
-    Place(MODEL, OUTPUT, ""),
-    Place(MLP, OUTPUT, ""),
-    Place(UP, OUTPUT, ""),
-    Place(UP, INPUT, ""),
-    Place(GATE, OUTPUT, ""),
-    Place(GATE, INPUT, ""),
-    Place(MLP, INPUT, ""),
-    Place(NORM, OUTPUT, ""),
-    Place(NORM, INPUT, ""),
+    ValuePlace(MODEL, OUTPUT_SIDE, ""),
+    ValuePlace(MLP, OUTPUT_SIDE, ""),
+    ValuePlace(UP, OUTPUT_SIDE, ""),
+    ValuePlace(UP, INPUT_SIDE, ""),
+    ValuePlace(GATE, OUTPUT_SIDE, ""),
+    ValuePlace(GATE, INPUT_SIDE, ""),
+    ValuePlace(MLP, INPUT_SIDE, ""),
+    ValuePlace(NORM, OUTPUT_SIDE, ""),
+    ValuePlace(NORM, INPUT_SIDE, ""),
 ]
 SOURCES = {
     ORDER[1]: (ORDER[0],),
@@ -43,7 +49,7 @@ TERM = torch.randn(4, 6, generator=torch.Generator().manual_seed(99), dtype=torc
 def step(values):
     calls = [ModuleCall(name, "Kind", {}) for name in NAMES]
     for place, value in values.items():
-        calls[place.call].back(place.side)[""] = Piece(value)
+        calls[place.call].back(place.side)[""] = RankPiece(value)
     return StepTrace(modules=calls, backward=ORDER, sources=SOURCES)
 
 
@@ -55,7 +61,7 @@ def seen(first, second=None, split=None):
         1: step({**RIGHT, **(first if second is None else second)}),
     }
     samples = {0: (0, 2), 1: (2, 4)} if split else {0: None, 1: None}
-    return Seen(program, step(RIGHT), ranks, samples, 2.0**-53)
+    return WatchedStep(program, step(RIGHT), ranks, samples, 2.0**-53)
 
 
 def terms_at(*places):
@@ -105,7 +111,7 @@ def test_a_gradient_that_goes_wrong_between_modules_is_the_fault_of_the_one_arou
 
 def test_a_gradient_that_is_wrong_before_any_module_is_the_loss_s():
     wrong = {place: 3 * RIGHT[place] for place in ORDER}
-    assert locate_backward(seen(wrong)).module == LOSS
+    assert locate_backward(seen(wrong)).module == LOSS_MODULE
 
 
 def test_the_share_of_split_samples_is_read_off_the_first_gradient():

@@ -10,11 +10,10 @@ import torch
 from torch import distributed, nn
 
 from paritas.errors import UsageError
-from paritas.partition.plans import teams
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.reference import run_reference
-from paritas.partition.plans.teams import LET_GO, run_ranks
-from paritas.partition.ranks.pool import RankPool
+from paritas.parallel import training
+from paritas.parallel.plan import make_program
+from paritas.parallel.rank_pool import LET_GO, RankPool
+from paritas.parallel.training import run_ranks, run_reference
 from unit.partition.plans import small_programs
 from unit.partition.plans.small_programs import TENSOR_PLAN, TinyMLP, batch, by_hand, tower
 
@@ -145,7 +144,7 @@ def test_the_callers_model_and_random_numbers_are_left_alone():
 
 @both_teams
 def test_what_one_rank_raises_is_told_with_its_module(team, monkeypatch):
-    monkeypatch.setattr("paritas.partition.ranks.pool._GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("paritas.parallel.rank_pool._GRACE_SECONDS", 0.2)
     program = make_program(TinyMLP, small_programs.raises_on_rank_1, [batch()], 2)
     first, second = run_ranks(program, team)
     assert (second.error, second.error_at) == ("ValueError: no such head: 7", "act")
@@ -176,7 +175,7 @@ def test_a_rank_that_dies_is_told():
 
 
 def test_what_cannot_be_sent_to_a_new_process_is_refused(monkeypatch):
-    monkeypatch.setattr(teams, "start_method", lambda: "anew")
+    monkeypatch.setattr(training, "start_method", lambda: "anew")
     program = make_program(lambda: TinyMLP().eval(), "ddp", [batch()], 2)
     with pytest.raises(UsageError, match="the model cannot be sent to another process"):
         run_ranks(program, "gloo")

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from paritas._torch.lifting import LiftMode
-from paritas._torch.perturbing import PerturbMode
-from paritas.checking.config import Inputs
 from paritas.errors import UsageError
-from paritas.partition.plans.program import make_program
-from paritas.partition.plans.reference import run_reference
-from paritas.partition.plans.traces import Place
-from paritas.partition.plans.watching import Names, plain_name, watched_modules
+from paritas.execution.subjects import Inputs
+from paritas.parallel.plan import make_program
+from paritas.parallel.traces import ModelNames, ValuePlace, plain_name, watched_modules
+from paritas.parallel.training import run_reference
+from paritas.precision.lifting import LiftMode
+from paritas.precision.perturbing import PerturbMode
 from unit.partition.plans.small_programs import TinyMLP, batch, tower
 
 
@@ -132,7 +131,7 @@ def test_each_reader_of_a_value_has_the_gradient_that_it_sends_back_itself():
     parts = [calls[name].input_gradients["args[0]"].local for name in ("gate", "up")]
     torch.testing.assert_close(sum(parts), calls["norm"].gradients[""].local)
     names = [call.name for call in step.modules]
-    at_norm = Place(names.index("norm"), "output", "")
+    at_norm = ValuePlace(names.index("norm"), "output", "")
     assert {names[place.call] for place in step.sources[at_norm]} == {"gate", "up"}
 
 
@@ -178,7 +177,7 @@ def test_wrappers_are_left_out_of_names():
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), Compiled())
     names = [plain_name(model, path) for path, _ in model.named_parameters()]
     assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert {name: kind for name, (_, kind) in watched_modules(Names(model)).items()} == {
+    assert {name: kind for name, (_, kind) in watched_modules(ModelNames(model)).items()} == {
         "": "Sequential",
         "0": "Linear",
         "1": "Linear",

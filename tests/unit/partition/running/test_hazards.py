@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from paritas.numerics.findings import Status
-from paritas.partition.checking import check_recipe
-from paritas.partition.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.partition.recipe_checks import check_recipe
+from paritas.placement.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.results.findings import Status
 
 
 def test_keys_without_their_values_are_different_and_the_process_goes_on():

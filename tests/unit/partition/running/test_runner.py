@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from paritas.errors import UsageError
-from paritas.partition.recipes import (
+from paritas.partition.runner import Runner
+from paritas.placement.parts import Terms, bounds, combine, parts_of, split_values
+from paritas.placement.recipes import (
     Concat,
     Divided,
     Once,
@@ -19,9 +21,6 @@ from paritas.partition.recipes import (
     Split,
     Whole,
 )
-from paritas.partition.running.combining import combine
-from paritas.partition.running.placing import Terms, bounds, parts_of, split_values
-from paritas.partition.running.runner import Runner
 
 
 @pytest.fixture

@@ -1,0 +1,360 @@
+"""What `torch.compile` made, which backend stands behind it, and another in its stead."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import difflib
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+import torch._dynamo.config
+import torch._inductor.config
+from torch._dynamo.convert_frame import CatchErrorsWrapper, catch_errors_wrapper
+from torch._dynamo.eval_frame import (
+    OptimizedModule,
+    _TorchDynamoContext,
+    get_compiler_fn,
+    innermost_backend,
+)
+
+from paritas._torch.arrival import asking_first
+from paritas._torch.graphs import computes_tensors
+from paritas.errors import UnsupportedTorchError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.fx import GraphModule
+
+
+# --- What `torch.compile` made --------------------------------------------------------------------
+
+# Backends of torch's own, which compute in the dtype of the graph they are given.
+FAITHFUL = frozenset({"inductor", "eager", "aot_eager", "aot_eager_decomp_partition", "ts"})
+# Entries that verifying adds to a function's cache must not push the user's own over the limit,
+# beyond which Dynamo silently runs eagerly and there would be nothing to verify.
+_ROOM_FOR_ENTRIES = 512
+
+
+def backends_of(function: Any) -> list[Callable[..., Any]]:
+    """The backends of every `torch.compile` in a callable: itself, or submodules of a module."""
+    found = [_backend_of_context(context) for context in _find_contexts(function)]
+    unique: list[Callable[..., Any]] = []
+    for backend in found:
+        if not any(backend is known or backend == known for known in unique):
+            unique.append(backend)
+    return unique
+
+
+def dynamic_of(function: Any) -> bool | None:
+    """What the first `torch.compile` in a callable was told of dynamic shapes."""
+    for context in _find_contexts(function):
+        found = getattr(context, "_dynamic", None)
+        return found if isinstance(found, bool) else None
+    return None
+
+
+def backend_name(backend: Callable[..., Any]) -> str:
+    """What the user called it, or the name of the function they passed."""
+    inner = getattr(backend, "compiler_fn", backend)  # _TorchCompileWrapper holds the function
+    name = getattr(backend, "compiler_name", None) or getattr(inner, "__name__", None)
+    return str(name or type(backend).__name__)
+
+
+def is_faithful(backend: Callable[..., Any]) -> bool:
+    """Whether a backend is known to compute in the dtype of its graph."""
+    inner = getattr(backend, "compiler_fn", backend)
+    module = str(getattr(inner, "__module__", ""))
+    return backend_name(backend) in FAITHFUL and module.split(".", maxsplit=1)[0] == "torch"
+
+
+def draws_like_eager(backend: Callable[..., Any]) -> bool:
+    """Whether a backend draws its random numbers from eager's stream.
+
+    Inductor has generators of its own, unless told to fall back; the others run eager's operators.
+    """
+    if backend_name(backend) != "inductor":
+        return True
+    own = getattr(backend, "config", {})
+    return bool(own.get("fallback_random", torch._inductor.config.fallback_random))
+
+
+def reuses_outputs(backend: Callable[..., Any]) -> bool:
+    """Whether a backend's outputs lie in CUDA graphs, whose next run overwrites them.
+
+    Torch documents that, and raises where such an output is read afterwards.
+    """
+    if backend_name(backend) == "cudagraphs":
+        return True
+    if backend_name(backend) != "inductor":
+        return False
+    own = getattr(backend, "config", {})
+    return bool(own.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+
+
+def is_compiled_in_place(function: Any) -> bool:
+    """Whether `module.compile()` was called on it."""
+    return getattr(function, "_compiled_call_impl", None) is not None
+
+
+def is_made_by_compile(value: Any) -> bool:
+    """Whether a function is what `torch.compile` made of another."""
+    return getattr(value, "_torchdynamo_wrapper_id", None) == id(value)
+
+
+def original_of(function: Any) -> Any:
+    """The module or function that was compiled, or `function` itself."""
+    if isinstance(function, OptimizedModule):
+        return function._orig_mod
+    if is_made_by_compile(function):
+        return function._torchdynamo_orig_callable
+    return function
+
+
+@contextlib.contextmanager
+def room_for_entries() -> Iterator[None]:
+    """Lift Dynamo's recompile limit for a while."""
+    patch = torch._dynamo.config.patch(
+        recompile_limit=_ROOM_FOR_ENTRIES, accumulated_recompile_limit=2 * _ROOM_FOR_ENTRIES
+    )
+    with patch:
+        yield
+
+
+class CountingBackend:
+    """A backend that runs each graph as it is and counts them: does Dynamo capture anything?"""
+
+    def __init__(self) -> None:
+        """Start at none."""
+        self.graphs = 0
+
+    def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Count the graph and give it back uncompiled."""
+        del example_inputs
+        self.graphs += computes_tensors(graph)
+        return graph.forward
+
+
+def _find_contexts(function: Any) -> Iterator[_TorchDynamoContext]:
+    if isinstance(function, OptimizedModule):
+        yield function.dynamo_ctx
+        yield from _find_contexts(function._orig_mod)
+        return
+    if isinstance(function, torch.nn.Module):
+        for module in function.modules():
+            if isinstance(module, OptimizedModule):
+                yield module.dynamo_ctx
+            elif (impl := getattr(module, "_compiled_call_impl", None)) is not None:
+                yield from _find_contexts(impl)
+        return
+    if is_made_by_compile(function):
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        contexts = [cell for cell in cells if isinstance(cell, _TorchDynamoContext)]
+        if not contexts:
+            message = f"torch {torch.__version__} hides the context of compiled {function!r}"
+            raise UnsupportedTorchError(message)
+        yield contexts[0]
+
+
+def _backend_of_context(context: _TorchDynamoContext) -> Callable[..., Any]:
+    return innermost_backend(context.callback)  # type: ignore[arg-type]
+
+
+# --- Backends, to be called from within another backend -------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A backend and what `torch.compile` was told about it.
+
+    Attributes:
+        name: what the user calls it.
+        function: from a graph and example inputs to a callable.
+        settings: keyword arguments for it; of Inductor, its options.
+        is_inductor: whether graphs can be watched below AOTAutograd.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    settings: dict[str, Any]
+    is_inductor: bool
+
+    def compile(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
+        """Compile one captured graph; `given` is the mode and options of `torch.compile`."""
+        if self.is_inductor:
+            patches = self.inductor_options(given)
+            return self.function(graph, example_inputs, config_patches=patches or None)
+        return self.function(graph, example_inputs, **self.settings, **given)
+
+    def inductor_options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Inductor's options: those of the backend, then those of `torch.compile`."""
+        asked = _inductor_options(given.get("mode"), given.get("options"))
+        return {**self.settings, **asked}
+
+
+def inductor_backend() -> Callable[..., Any]:
+    """What `torch.compile(backend="inductor")` calls: a captured graph in, a callable out."""
+    try:
+        backend: Any = torch._dynamo.lookup_backend("inductor")
+    except (AttributeError, RuntimeError) as error:
+        message = f"torch {torch.__version__} does not give its backend 'inductor': {error}"
+        raise UnsupportedTorchError(message) from error
+    if not callable(backend):
+        message = f"torch {torch.__version__} gives as its backend 'inductor' {backend!r:.80}"
+        raise UnsupportedTorchError(message)
+    return backend  # type: ignore[no-any-return]
+
+
+def find_backend(backend: Any, options: dict[str, Any] | None = None) -> Backend:
+    """A backend by its name, as a function, or as `torch.compile` wraps either."""
+    if options is not None and not isinstance(options, dict):
+        message = f"options must be a dict of compiler options, not {options!r:.80}"
+        raise UsageError(message)
+    if isinstance(backend, str):
+        return _find_named_backend(backend, options)
+    if not callable(backend):
+        message = f"backend must be a name or a function, not {backend!r:.80}"
+        raise UsageError(message)
+    name = backend_name(backend)
+    inner = getattr(backend, "compiler_fn", backend)
+    if inner is inductor_backend() or type(backend) is torch._TorchCompileInductorWrapper:
+        own = getattr(backend, "config", {})
+        settings = {**own, **_inductor_options(None, options)}
+        return Backend(name, inductor_backend(), settings, is_inductor=True)
+    settings = {**getattr(backend, "kwargs", {}), **({"options": options} if options else {})}
+    return Backend(name, inner, settings, is_inductor=False)
+
+
+def is_registered(name: str, function: Callable[..., Any]) -> bool:
+    """Whether `torch.compile` knows a backend of that name, and it is this one."""
+    if name not in torch._dynamo.list_backends(exclude_tags=()):
+        return False
+    return torch._dynamo.lookup_backend(name) is function
+
+
+def _find_named_backend(name: str, options: dict[str, Any] | None) -> Backend:
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+        message = f"torch.compile knows no backend {name!r}; {hint}"
+        raise UsageError(message)
+    if name == "inductor":
+        return Backend(name, inductor_backend(), _inductor_options(None, options), is_inductor=True)
+    settings = {"options": options} if options else {}
+    return Backend(name, torch._dynamo.lookup_backend(name), settings, is_inductor=False)
+
+
+def _inductor_options(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    """Options in Inductor's own spelling, checked by torch."""
+    try:
+        wrapper = torch._TorchCompileInductorWrapper(mode, options, None)
+    except RuntimeError as error:
+        message = str(error).split(", known options")[0]
+        raise UsageError(f"{message}; see torch._inductor.list_options()") from None
+    return dict(wrapper.config)
+
+
+# --- Another backend for every call ---------------------------------------------------------------
+
+# Torch's own switch for that, `torch.compiler.set_stance(force_backend=...)`, throws away which
+# backend, mode and options each `torch.compile` was given. Here they are seen, and kept.
+
+if TYPE_CHECKING:
+    BackendFunction = Callable[..., Any]
+    ReplaceBackend = Callable[[BackendFunction], BackendFunction | None]
+
+# Why a call keeps its backend, if it does: it is ours, or the user asked for that.
+OURS, ASKED = "ours", "asked"
+_kept_reason = contextvars.ContextVar("paritas_kept", default="")
+
+
+@contextlib.contextmanager
+def unguarded(why: str = OURS) -> Iterator[None]:
+    """Let what is compiled in here keep its backend: it belongs to paritas, not to the user."""
+    token = _kept_reason.set(why)
+    try:
+        yield
+    finally:
+        _kept_reason.reset(token)
+
+
+@contextlib.contextmanager
+def replacing_backends(
+    replace: ReplaceBackend, on_kept: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Let every `torch.compile` of the process, in whatever thread, use another backend.
+
+    Args:
+        replace: is given a backend as `torch.compile` keeps it, with its mode and options, and
+            gives the one to use, or None for the same. For equal backends it has to give the same
+            object, because Dynamo compares them to find its compiled code again. What it gave
+            may come back to it.
+        on_kept: called when a call keeps its backend because of `keeping_backends`.
+
+    Raises:
+        UnsupportedTorchError: this torch has no such place.
+    """
+    replaced = _ReplacedCallbacks(replace)
+
+    def with_another_backend(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        if why := _kept_reason.get():
+            if why == ASKED:
+                on_kept()
+            return ask(callback)
+        # A stance may put its own callback in place of the one it is given, hence also after it.
+        return replaced.of(ask(replaced.of(callback)))
+
+    with asking_first(with_another_backend):
+        yield
+
+
+@contextlib.contextmanager
+def keeping_backends() -> Iterator[None]:
+    """Let every `torch.compile` of the process keep its backend, whatever replaces it outside."""
+
+    def as_it_is(callback: Any, ask: Callable[[Any], Any]) -> Any:
+        with unguarded(ASKED):
+            return ask(callback)
+
+    with asking_first(as_it_is):
+        yield
+
+
+class _ReplacedCallbacks:
+    """Callbacks with their backend replaced, each made once."""
+
+    def __init__(self, replace: ReplaceBackend) -> None:
+        self.replace = replace
+        self._known: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+
+    def of(self, callback: Any) -> Any:
+        """The callback to use in place of one; what compiles nothing stays as it is."""
+        if callback is None or callback is False:
+            return callback
+        with self._lock:
+            if callback not in self._known:
+                self._known[callback] = self._make(callback)
+            made = self._known[callback]
+        return callback if made is None else made
+
+    def _make(self, callback: Any) -> CatchErrorsWrapper | None:
+        convert = getattr(callback, "_torchdynamo_orig_backend", None)
+        if getattr(convert, "_export", False):  # the graph is what is wanted, not code
+            return None
+        backend = self.replace(innermost_backend(callback))
+        if backend is None:
+            return None
+        try:
+            # How DDP's optimizer does it: fullgraph, hooks and limits stay.
+            clone = convert._clone_with_backend(get_compiler_fn(backend))  # type: ignore[union-attr]
+            return catch_errors_wrapper(clone, callback.hooks)
+        except (AttributeError, TypeError) as error:
+            message = f"torch {torch.__version__} does not let a backend be replaced: {error}"
+            raise UnsupportedTorchError(message) from error

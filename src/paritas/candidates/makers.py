@@ -1,0 +1,432 @@
+"""What makes a candidate of a model: `torch.export`, AOTInductor, ONNX Runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas._torch.inductor import compiled_package
+from paritas._torch.operators import default_dtype
+from paritas.errors import UsageError
+from paritas.execution.isolation import ProgramState, copy_inputs
+from paritas.execution.subjects import ForeignProgram, Inputs, LiftedProgram, input_sets
+from paritas.numerics.contents import leaves, map_leaves
+from paritas.precision.widening import lift_captured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+
+
+# --- A model captured as a program of tensors alone -----------------------------------------------
+
+# Other runtimes take lists of tensors and give lists of tensors. What the model took and gave
+# besides, the structure and the values that are no tensors, is kept here and put around them again.
+
+_LONGEST_ERROR, _LONGEST_OUTER_ERROR = 300, 80
+_COLOUR = re.compile(r"\x1b\[\d+m")
+
+
+class _Slot:
+    """Where a tensor stood in what the model gave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedCall:
+    """One call of a model, captured.
+
+    Attributes:
+        program: takes the tensors of the arguments in order, gives those of the result.
+        tensors: what it was captured with.
+        shape_of_result: the tree that the model gives, with a mark for every tensor.
+        is_lifted: it is in float64, whatever the model is in.
+        leaks: what of it could not be lifted, in words.
+    """
+
+    program: ExportedProgram
+    tensors: tuple[Tensor, ...]
+    shape_of_result: Any
+    is_lifted: bool = False
+    leaks: frozenset[str] = frozenset()
+
+    def result(self, tensors: Sequence[Tensor]) -> Any:
+        """What the model would give, made of these tensors."""
+        marks = sum(isinstance(leaf, _Slot) for _, leaf in leaves(self.shape_of_result))
+        if marks != len(tensors):
+            raise RuntimeError(
+                f"the runtime gave {len(tensors)} tensors where the model has {marks}"
+            )
+        given = iter(tensors)
+        return map_leaves(
+            self.shape_of_result, lambda leaf: next(given) if isinstance(leaf, _Slot) else leaf
+        )
+
+
+class _FlatModel(torch.nn.Module):
+    """A model that takes and gives tensors alone."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs, seen: list[Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._tree = [Inputs(tuple(inputs.args), dict(inputs.kwargs))]
+        self._seen = seen
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Put the arguments together, call the model, take its result apart."""
+        given = iter(tensors)
+
+        def filled(leaf: Any) -> Any:
+            return next(given) if isinstance(leaf, torch.Tensor) else leaf
+
+        args = map_leaves(list(self._tree[0].args), filled)
+        kwargs = map_leaves(self._tree[0].kwargs, filled)
+        result = self.model(*args, **kwargs)
+        self._seen[:] = [map_leaves(result, _mark_tensor)]
+        return tuple(leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor))
+
+
+def capture_call(model: nn.Module, inputs: Inputs) -> CapturedCall:
+    """Capture a model with the shapes of these inputs, for inference.
+
+    Raises:
+        UsageError: `torch.export` refuses it.
+    """
+    seen: list[Any] = []
+    flat = _FlatModel(model, inputs, seen)
+    fresh = flat_tensors(copy_inputs(inputs))
+    try:
+        with quietly(), torch.no_grad():
+            program = torch.export.export(flat, fresh)
+    except Exception as error:
+        raise UsageError(f"torch.export refuses the model: {describe_error(error)}") from error
+    return CapturedCall(program, fresh, seen[0])
+
+
+def capture_lifted_call(
+    model: nn.Module, state: ProgramState, inputs: Inputs, used: frozenset[torch.dtype]
+) -> CapturedCall:
+    """Capture the same in float64: state, inputs, defaults, and each cast that is mere rounding.
+
+    `state` is the model's as it was when it was captured natively: what was done to the model since
+    is no part of the candidate.
+    """
+    wide = copy_inputs(inputs, widen=True)
+    with state.swapped(state.widened()), default_dtype(torch.float64):
+        first = capture_call(model, wide)
+        with quietly(), torch.no_grad():
+            # Once more, for the dtypes that follow from the casts that were widened.
+            program, leaks = lift_captured(first.program, first.tensors, used)
+    return dataclasses.replace(first, program=program, is_lifted=True, leaks=leaks)
+
+
+def flat_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The tensors of the arguments, in the order in which a captured program takes them."""
+    found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
+    return tuple(leaf for _, leaf in found if isinstance(leaf, torch.Tensor))
+
+
+def check_model(model: Any, name: str) -> None:
+    """Raise `UsageError` unless `torch.export` could capture this."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"candidate {name!r} is made by torch.export, which takes an nn.Module, not "
+            f"{type(model).__name__}; put the function into the forward of one"
+        )
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception's kind and the start of its text, in one line, and what was the cause of it."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is error:
+        return _describe_in_a_line(error, _LONGEST_ERROR)
+    outer, inner = (
+        _describe_in_a_line(error, _LONGEST_OUTER_ERROR),
+        _describe_in_a_line(cause, _LONGEST_ERROR),
+    )
+    return f"{outer}; the cause is {inner}"
+
+
+def _describe_in_a_line(error: BaseException, longest: int) -> str:
+    text = " ".join(_COLOUR.sub("", str(error)).split())
+    return f"{type(error).__name__}: {text[:longest]}{' ...' if len(text) > longest else ''}"
+
+
+def _mark_tensor(leaf: Any) -> Any:
+    return _Slot() if isinstance(leaf, torch.Tensor) else leaf
+
+
+# --- torch.export ---------------------------------------------------------------------------------
+
+# Its program is a module with the model's own parameters by their own names, so everything can be
+# compared: gradients, state, aliases.
+
+
+def export(model: nn.Module, inputs: Any) -> nn.Module:
+    """The module of `torch.export.export`.
+
+    Args:
+        model: the reference, an `nn.Module`. It is not changed.
+        inputs: one set of inputs, as for `paritas.verify`; shapes are taken as they are.
+
+    Raises:
+        UsageError: the model cannot be exported.
+    """
+    with quietly():
+        return _export_model(model, inputs, "export").module()
+
+
+def export_decomposed(model: nn.Module, inputs: Any) -> nn.Module:
+    """The same after `run_decompositions()`, in core ATen operators: what a backend is given."""
+    program = _export_model(model, inputs, "export-decomposed")
+    try:
+        with quietly():
+            module: nn.Module = program.run_decompositions().module()
+            return module
+    except Exception as error:
+        raise UsageError(
+            f"the exported model cannot be decomposed: {describe_error(error)}"
+        ) from error
+
+
+def _export_model(model: Any, inputs: Any, name: str) -> ExportedProgram:
+    check_model(model, name)
+    sets = input_sets(inputs)
+    if len(sets) > 1:
+        raise UsageError(
+            f"candidate {name!r} has the shapes of one set of inputs, and here are {len(sets)}; "
+            "verify them one at a time"
+        )
+    fresh = copy_inputs(sets[0])
+    try:
+        with quietly():
+            return torch.export.export(model, fresh.args, fresh.kwargs)
+    except Exception as error:
+        raise UsageError(f"torch.export refuses the model: {describe_error(error)}") from error
+
+
+# --- A model as another runtime's program ---------------------------------------------------------
+
+if TYPE_CHECKING:
+    Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltRuntime:
+    """What runs a captured call, and what of that may compute in less than float64."""
+
+    run: Run
+    leaks: frozenset[str] = frozenset()
+
+
+def foreign_program(
+    name: str, model: nn.Module, inputs: Any, build: Callable[[CapturedCall], BuiltRuntime]
+) -> ForeignProgram:
+    """A candidate that `build` makes of each captured call of the model.
+
+    Args:
+        name: of the runtime.
+        model: what is captured; it stays as it is.
+        inputs: as for `paritas.verify`: one program is built for each set of them.
+        build: from a captured call to what runs it.
+
+    Raises:
+        UsageError: the model cannot be captured, or `build` fails.
+    """
+    check_model(model, name)
+    sets = input_sets(inputs)
+    state = ProgramState({"": model})
+    native = _RuntimePrograms(
+        name, [_build_program(name, capture_call(model, one), build, one) for one in sets]
+    )
+
+    def lift(used: frozenset[torch.dtype]) -> LiftedProgram:
+        programs = [
+            _build_program(name, capture_lifted_call(model, state, one, used), build, one)
+            for one in sets
+        ]
+        leaks = frozenset[str]().union(*(program.leaks for program in programs))
+        return LiftedProgram(_RuntimePrograms(name, programs), leaks)
+
+    return ForeignProgram(name, native, lift)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RuntimeProgram:
+    """What runs one captured call, and for which arguments it was made."""
+
+    capture: CapturedCall
+    built: BuiltRuntime
+    key: tuple[Any, ...]
+
+    @property
+    def leaks(self) -> frozenset[str]:
+        """Of the capture, and of what was built of it."""
+        return self.capture.leaks | self.built.leaks
+
+
+class _RuntimePrograms:
+    """The programs of all sets of inputs, found by what they are called with."""
+
+    def __init__(self, name: str, programs: list[_RuntimeProgram]) -> None:
+        self.name = name
+        self.programs = {program.key: program for program in programs}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = Inputs(args, kwargs)
+        program = self.programs.get(_input_key(inputs))
+        if program is None:
+            shown = ", ".join(f"{t.dtype}{list(t.shape)}" for t in flat_tensors(inputs))
+            raise UsageError(
+                f"{self.name} was built for other inputs than {shown}; give every set of inputs "
+                "when it is made"
+            )
+        with torch.no_grad():
+            given = program.built.run(flat_tensors(inputs))
+        return program.capture.result(given)
+
+
+def _build_program(
+    name: str, captured: CapturedCall, build: Callable[[CapturedCall], BuiltRuntime], inputs: Inputs
+) -> _RuntimeProgram:
+    try:
+        # As it was captured: which form of attention is taken depends on whether gradients are on.
+        with torch.no_grad():
+            built = build(captured)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{name} refuses the model: {describe_error(error)}") from error
+    return _RuntimeProgram(captured, built, _input_key(inputs))
+
+
+def _input_key(inputs: Inputs) -> tuple[Any, ...]:
+    """Shapes and what is no tensor; not dtypes, which a lifted run widens."""
+    found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
+    return tuple(
+        (path, tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf))
+        for path, leaf in found
+    )
+
+
+# --- AOTInductor ----------------------------------------------------------------------------------
+
+AOT_INDUCTOR = "aot_inductor"
+
+
+def aot_inductor(model: nn.Module, inputs: Any) -> ForeignProgram:
+    """Export a model, compile it to a package of machine code, and load that.
+
+    Args:
+        model: the reference, an `nn.Module`. It is not changed.
+        inputs: as for `paritas.verify`; shapes are taken as they are.
+
+    Raises:
+        UsageError: the model cannot be exported or compiled.
+    """
+    return foreign_program(AOT_INDUCTOR, model, inputs, _build_package)
+
+
+def _build_package(captured: CapturedCall) -> BuiltRuntime:
+    # Once loaded, the code does not need its file any more.
+    with tempfile.TemporaryDirectory(prefix="paritas-aot-") as folder, quietly():
+        package = compiled_package(captured.program, Path(folder) / "model.pt2")
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return list(package(*tensors))
+
+    return BuiltRuntime(run)
+
+
+# --- ONNX Runtime ---------------------------------------------------------------------------------
+
+ONNX_RUNTIME = "onnxruntime"
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+# Of ONNX Runtime's log: errors only, which it raises as well.
+_ERRORS = 3
+# Of a layer norm's epsilon or the constants of a tanh GELU this takes nine digits.
+_ATTRIBUTES = "ONNX has its attributes, and its exporter some constants, in float32"
+_LONGEST_REASON = 120
+
+
+def onnxruntime(model: nn.Module, inputs: Any) -> ForeignProgram:
+    """Export a model to ONNX and let ONNX Runtime run it, on CUDA where the model is there.
+
+    Args:
+        model: the reference, an `nn.Module`. It is not changed.
+        inputs: as for `paritas.verify`; shapes are taken as they are.
+
+    Raises:
+        UsageError: a package is missing, or the model cannot be exported.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"candidate {ONNX_RUNTIME!r} needs {', '.join(missing)}, which is not installed: "
+            "pip install 'paritas[onnx]'"
+        )
+    return foreign_program(ONNX_RUNTIME, model, inputs, _build_onnx)
+
+
+def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
+    with quietly():
+        program = torch.onnx.export(captured.program, dynamo=True, verbose=False)
+    if program is None:
+        raise UsageError("torch.onnx.export gave no program")
+    takes, gives = len(captured.tensors), len(program.model.graph.inputs)
+    if takes != gives:
+        raise UsageError(f"the ONNX model takes {gives} tensors where the model takes {takes}")
+    device = next((tensor.device for tensor in captured.tensors), torch.device("cpu"))
+    leaks = {_ATTRIBUTES} if captured.is_lifted else set()
+    call: Callable[..., Sequence[Tensor]] = program
+    try:
+        program.initialize_inference_session(lambda model: _open_session(model, device))
+    except Exception as error:
+        if type(error).__name__ != "NotImplemented":
+            raise
+        text = " ".join(str(error).split()).rpartition(" : ")[2][:_LONGEST_REASON]
+        if not captured.is_lifted:
+            raise UsageError(
+                f"{ONNX_RUNTIME} lacks an operator in this dtype: {text}; try another --dtype"
+            ) from error
+        leaks.add(
+            "ONNX's reference evaluator ran it, as "
+            f"{ONNX_RUNTIME} lacks an operator in float64: {text}"
+        )
+        call = program.call_reference
+
+    def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        # Its results may lie in memory that the next run writes to.
+        return [value.clone().to(device) for value in call(*tensors)]
+
+    return BuiltRuntime(run, frozenset(leaks))
+
+
+def _open_session(model: str | bytes, device: torch.device) -> Any:
+    runtime = importlib.import_module("onnxruntime")
+
+    options = runtime.SessionOptions()
+    options.log_severity_level = _ERRORS
+    options.intra_op_num_threads = torch.get_num_threads()
+    wanted = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        wanted.insert(0, "CUDAExecutionProvider")
+    known = runtime.get_available_providers()
+    lacking = [provider for provider in wanted if provider not in known]
+    if lacking:
+        raise UsageError(
+            f"the model is on {device}, but this onnxruntime has no {lacking[0]} (it has "
+            f"{', '.join(known)}); install onnxruntime-gpu, or run on the CPU"
+        )
+    return runtime.InferenceSession(model, sess_options=options, providers=wanted)

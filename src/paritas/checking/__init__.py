@@ -1,1 +1,0 @@
-"""verify(): model against model; isolation, observation and evidence."""

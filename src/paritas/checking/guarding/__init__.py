@@ -1,1 +1,0 @@
-"""guard(): every graph a compiler makes, checked as it runs."""

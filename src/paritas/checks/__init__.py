@@ -1,0 +1,1 @@
+"""verify() and guard(): model against model, compiled graph against graph; where it starts."""

@@ -1,0 +1,664 @@
+"""What two observations of the same call disagree in."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.dynamo import draws_like_eager
+from paritas.checks.failures import Explainer, likely_mixups
+from paritas.execution.evidence import ItemEvidence, NoiseNotYetMeasured
+from paritas.execution.isolation import MISSING
+from paritas.execution.observation import (
+    GRADIENT,
+    SECOND_GRADIENT,
+    STATE,
+    input_tensors,
+    is_afterwards,
+    place_of,
+    same_value,
+)
+from paritas.numerics.contents import Opaque
+from paritas.numerics.judge import Checks, check_pair, match
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paritas.diagnosis.case import Context
+    from paritas.execution.observation import Observation
+    from paritas.execution.subject_runs import SubjectRuns
+    from paritas.execution.subjects import VerifyConfig
+
+INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
+SECOND_ADVICE = (
+    "if gradients are never differentiated, set verify_double_backward=False; a backward that "
+    "cannot be is marked with torch.autograd.function.once_differentiable, and then raises"
+)
+RANDOM_ADVICE = (
+    "set torch._inductor.config.fallback_random = True before compiling, so that the compiled "
+    "program draws the numbers that eager draws"
+)
+# Rounding in float64 is 5e8 times smaller than in float32, and a fault is as large as ever.
+VANISHING = 1e-4
+INFERENCE_ADVICE = (
+    "for a candidate that is for inference only, verify under torch.no_grad(), or set "
+    "verify_gradients=False"
+)
+
+
+@dataclasses.dataclass
+class CollectedFindings:
+    """Findings and coverage as they come in."""
+
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    skipped: list[str] = dataclasses.field(default_factory=list)
+    unmatched: list[str] = dataclasses.field(default_factory=list)
+    compared: int = 0
+
+    def add(self, path: str, aspect: Aspect, status: Status, reason: str, advice: str = "") -> None:
+        """Add a finding without numbers."""
+        self.findings.append(
+            Finding(path=path, aspect=aspect, status=status, reason=reason, advice=advice)
+        )
+
+    def take(self, other: CollectedFindings) -> None:
+        """Add what was collected elsewhere."""
+        self.findings += other.findings
+        self.notes += other.notes
+        self.skipped += other.skipped
+        self.unmatched += other.unmatched
+        self.compared += other.compared
+
+    @property
+    def passes(self) -> bool:
+        """Whether all findings pass, if only with a warning."""
+        return all(finding.status.passes() for finding in self.findings)
+
+    def verdict(self, *, strict: bool) -> Verdict:
+        """Roll up."""
+        coverage = Coverage(
+            compared=self.compared,
+            skipped=tuple(dict.fromkeys(self.skipped)),
+            unmatched=tuple(self.unmatched),
+        )
+        return Verdict(
+            findings=tuple(self.findings),
+            coverage=coverage,
+            notes=tuple(dict.fromkeys(self.notes)),
+            strict=strict,
+        )
+
+
+class Comparer:
+    """Compares what the candidate did in one call with what the reference did."""
+
+    def __init__(
+        self, runs: SubjectRuns, config: VerifyConfig, call: int, label: str, *, lifts: bool = True
+    ) -> None:
+        """`call` says which call of the runs is compared; `label` is appended to every path."""
+        self.runs = runs
+        self.config = config
+        self.call = call
+        self.label = label
+        self.lifts = lifts
+        self.out = CollectedFindings()
+        self.checks = Checks(
+            size=config.verify_size,
+            dtype=config.verify_dtype,
+            shape=config.verify_shape,
+            values=config.verify_values,
+            device=config.verify_device,
+            containers=runs.candidate.is_wholly_compiled,
+            checkers=config.checkers,
+        )
+        self.random_differs = False
+        self._put_off: list[tuple[int, str, Any, Any]] = []
+        self.explainer = Explainer(notes=self.out.notes)
+
+    def compare(self, reference: Observation, candidate: Observation) -> CollectedFindings:
+        """Collect everything the two disagree in."""
+        if reference.error is not None or candidate.error is not None:
+            self._compare_errors(reference.error, candidate.error, f"call{self.label}")
+            return self.out
+        self._compare_random(reference, candidate)
+        # One perturbed run with a backward pass for everything costs as much as all other runs.
+        self.runs.puts_off = self.runs.conditions.gradients
+        self._compare_outputs(reference, candidate)
+        if self.config.verify_aliasing:
+            self._compare_aliases(reference, candidate)
+        if self.config.verify_mutation:
+            written = list(dict.fromkeys((*reference.after, *candidate.after)))
+            self._compare_after("inputs", written, reference, candidate)
+            self._compare_written_flags(reference, candidate)
+        if self.config.verify_state:
+            self._compare_state(reference, candidate)
+            self._compare_process(reference, candidate)
+        if self.runs.conditions.gradients:
+            self._compare_gradients(reference, candidate)
+        if self.call == 0 and self.lifts:
+            self._compare_further(reference, candidate)
+        self._compare_put_off()
+        if self.call == 0 and self.lifts:
+            self._compare_second(reference, candidate)
+        return self.out
+
+    def _compare_errors(
+        self, reference: Exception | None, candidate: Exception | None, path: str
+    ) -> None:
+        left, right = _describe_exception(reference), _describe_exception(candidate)
+        if reference is None or candidate is None:
+            self.out.compared += 1
+            reason = f"the reference {left}, the candidate {right}"
+            self.out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+        elif _same_kind(reference, candidate):
+            reason = f"both sides raised, so nothing was compared: the reference {left}"
+            advice = "if the inputs are as meant, the two agree in failing; otherwise mend them"
+            self.out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason, advice)
+        else:
+            self.out.compared += 1
+            reason = f"the reference {left}, the candidate {right}"
+            self.out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+
+    def _compare_random(self, reference: Observation, candidate: Observation) -> None:
+        left, right = reference.rng_after, candidate.rng_after
+        if left is None or right is None:
+            return
+        path = f"random state{self.label}"
+        # Inductor's own generators may happen to leave torch's where eager leaves them.
+        own_streams = not all(map(draws_like_eager, self.runs.candidate.backends))
+        self.random_differs = reference.drew_random_numbers and own_streams
+        if left.same_torch(right) and not self.random_differs:
+            if self.config.verify_rng:
+                self._compare_random_backward(path, reference, candidate)
+            return
+        candidate_side = self.runs.candidate
+        if reference.drew_random_numbers and (
+            candidate_side.is_compiled or candidate_side.is_foreign
+        ):
+            # Its numbers come from another stream: values that depend on them prove nothing.
+            self.random_differs = True
+            advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
+            reason = "the program draws random numbers, and the candidate draws others"
+            self.out.add(path, Aspect.RNG, Status.UNVERIFIED, reason, advice)
+        elif self.config.verify_rng:
+            self.out.compared += 1
+            drew = "draws" if reference.drew_random_numbers else "draws none of"
+            reason = (
+                f"the generators are left in another state; the reference {drew} random numbers"
+            )
+            self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
+
+    def _compare_random_backward(
+        self, path: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """The call leaves the generators alike; the backward pass has to as well."""
+        self.out.compared += 1
+        left, right = reference.rng_after_backward, candidate.rng_after_backward
+        if left is None or right is None or left.same_torch(right):
+            self.out.add(path, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+            return
+        drew = "draws" if reference.backward_drew else "draws none of"
+        reason = (
+            "the backward pass leaves the generators in another state; the reference's "
+            f"{drew} random numbers"
+        )
+        self.out.add(path, Aspect.RNG, Status.DIFFERENT, reason)
+
+    def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
+        matching = match(reference.returned, candidate.returned, self.checks)
+        self.out.findings += matching.findings
+        self.out.notes += matching.notes
+        self.out.unmatched += matching.unmatched
+        for path, left, right in matching.pairs:
+            self._compare_item(path, left, right)
+            self._compare_layout(path, reference, candidate)
+
+    def _compare_layout(self, path: str, reference: Observation, candidate: Observation) -> None:
+        shown = f"{path}{self.label}"
+        left, right = reference.strides.get(path), candidate.strides.get(path)
+        if left is not None and right is not None and left != right and len(left) == len(right):
+            shape = tuple(candidate.outputs[path].shape)
+            reason = f"strides {list(right)} instead of {list(left)}"
+            if self.config.verify_strides:
+                self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
+            elif self.config.verify_aliasing and _overlaps(shape, right) > _overlaps(shape, left):
+                reason += ": its elements share memory, so that a write to one changes others"
+                self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
+            else:
+                self.out.notes.append(f"{shown}: {reason}")
+        self._compare_flags(path, reference, candidate)
+
+    def _compare_flags(self, path: str, reference: Observation, candidate: Observation) -> None:
+        """Whether a tensor can be differentiated further."""
+        shown = f"{path}{self.label}"
+        flags = reference.requires_grad.get(path), candidate.requires_grad.get(path)
+        if None in flags or not self.config.compares_requires_grad:
+            return
+        if flags[0] != flags[1]:
+            reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
+            advice = INFERENCE_ADVICE if flags[0] else ""
+            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
+        elif path in candidate.inference and path not in reference.inference:
+            reason = "an inference tensor, which autograd refuses; the reference's is none"
+            if torch.is_grad_enabled():
+                self.out.add(
+                    shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE
+                )
+            else:
+                self.out.notes.append(f"{shown}: {reason}")
+
+    def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
+        if reference.outputs.keys() != candidate.outputs.keys():
+            self.out.skipped.append("aliases: the two sides name their outputs differently")
+            return
+        for pair in sorted(reference.aliases ^ candidate.aliases):
+            other, path = pair
+            dropped = pair in reference.aliases
+            what = "no longer shares" if dropped else "shares"
+            reason = f"{what} memory with {other}, unlike the reference's"
+            self.out.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason)
+
+    def _compare_after(
+        self, what: str, paths: list[str], reference: Observation, candidate: Observation
+    ) -> None:
+        """Compare what was changed; an item changed on one side only meets its old value."""
+        sides = self.runs.reference, self.runs.candidate
+        for path in paths:
+            left, right = (
+                self.runs.complete(seen, path, side)
+                for seen, side in zip((reference, candidate), sides, strict=True)
+            )
+            if left is MISSING and right is MISSING:
+                continue  # what stood there has made room for what it holds now
+            if not self._is_known_to_both(path, reference, candidate):
+                self._note_one_sided(path)
+            else:
+                self._compare_effect(path, left, right)
+        if not paths:
+            self.out.compared += 1
+            shown = f"{what} after the call{self.label}"
+            self.out.add(shown, Aspect.VALUE, Status.IDENTICAL, "unchanged on both sides")
+
+    def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
+        """What a program writes into an input carries gradients on, or does not."""
+        for path in reference.after:
+            if path in candidate.after:
+                self._compare_flags(path, reference, candidate)
+
+    def _compare_effect(self, path: str, left: Any, right: Any) -> None:
+        """Compare what a call left behind; functions and the like are no values."""
+        shown = f"{path}{self.label}"
+        if not self._is_judged_by_noise(left, right) and not self.runs.is_repeated(path, self.call):
+            # The time, an address, a name drawn at random: no other run gives it again.
+            self.out.skipped.append(f"{shown}: it is another in each run of the reference")
+        elif left is MISSING or right is MISSING:
+            self.out.compared += 1
+            ours, theirs = _show_value(left), _show_value(right)
+            reason = f"the reference leaves {ours} there, the candidate {theirs}"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        elif self._is_replaced(path, left, right):
+            self.out.compared += 1
+            reason = "the candidate puts other code in its place, which was put back"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+        elif isinstance(left, Opaque) or isinstance(right, Opaque):
+            opaque = left if isinstance(left, Opaque) else right
+            self.out.skipped.append(f"{shown}: {opaque.reason}")
+        else:
+            self._compare_item(path, left, right)
+
+    @staticmethod
+    def _is_judged_by_noise(left: Any, right: Any) -> bool:
+        """Whether two values are equal, or tensors, of which it is known how far rounding moves."""
+        both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+        return both or same_value(left, right)
+
+    def _is_replaced(self, path: str, left: Any, right: Any) -> bool:
+        """Whether a function or class that both use is another one after the candidate's call."""
+        first = self.runs.initial(path, self.runs.reference)
+        opaque = all(
+            isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
+        )
+        return (
+            opaque
+            and left.value is first.value
+            and right.value is not first.value
+            and self._is_shared(path)
+        )
+
+    def _is_known_to_both(self, path: str, reference: Observation, candidate: Observation) -> bool:
+        """Whether both sides have, had or made what one of them changed."""
+        sides = (self.runs.reference, reference), (self.runs.candidate, candidate)
+        known = [
+            path in seen.state or path in seen.after or self.runs.initial(path, side) is not MISSING
+            for side, seen in sides
+        ]
+        return all(known) or self._is_shared(path)
+
+    def _is_shared(self, path: str) -> bool:
+        """Whether both sides have the very object in which one of them left something.
+
+        A parameter of the same name is the same for this: who reads its `.grad` reads either.
+        """
+        name = place_of(path)
+        if not name.startswith(f"{STATE} "):
+            return True  # inputs: both sides are given the same
+        name = name.removeprefix(f"{STATE} ")
+        states = self.runs.reference.state, self.runs.candidate.state
+        if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
+            return True
+        around = [state.container_of(name) for state in states]
+        return around[0] is not None and around[0] is around[1]
+
+    def _note_one_sided(self, path: str) -> None:
+        """A side's own bookkeeping is its own affair; a buffer of the model is not."""
+        name = place_of(path).removeprefix(f"{STATE} ")
+        owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
+        if name not in owned:
+            self.out.skipped.append(f"{path}{self.label}: only one side has it")
+            return
+        self.out.unmatched.append(f"{path}{self.label}")
+        reason = "changed on one side, and unknown on the other"
+        self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+
+    def _compare_state(self, reference: Observation, candidate: Observation) -> None:
+        left, right = self.runs.reference.state, self.runs.candidate.state
+        if left.owned and not right.owned:
+            # Nothing of the candidate's parameters can be seen: another runtime, or a server.
+            if reference.state:
+                self.out.skipped.append("the candidate's buffers after the call cannot be seen")
+            return
+        if left.tensors or right.tensors or reference.state or candidate.state:
+            changed = list(dict.fromkeys((*reference.state, *candidate.state)))
+            self._compare_after("state", changed, reference, candidate)
+
+    def _compare_process(self, reference: Observation, candidate: Observation) -> None:
+        """Compare what the calls left changed in the process; it has been put back since."""
+        ours, theirs = reference.process, candidate.process
+        for name in sorted(ours.keys() | theirs.keys()):
+            self.out.compared += 1
+            path = f"{name}{self.label}"
+            if ours.get(name) == theirs.get(name):
+                self.out.add(path, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
+                continue
+            left = ours.get(name, "left alone")
+            reason = f"{theirs.get(name, 'left alone')} by the candidate, {left} by the reference"
+            advice = "it was put back; whatever runs after the candidate would be affected"
+            self.out.add(path, Aspect.SETTING, Status.DIFFERENT, reason, advice)
+
+    def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
+        self.out.skipped += [
+            f"gradients through {path}{self.label}, {reference.kinds[path].name}: none of its "
+            "parts can be differentiated"
+            for path in reference.cut_off
+        ]
+        if reference.gradient_error is not None or candidate.gradient_error is not None:
+            errors = reference.gradient_error, candidate.gradient_error
+            self._compare_errors(*errors, f"backward{self.label}")
+            return
+        shown = f"gradients{self.label}"
+        if reference.gradients and not any(candidate.requires_grad.values()):
+            self.out.compared += 1
+            count = len(reference.gradients)
+            reason = f"{count} gradients: nothing the candidate returns can be differentiated"
+            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
+            return
+        missing = [path for path in reference.gradients if path not in candidate.gradients]
+        for path, left in reference.gradients.items():
+            if path not in missing:
+                self._compare_gradient(path, left, candidate.gradients[path])
+                self._compare_gradient_layout(path, reference, candidate)
+        frozen = [path for path in missing if self._is_frozen(path)]
+        for path in frozen:
+            missing.remove(path)
+            self.out.compared += 1
+            reason = "the candidate's does not require grad, the reference's does"
+            self.out.add(f"{path}{self.label}", Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+        if missing:
+            self.out.unmatched += [f"{path}{self.label}" for path in missing]
+            reason = f"{len(missing)} gradients have no counterpart of their name: {missing[0]} ..."
+            advice = "give the candidate the same parameter names, or set verify_gradients=False"
+            self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
+        else:
+            self._compare_extra_gradients(reference, candidate)
+
+    def _is_frozen(self, path: str) -> bool:
+        """Whether the candidate has the parameter behind a gradient, and does not train it."""
+        own = self.runs.candidate.state.tensors.get(path.removeprefix(f"{GRADIENT} of "))
+        return own is not None and not own.requires_grad
+
+    def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
+        """What only the candidate would train. A gradient of zeros trains nothing."""
+        for path, gradient in candidate.gradients.items():
+            if path in reference.gradients or gradient is None or not bool(gradient.any()):
+                continue
+            self.out.compared += 1
+            self.out.unmatched.append(f"{path}{self.label} (candidate only)")
+            reason = "the candidate computes this gradient, the reference does not"
+            advice = "a parameter that is not to be trained must not require grad"
+            shown = f"{path}{self.label}"
+            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
+
+    def _compare_further(self, reference: Observation, candidate: Observation) -> None:
+        """Compare the gradients that the caller's own call does not make."""
+        for path, left in reference.further.items():
+            if path.startswith(SECOND_GRADIENT):
+                continue
+            if path in candidate.further or not self.runs.candidate.is_compiled:
+                self._compare_gradient(path, left, candidate.further.get(path))
+            else:
+                self._compare_in_float64(path, left)
+
+    def _compare_second(self, reference: Observation, candidate: Observation) -> None:
+        """Compare gradients of gradients. Where gradients differ, these tell nothing more."""
+        paths = [path for path in reference.further if path.startswith(SECOND_GRADIENT)]
+        if not paths:
+            return
+        if not all(finding.status.passes() for finding in self.out.findings):
+            what = f"gradients of gradients{self.label}"
+            self.out.skipped.append(f"{what}: what they are made of differs already")
+            return
+        self.runs.go_on_to_second()
+        self.runs.puts_off = True
+        for path in paths:
+            left, right = reference.further[path], candidate.further.get(path)
+            if left is not None or right is None or not self._vanishes(path, right):
+                self._compare_gradient(path, left, right)
+        self._compare_put_off()
+        for path, right in candidate.again.items():
+            self._compare_again(path, reference.again.get(path, reference.value(path)), right)
+
+    def _vanishes(self, path: str, right: torch.Tensor) -> bool:
+        """Whether what the reference has none of is nothing but rounding: in float64 it goes.
+
+        Of something that is zero by its formula there is no noise to measure on the reference.
+        """
+        lifted = self.runs.lifted()
+        value = None if lifted is None else lifted[0].further.get(path)
+        if value is None or not bool(right.any()):
+            return False
+        largest = float(right.detach().abs().max())
+        if not float(value.abs().max()) <= VANISHING * largest:
+            return False
+        self.out.compared += 1
+        reason = f"zero up to rounding: at most {largest:.3g}, and all but gone in float64"
+        self.out.add(f"{path}{self.label}", Aspect.VALUE, Status.EQUIVALENT, reason)
+        return True
+
+    def _compare_again(self, path: str, left: Any, right: Any) -> None:
+        """Compare what a second backward pass over one graph gives: something else than the first.
+
+        A formula that can be differentiated may round otherwise, so this is judged like any value.
+        """
+        if left is None or right is None:
+            return
+        self.runs.settled.discard((self.call, path))
+        evidence = ItemEvidence(self.runs, path, self.call, lifts=False)
+        shown = f"{path} (second backward pass over one graph)"
+        findings, _ = check_pair(shown, left, right, self.checks, evidence)
+        self.out.compared += 1
+        self.out.findings += relabel(findings, self.label)
+
+    def _compare_in_float64(self, path: str, left: torch.Tensor | None) -> None:
+        """What the compiled program does not compute as it is called, its lifted run does."""
+        lifted = self.runs.lifted()
+        if lifted is None or path not in lifted[0].further:
+            why = "the compiled program was not run for it, and has no float64 run that was"
+            self.out.skipped.append(f"{path}, which does not require grad: {why}")
+            return
+        right, arbiter = lifted[0].further[path], self.runs.arbiter()
+        note = (
+            "gradients of inputs that do not require grad: the compiled program's in float64 only"
+        )
+        self.out.notes.append(note)
+        if arbiter is not None and same_value(arbiter[0].further.get(path), right):
+            right = left
+        elif left is not None and right is not None:
+            right = right.to(left.dtype)
+        self._compare_gradient(path, left, right)
+
+    def _compare_gradient(
+        self, path: str, left: torch.Tensor | None, right: torch.Tensor | None
+    ) -> None:
+        """An unused input's gradient is None in one program and zeros in another: no difference."""
+        if left is None and right is None:
+            self.out.compared += 1
+            reason = "unused on both sides"
+            self.out.add(f"{path}{self.label}", Aspect.VALUE, Status.IDENTICAL, reason)
+            return
+        some = left if left is not None else right
+        if some is None:
+            return
+        zeros = torch.zeros_like(some)
+        self._compare_item(path, zeros if left is None else left, zeros if right is None else right)
+
+    def _compare_gradient_layout(
+        self, path: str, reference: Observation, candidate: Observation
+    ) -> None:
+        """Optimizers take sparse gradients in other ways than dense ones, or not at all."""
+        left, right = (seen.gradient_layouts.get(path) for seen in (reference, candidate))
+        if left is not None and right is not None and left is not right:
+            reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
+            self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.DIFFERENT, reason)
+
+    def _compare_item(self, path: str, left: Any, right: Any) -> None:
+        evidence = ItemEvidence(self.runs, path, self.call, lifts=self.lifts)
+        if self.random_differs:
+            self._compare_random_item(path, left, right)
+            return
+        try:
+            findings, notes = check_pair(path, left, right, self.checks, evidence)
+            if not all(finding.status.passes() for finding in findings):
+                context = self._context(path, left)
+                findings = self.explainer.explain(findings, left, right, evidence, context)
+                findings = [_add_advice(finding, self.runs.native[0]) for finding in findings]
+        except NoiseNotYetMeasured:
+            self._put_off.append((len(self.out.findings), path, left, right))
+            return
+        self.out.compared += 1
+        self.runs.settled.add((self.call, path))
+        self.out.findings += relabel(findings, self.label)
+        self.out.notes += notes
+
+    def _compare_put_off(self) -> None:
+        """Compare what needs perturbed runs, now that these can leave out all the rest."""
+        self.runs.puts_off = False
+        before, self.out.findings = self.out.findings, []
+        told = 0
+        for position, path, left, right in self._put_off:
+            self.out.findings += before[told:position]
+            told = position
+            self._compare_item(path, left, right)
+        self.out.findings += before[told:]
+        self._put_off = []
+
+    def _context(self, path: str, value: Any) -> Context:
+        """What a value may have been mixed up with."""
+        from paritas.diagnosis.case import Context
+
+        before = self.runs.initial(path) if is_afterwards(path) else None
+        earlier = {"what it was before the call": before}
+        if self.call:
+            first = self.runs.complete(self.runs.native[0], path)
+            earlier["what it was in the call before"] = first
+        shape = getattr(value, "shape", None)
+        near = {**self.runs.reference.state.tensors, **dict(input_tensors(self.runs.inputs))}
+        known = {
+            name: old
+            for name, old in earlier.items()
+            if isinstance(old, torch.Tensor) and old.shape == shape
+        }
+        return Context(named=likely_mixups(near, value), earlier=known)
+
+    def _compare_random_item(self, path: str, left: Any, right: Any) -> None:
+        """Shapes and dtypes still count; values only if they do not depend on the draws."""
+        structure = dataclasses.replace(self.checks, values=False)
+        findings, _ = check_pair(path, left, right, structure)
+        if all(finding.status.passes() for finding in findings):
+            found, _ = check_pair(path, left, right, self.checks)
+            if any(f.status is not Status.IDENTICAL for f in found):
+                reason = "depends on random numbers that the candidate draws differently"
+                findings = [
+                    Finding(
+                        path=path,
+                        aspect=Aspect.VALUE,
+                        status=Status.UNVERIFIED,
+                        reason=reason,
+                        dtype=findings[0].dtype,
+                        shape=findings[0].shape,
+                    )
+                ]
+                self.out.findings += relabel(findings, self.label)
+                return
+            findings = found
+        self.out.compared += 1
+        self.out.findings += relabel(findings, self.label)
+
+
+def _add_advice(finding: Finding, reference: Observation) -> Finding:
+    """A finding about a gradient that the caller did not ask for says how not to."""
+    if finding.advice or finding.path not in reference.further or finding.status.passes():
+        return finding
+    is_second = finding.path.startswith(SECOND_GRADIENT)
+    return msgspec.structs.replace(finding, advice=SECOND_ADVICE if is_second else INPUT_ADVICE)
+
+
+def relabel(findings: Iterable[Finding], label: str) -> list[Finding]:
+    """The same findings with a label behind their paths."""
+    return [msgspec.structs.replace(finding, path=f"{finding.path}{label}") for finding in findings]
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements share memory along an axis: a write to one is a write to others."""
+    return any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True))
+
+
+def _show_value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"{value!r:.60}"
+
+
+def _layout_name(layout: torch.layout) -> str:
+    return str(layout).removeprefix("torch.")
+
+
+def _describe_exception(error: Exception | None) -> str:
+    if error is None:
+        return "returns"
+    text = str(error).strip().splitlines()
+    return f"raises {type(error).__name__}: {text[0]:.120}" if text else f"raises {error!r}"
+
+
+def _same_kind(reference: Exception, candidate: Exception) -> bool:
+    """Compilers wrap what the program raised: look at the causes as well."""
+    kinds = []
+    cause: BaseException | None = candidate
+    while cause is not None:
+        kinds.append(cause)
+        cause = cause.__cause__
+    return any(isinstance(kind, type(reference)) for kind in kinds)

@@ -1,0 +1,371 @@
+"""guard(): a backend for `torch.compile` whose every graph is checked as it runs.
+
+guard_everywhere() does the same for every `torch.compile` of a process, whoever calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import unittest
+from typing import TYPE_CHECKING, Any
+
+from paritas._torch.dynamo import Backend, find_backend, keeping_backends, replacing_backends
+from paritas._torch.graphs import captured_input_names, computes_tensors, graph_source
+from paritas._torch.inductor import compile_watched
+from paritas.checks.failures import GraphMaker
+from paritas.checks.guard_settings import OFF, GuardSettings, is_enabled
+from paritas.checks.guarded_calls import GuardJournal
+from paritas.checks.guarded_graphs import GuardedCapture, GuardedGraph, Suspect
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self, TypeVar
+
+    from torch.fx import GraphModule
+
+    from paritas._torch.inductor import LoweredGraph
+    from paritas.checks.passes import PassChecks
+    from paritas.results.findings import Finding, Verdict
+
+
+# --- guard() --------------------------------------------------------------------------------------
+
+
+def guard(  # noqa: PLR0913  (each is a switch of its own)
+    backend: str | Callable[..., Any] = "inductor",
+    *,
+    on_mismatch: str = "raise",
+    every: float = 1,
+    options: dict[str, Any] | None = None,
+    locate: bool = True,
+    enabled: bool | None = None,
+    check_passes: bool = False,
+    strict: bool = False,
+) -> Guard:
+    """Make a backend for `torch.compile` that checks every graph as it runs.
+
+    Inductor's code is checked below AOTAutograd, forward and backward graph each against the graph
+    run op by op, natively and in float64. Any other backend's code is checked against the captured
+    graph, and its gradients, where they flow, against that graph's.
+
+    Args:
+        backend: a name that `torch.compile` knows, or a function from a graph and example inputs
+            to a callable.
+        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
+            which gives the program the reference's result and goes on.
+        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
+            a graph, and the first with new dynamic sizes, is always checked.
+        options: of the compiler, as in `torch.compile(options=...)`.
+        locate: find the first wrong operator of what differs.
+        enabled: False gives the plain backend; so does PARITAS_GUARD=0 in the environment.
+        check_passes: check Inductor's graph passes, and its split into forward and backward, too.
+        strict: count `unstable` as a failure.
+    """
+    settings = GuardSettings(
+        on_mismatch=on_mismatch,
+        every=every,
+        locate=locate,
+        check_passes=check_passes,
+        strict=strict,
+    )
+    return Guard(find_backend(backend, options), settings, enabled=is_enabled(enabled))
+
+
+class Guard:
+    """A guarded backend: pass it to `torch.compile(backend=...)`.
+
+    Attributes:
+        settings: what was asked for.
+        enabled: off, it hands every graph to the plain backend.
+        journal: graphs, calls and findings so far.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: GuardSettings,
+        *,
+        enabled: bool = True,
+        journal: GuardJournal | None = None,
+    ) -> None:
+        """Several guards may write to one journal."""
+        self.backend = backend
+        self.settings = settings
+        self.enabled = enabled
+        self.journal = GuardJournal(strict=settings.strict) if journal is None else journal
+        self.__name__ = f"guarded_{backend.name}"
+        if not enabled:
+            self.journal.add((), [OFF])
+
+    def verdict(self) -> Verdict:
+        """Everything this guard has seen so far, in one verdict."""
+        return self.journal.verdict()
+
+    def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
+        """Compile and guard one captured graph; `given` is the mode and options of the compile.
+
+        A graph of sizes alone is left to the backend: there is nothing in it to be compared.
+        """
+        if not self.enabled or not computes_tensors(graph):
+            return self.backend.compile(graph, example_inputs, **given)
+        number = self.journal.next_capture()
+        if self.backend.is_inductor:
+            return self._guard_lowered(graph, example_inputs, number, given)
+        return self._guard_captured(graph, example_inputs, number, given)
+
+    def _guard_captured(
+        self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
+    ) -> GuardedCapture:
+        def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **given)
+            return compiled
+
+        guarded = GuardedCapture.of(
+            graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
+        )
+        guarded.made_by = GraphMaker(self.backend, given)
+        return guarded
+
+    def _guard_lowered(
+        self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
+    ) -> Any:
+        names = captured_input_names(graph)
+        source = graph_source(graph)
+        guarded: list[GuardedGraph] = []
+        checks = self._pass_checks()
+
+        def watch(lowered: LoweredGraph, compiled: Callable[..., Any]) -> GuardedGraph:
+            kind = "backward" if lowered.is_backward else "forward"
+            entry = self.journal.enter(f"graph {number} {kind}", source)
+            result = GuardedGraph(
+                lowered, compiled, names, self.settings, self.journal, entry, self._locator()
+            )
+            result.made_by = GraphMaker(self.backend, given)
+            if checks is not None:
+                # Told at the next call: what is raised during a compile is not for the user.
+                result.late_findings = self._take(checks)
+            guarded.append(result)
+            return result
+
+        compiled = compile_watched(
+            graph,
+            example_inputs,
+            watch,
+            self.backend.inductor_options(given),
+            around=contextlib.nullcontext if checks is None else checks.watching,
+        )
+        if not guarded:
+            reason = "torch gave back code for it that never came by the guard"
+            self.journal.enter(f"graph {number}", source, unguarded=reason)
+        if checks is not None and checks.stages == 0:
+            reason = "no pass of the compiler was heard of, so none was checked"
+            self.journal.enter(f"graph {number} passes", source, unguarded=reason)
+        return compiled
+
+    def _pass_checks(self) -> PassChecks | None:
+        if not self.settings.check_passes:
+            return None
+        from paritas.checks.passes import PassChecks
+
+        return PassChecks()
+
+    def _take(self, checks: PassChecks) -> list[Finding]:
+        """What the checks of the passes found since they were last asked."""
+        findings, checks.findings = checks.findings, []
+        self.journal.passes += checks.passes
+        self.journal.splits += checks.splits
+        checks.passes = checks.splits = 0
+        self.journal.add((), checks.notes)
+        return findings
+
+    def _locator(self) -> Callable[[Suspect], list[Finding]] | None:
+        if not self.settings.locate:
+            return None
+        from paritas.checks.locate import locate
+
+        return locate
+
+
+# --- guard_everywhere() ---------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    BackendFunction = Callable[..., Any]
+    T = TypeVar("T", bound=Callable[..., Any])
+
+OWN_GUARD = (
+    "a torch.compile of the program has a paritas.guard of its own, or a guard_everywhere around "
+    "it, which was left as it is: what it found is in its own verdict"
+)
+RECORDED = "a torch.compile of the program has the backend paritas.record, which was not guarded"
+SWITCHED_OFF = "a part of the program was left alone: guard_everywhere(enabled=False)"
+
+
+def guard_everywhere(
+    *,
+    on_mismatch: str = "raise",
+    every: float = 1,
+    locate: bool = True,
+    enabled: bool | None = None,
+    check_passes: bool = False,
+    strict: bool = False,
+) -> GuardEverywhere:
+    """Guard every `torch.compile` of this process, whoever calls it, in whatever thread.
+
+    It is in force at once, until `off()` of what it gives; in a `with` statement, until that ends;
+    as the decorator of a function or a `unittest.TestCase`, while that runs. Its `verdict()` is
+    about all that was compared. Each `torch.compile` keeps the backend, mode
+    and options that it was given. What was compiled before is compiled once more, guarded, when
+    it is called next, and found again afterwards. Inside another, the inner one has its way.
+
+    Args:
+        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
+            which gives the program the reference's result and goes on.
+        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
+            a graph, and the first with new dynamic sizes, is always checked.
+        locate: find the first wrong operator of what differs.
+        enabled: False leaves everything unguarded, inside another `guard_everywhere` too; so does
+            PARITAS_GUARD=0 in the environment.
+        check_passes: check Inductor's graph passes, and its split into forward and backward, too.
+        strict: count `unstable` as a failure.
+
+    Raises:
+        UsageError: an argument makes no sense.
+        UnsupportedTorchError: this torch does not let every `torch.compile` be reached.
+    """
+    settings = GuardSettings(
+        on_mismatch=on_mismatch,
+        every=every,
+        locate=locate,
+        check_passes=check_passes,
+        strict=strict,
+    )
+    return GuardEverywhere(settings, enabled=is_enabled(enabled)).on()
+
+
+class GuardEverywhere:
+    """Guards over a whole process: to be switched on and off, and asked for their verdict.
+
+    Attributes:
+        settings: what was asked for.
+        enabled: off, nothing is guarded while it is on.
+        journal: graphs, calls and findings so far.
+    """
+
+    def __init__(
+        self, settings: GuardSettings, journal: GuardJournal | None = None, *, enabled: bool = True
+    ) -> None:
+        """Nothing is guarded before `on()`."""
+        self.settings = settings
+        self.enabled = enabled
+        self.journal = GuardJournal(strict=settings.strict) if journal is None else journal
+        self._guards = _Guards(settings, self.journal)
+        self._stack: contextlib.ExitStack | None = None
+        self._entered = 0
+        if not enabled:
+            self.journal.add((), [OFF])
+
+    def on(self) -> Self:
+        """Guard from now on; nothing changes where that is so already."""
+        with _lock:
+            if self._stack is None:
+                stack = contextlib.ExitStack()
+                stack.enter_context(self._over_the_process())
+                self._stack = stack
+        return self
+
+    def off(self) -> None:
+        """Guard no longer: what is called from now on has the backend that it was given."""
+        with _lock:
+            if self._stack is None:
+                return
+            self._stack.close()
+            self._stack = None
+        if self._guards.known and not self.journal.graphs:
+            names = ", ".join(dict.fromkeys(guard.backend.name for _, guard in self._guards.known))
+            self.journal.add((), [f"torch.compile was called ({names}), but captured no graph"])
+
+    def _over_the_process(self) -> contextlib.AbstractContextManager[None]:
+        if not self.enabled:
+            return keeping_backends()
+        return replacing_backends(
+            self._guards.of, on_kept=lambda: self.journal.add((), [SWITCHED_OFF])
+        )
+
+    def verdict(self) -> Verdict:
+        """Everything the guards have seen so far, in one verdict."""
+        return self.journal.verdict()
+
+    def __enter__(self) -> Self:
+        """Guard what is called in here."""
+        with _lock:
+            self._entered += 1
+            return self.on()
+
+    def __exit__(self, *_: object) -> None:
+        """Guard no longer, also after an exception; but for a function that calls itself."""
+        with _lock:
+            self._entered -= 1
+            if not self._entered:
+                self.off()
+
+    def __call__(self, decorated: T) -> T:
+        """Guard what a function calls, each time that it is called, and nothing else.
+
+        Of a `unittest.TestCase`, what each of its tests calls.
+        """
+        self.off()
+        if isinstance(decorated, type) and issubclass(decorated, unittest.TestCase):
+            prepare = decorated.setUp
+
+            @functools.wraps(prepare)
+            def set_up(test: unittest.TestCase) -> None:
+                test.enterContext(self)
+                prepare(test)
+
+            decorated.setUp = set_up  # type: ignore[assignment, method-assign]
+            return decorated
+        if isinstance(decorated, type) or not callable(decorated):
+            raise UsageError(
+                f"guard_everywhere() decorates a function or a unittest.TestCase, not "
+                f"{decorated!r:.80}; use it in a with statement"
+            )
+
+        @functools.wraps(decorated)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return decorated(*args, **kwargs)
+
+        return guarded  # type: ignore[return-value]
+
+
+_lock = threading.RLock()
+
+
+class _Guards:
+    """One guard for each backend: Dynamo finds compiled code again by comparing backends."""
+
+    def __init__(self, settings: GuardSettings, journal: GuardJournal) -> None:
+        self.settings = settings
+        self.journal = journal
+        self.known: list[tuple[BackendFunction, Guard]] = []
+
+    def of(self, backend: BackendFunction) -> Guard | None:
+        """The guard to use in place of a backend; None for paritas' own backends."""
+        inner = getattr(backend, "compiler_fn", backend)  # what torch.compile wraps
+        package, _, home = type(inner).__module__.partition(".")
+        if package == "paritas":
+            if isinstance(inner, Guard) and inner.journal is not self.journal:
+                self.journal.add((), [OWN_GUARD])
+            elif home.startswith("recording"):
+                self.journal.add((), [RECORDED])
+            return None
+        # By comparison, as Dynamo does it: such wrappers have no hash.
+        for known, guard in self.known:
+            if known is backend or known == backend:
+                return guard
+        guard = Guard(find_backend(backend), self.settings, journal=self.journal)
+        self.known.append((backend, guard))
+        return guard

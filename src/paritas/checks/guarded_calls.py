@@ -1,0 +1,623 @@
+"""One call of guarded code: is it due, in what does it differ, what is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.checks.comparer import CollectedFindings
+from paritas.checks.failures import (
+    Explainer,
+    FailedGraph,
+    GraphMaker,
+    likely_mixups,
+    remember_failed,
+)
+from paritas.checks.guard_settings import GuardSettings, Schedule
+from paritas.errors import MismatchError, ParityWarning
+from paritas.execution.differences import PairDifference, all_equal, differences
+from paritas.execution.evidence import ItemEvidence, is_inexact
+from paritas.execution.observation import AFTER, Observation, storage_address
+from paritas.execution.saved_state import Copier
+from paritas.numerics.criterion import error_ratios, relative_difference
+from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.judge import Checks, check_pair, match
+from paritas.numerics.metrics import pair_metrics, quickly_equal
+from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.wording import headline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    from paritas.execution.evidence import NoiseRuns
+
+
+# --- The journal of a guard -----------------------------------------------------------------------
+
+NO_GRAPH = "torch.compile compiled nothing: it captured no operator (see TORCH_LOGS=graph_breaks)"
+# Graphs whose failing calls are kept with copies of their arguments.
+MOST_KEPT = 4
+
+
+@dataclasses.dataclass
+class GraphEntry:
+    """One compiled graph.
+
+    Attributes:
+        label: what findings about it begin with.
+        source: where in the user's program it comes from.
+        calls: how often it was called.
+        checked: how many of the calls were checked.
+        failed: how many of those differed.
+        compared: how many items were compared, over all calls.
+        unguarded: why it could not be guarded at all, or "".
+    """
+
+    label: str
+    source: str = ""
+    calls: int = 0
+    checked: int = 0
+    failed: int = 0
+    compared: int = 0
+    unguarded: str = ""
+
+
+class GuardJournal:
+    """Collects over all graphs of a guard; threads may write to it at once."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """Start empty."""
+        self.strict = strict
+        self.graphs: list[GraphEntry] = []
+        self._findings: dict[tuple[str, Aspect], Finding] = {}
+        self._repeats: dict[tuple[str, Aspect], int] = {}
+        self._notes: dict[str, None] = {}
+        self._lock = threading.RLock()
+        self._captured = 0
+        self._failed: list[FailedGraph] = []
+        self.passes = 0
+        self.splits = 0
+
+    def next_capture(self) -> int:
+        """The number of the next captured graph."""
+        with self._lock:
+            self._captured += 1
+            return self._captured - 1
+
+    def enter(self, label: str, source: str = "", unguarded: str = "") -> GraphEntry:
+        """Enter a graph; one that could not be guarded says why."""
+        entry = GraphEntry(label, source, unguarded=unguarded)
+        with self._lock:
+            self.graphs.append(entry)
+        return entry
+
+    def note_call(self, entry: GraphEntry, part: Verdict) -> None:
+        """Write down one checked call."""
+        with self._lock:
+            entry.checked += 1
+            entry.compared += part.coverage.compared
+            entry.failed += bool(part.failures)
+            self.add(part.findings, part.notes)
+
+    def add(self, findings: Iterable[Finding], notes: Iterable[str] = ()) -> None:
+        """Keep the gravest finding about each item, and count how often it was as grave."""
+        with self._lock:
+            self._notes |= dict.fromkeys(notes)
+            for finding in findings:
+                key = (finding.path, finding.aspect)
+                known = self._findings.get(key)
+                if known is not None and finding.status is known.status:
+                    self._repeats[key] += 1
+                elif known is None or finding.status.gravity > known.status.gravity:
+                    self._findings[key] = finding
+                    self._repeats[key] = 1
+
+    def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
+        """Keep the first call of a graph that failed; of the first few graphs."""
+        with self._lock:
+            known = [failed for failed in self._failed if failed.label == label]
+            if not known and len(self._failed) < MOST_KEPT:
+                made = make()
+                known = [] if made is None else [made]
+                self._failed += known
+            return known
+
+    def verdict(self) -> Verdict:
+        """Everything seen so far, rolled up. Nothing checked is `unverified`."""
+        with self._lock:
+            findings = list(self._findings.values())
+            for entry in self.graphs:
+                findings += _unverified_findings(entry)
+            compared = sum(entry.compared for entry in self.graphs) + self.passes + self.splits
+            skipped = tuple(
+                f"{entry.label}: {entry.calls - entry.checked} of {entry.calls} calls, as asked"
+                for entry in self.graphs
+                if entry.checked and entry.calls > entry.checked
+            )
+            verdict = Verdict(
+                findings=tuple(findings),
+                coverage=Coverage(compared=compared, skipped=skipped),
+                notes=(*(self._notes or self._nothing()), *self._repetitions()),
+                strict=self.strict,
+            )
+            remember_failed(verdict, self._failed)
+            return verdict
+
+    def summary(self) -> str:
+        """Everything seen so far, in one line."""
+        verdict = self.verdict()
+        with self._lock:
+            graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
+            checked = sum(entry.checked for entry in self.graphs)
+        counts = f"{_count_of(graphs, 'graph')}, {checked} of {_count_of(calls, 'call')} checked"
+        line = f"{headline(verdict)} ({counts})"
+        if not verdict.failures:
+            return "; ".join((line, *verdict.notes))
+        first = verdict.failures[0]
+        return f"{line}; first: {first.path}" + (f" at {first.source}" if first.source else "")
+
+    def _nothing(self) -> list[str]:
+        return [] if self.graphs else [NO_GRAPH]
+
+    def _repetitions(self) -> list[str]:
+        return [
+            f"{finding.path}: {finding.status.value} in {self._repeats[key]} calls"
+            for key, finding in self._findings.items()
+            if self._repeats[key] > 1
+            and finding.origin is None
+            and not finding.status.passes(strict=self.strict)
+        ]
+
+
+def _count_of(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+def _unverified_findings(entry: GraphEntry) -> list[Finding]:
+    """A graph that was compiled but not guarded is told of. One never called needs no check."""
+    if not entry.unguarded:
+        return []
+    return [
+        Finding(
+            path=entry.label,
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=entry.unguarded,
+            source=entry.source or None,
+        )
+    ]
+
+
+# --- In what a call differs -----------------------------------------------------------------------
+
+CALL_CHECKS = Checks(device=True)
+# What was measured to be noise explains later errors up to so many times as large.
+MARGIN = 1.5
+# Errors so many times the reference's own are measured anew each time.
+MOST_LEARNED = 64.0
+# Findings kept to be given again.
+MOST_FINDINGS = 4096
+
+Sizes = tuple[float, float]
+
+
+class Experience:
+    """What earlier calls of a graph taught about how compiled code and reference differ by noise.
+
+    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
+    cost of the call. But how large the noise is, relative to the values or to the reference's own
+    error, is a trait of the program: a later call that differs by no more needs no such runs.
+    Nothing fails by experience.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        # One for all calls of a graph: a wrong program is wrong in the same way each time.
+        self.explainer = Explainer()
+        self._differences: dict[str, Sizes] = {}
+        self._ratios: dict[str, Sizes] = {}
+        self._findings: dict[tuple[str, Status, torch.dtype, torch.Size], Finding] = {}
+
+    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
+        """Remember what was measured to be noise."""
+        _grow_sizes(self._differences, path, difference)
+        if ratios is not None and max(ratios) <= MOST_LEARNED:
+            _grow_sizes(self._ratios, path, ratios)
+
+    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
+        """Whether the two sides are no further apart than before, relative to their values."""
+        return _is_within_margin(difference, self._differences.get(path))
+
+    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
+        """Whether the candidate's errors over the reference's own are no larger than before."""
+        return _is_within_margin(ratios, self._ratios.get(path))
+
+    def finding(self, path: str, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
+        """Of a value that passes: the same one as long as nothing changes."""
+        key = (path, status, dtype, shape)
+        known = self._findings.get(key)
+        if known is None:
+            if len(self._findings) >= MOST_FINDINGS:
+                self._findings.clear()  # of a graph whose sizes change, say
+            known = self._findings[key] = Finding(
+                path=path,
+                aspect=Aspect.VALUE,
+                status=status,
+                dtype=str(dtype).removeprefix("torch."),
+                shape=tuple(shape),
+            )
+        return known
+
+
+def _grow_sizes(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
+    if sizes is not None:
+        worst, rms = table.get(path, (0.0, 0.0))
+        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
+
+
+def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
+    if sizes is None or known is None:
+        return False
+    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
+
+
+class CallComparer:
+    """Compares one call, item by item; every path is preceded by the graph's label."""
+
+    def __init__(self, runs: NoiseRuns, label: str, experience: Experience) -> None:
+        """`runs` holds what the reference did."""
+        self.runs = runs
+        self.label = label
+        self.experience = experience
+        self.out = CollectedFindings()
+
+    def compare_values(self, reference: dict[str, Any], candidate: dict[str, Any]) -> None:
+        """Compare named values; one that only one side has is a finding."""
+        alike = {
+            name: (_detach_value(candidate[name]), _detach_value(value))
+            for name, value in reference.items()
+            if name in candidate and _are_comparable(value, candidate[name])
+        }
+        measured = dict(zip(alike, differences(list(alike.values())), strict=True))
+        for name, value in reference.items():
+            if name not in candidate:
+                self._add(name, Aspect.STRUCTURE, "the compiled code does not give it")
+                continue
+            self.compare_value(name, value, candidate[name], measured.get(name))
+        for name in candidate:
+            if name not in reference:
+                self._add(name, Aspect.STRUCTURE, "the compiled code gives it, the graph does not")
+
+    def compare_value(
+        self, name: str, reference: Any, candidate: Any, measured: PairDifference | None = None
+    ) -> None:
+        """Compare one value; `measured` if it has been already, with others."""
+        if reference is None and candidate is None:
+            return
+        if _has_parts(reference) or _has_parts(candidate):
+            self._compare_parts(name, reference, candidate)
+            return
+        self.out.compared += 1
+        difference: Sizes | None = None
+        ratios: Sizes | None = None
+        if measured is not None or _are_comparable(reference, candidate):
+            reference, candidate = _detach_value(reference), _detach_value(candidate)
+            same = quickly_equal(reference, candidate) if measured is None else measured.identical
+            if same:
+                self._add_pass(name, Status.IDENTICAL, reference)
+                return
+            difference = measured.sizes if measured else relative_difference(candidate, reference)
+            if self.experience.explains_difference(name, difference):
+                self._add_pass(name, Status.EQUIVALENT, reference)
+                return
+            arbiter = ItemEvidence(self.runs, name).arbiter()
+            ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
+            if self.experience.explains_errors(name, ratios):
+                self.experience.learn(name, difference, None)
+                self._add_pass(name, Status.EQUIVALENT, reference)
+                return
+        self._judge(name, _detach_value(reference), _detach_value(candidate), difference, ratios)
+
+    def _compare_parts(self, name: str, reference: Any, candidate: Any) -> None:
+        """Compare tensors that are not dense by kind, then part by part."""
+        left, right = (
+            flattened(_detach_value(reference), name),
+            flattened(_detach_value(candidate), name),
+        )
+        matching = match(left, right, CALL_CHECKS)
+        for finding in matching.findings:
+            self._add(finding.path, finding.aspect, finding.reason)
+        for path, one, other in matching.pairs:
+            self.compare_value(path, one, other)
+
+    def _judge(
+        self,
+        name: str,
+        reference: Any,
+        candidate: Any,
+        difference: Sizes | None,
+        ratios: Sizes | None,
+    ) -> None:
+        """Ask for all there is to know of a value that experience does not explain."""
+        path = f"{self.label}: {name}"
+        evidence = ItemEvidence(self.runs, name)
+        findings, notes = check_pair(path, reference, candidate, CALL_CHECKS, evidence)
+        if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
+            self.experience.learn(name, difference, ratios)
+        else:
+            findings = self._explained(findings, reference, candidate, evidence)
+        self.out.findings += findings
+        self.out.notes += notes
+
+    def _explained(
+        self, findings: list[Finding], reference: Any, candidate: Any, evidence: ItemEvidence
+    ) -> list[Finding]:
+        """With what kind of wrong they are; an input that was to be changed may be stale."""
+        from paritas.diagnosis.case import Context
+
+        explainer = self.experience.explainer
+        given = self.runs.given()
+        before = given.get(evidence.path.removesuffix(AFTER))
+        earlier: dict[str, Tensor] = {}
+        if evidence.path.endswith(AFTER) and isinstance(before, torch.Tensor):
+            earlier["what it was before the call"] = before
+        context = Context(named=likely_mixups(given, reference), earlier=earlier)
+        found = explainer.explain(findings, reference, candidate, evidence, context)
+        self.out.notes += explainer.notes
+        explainer.notes.clear()
+        return found
+
+    def compare_strides(
+        self, reference: Observation, candidate: Observation, promised: dict[str, tuple[int, ...]]
+    ) -> None:
+        """Compare the strides of outputs that the user sees; `promised` holds what was traced."""
+        for name, traced in promised.items():
+            if name not in candidate.outputs:
+                continue
+            mine, theirs = (
+                _strides_of(candidate.outputs[name]),
+                _strides_of(reference.outputs[name]),
+            )
+            if mine is None or theirs is None:
+                continue
+            shape = candidate.outputs[name].shape
+            if shape != reference.outputs[name].shape:
+                continue  # told already
+            if any(_have_same_strides(shape, mine, other) for other in (theirs, traced)):
+                continue
+            self._add(name, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
+
+    def compare_aliases(
+        self,
+        reference: Observation,
+        candidate: Observation,
+        visible: set[str],
+        donated: set[str] = frozenset(),  # type: ignore[assignment]
+    ) -> None:
+        """Compare which visible outputs share memory, and with what; donated inputs may be used."""
+
+        def seen(observation: Observation) -> set[tuple[str, str]]:
+            shared = {(a, b) for a, b in observation.aliases if b in visible}
+            # Two outputs that share memory matter only if the user sees both.
+            shared = {(a, b) for a, b in shared if a not in observation.outputs or a in visible}
+            return {(a, b) for a, b in shared if a not in donated}
+
+        left, right = seen(reference), seen(candidate)
+        for one, other in sorted(right - left):
+            self._add(other, Aspect.ALIAS, f"shares memory with {one}, which the graph's does not")
+        for one, other in sorted(left - right):
+            self._add(other, Aspect.ALIAS, f"does not share memory with {one}, as the graph's does")
+
+    def compare_random(self, reference: Observation, candidate: Observation) -> None:
+        """Compare where the random generators stand after the call."""
+        left, right = reference.rng_after, candidate.rng_after
+        if left is not None and right is not None and not left.same_torch(right):
+            reason = "leaves torch's random generators in another state than the graph does"
+            self._add("random numbers", Aspect.RNG, reason)
+
+    def compare_untouched(self, inputs: dict[str, tuple[Tensor, Any]]) -> None:
+        """Report inputs, before and after, that were written to though the graph does not."""
+        kept = {name: pair for name, pair in inputs.items() if isinstance(pair[1], torch.Tensor)}
+        pairs = [(_detach_value(before), _detach_value(after)) for before, after in kept.values()]
+        for name, pair, same in zip(kept, pairs, all_equal(pairs), strict=True):
+            if same:
+                continue
+            self.out.findings.append(
+                Finding(
+                    path=f"{self.label}: {name}{AFTER}",
+                    aspect=Aspect.VALUE,
+                    status=Status.DIFFERENT,
+                    reason="the compiled code writes to this input; the graph leaves it alone",
+                    metrics=pair_metrics(*pair),
+                )
+            )
+
+    def _add_pass(self, name: str, status: Status, value: Tensor) -> None:
+        self.out.findings.append(
+            self.experience.finding(f"{self.label}: {name}", status, value.dtype, value.shape)
+        )
+
+    def _add(self, name: str, aspect: Aspect, reason: str) -> None:
+        self.out.compared += 1
+        self.out.add(f"{self.label}: {name}", aspect, Status.DIFFERENT, reason)
+
+
+def _are_comparable(reference: Any, candidate: Any) -> bool:
+    """Whether both are floating tensors of one kind, so that values alone are left to compare."""
+    return (
+        is_inexact(reference)
+        and isinstance(candidate, torch.Tensor)
+        and reference.dtype is candidate.dtype
+        and reference.shape == candidate.shape
+        and reference.device == candidate.device
+        and is_dense(reference)
+        and is_dense(candidate)
+    )
+
+
+def _has_parts(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_dense(value)
+
+
+def _detach_value(value: Any) -> Any:
+    # What autograd does not follow is plain already, but for a subclass.
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _strides_of(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return tuple(value.stride())
+
+
+def _have_same_strides(shape: torch.Size, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Strides of dimensions of length one say nothing, nor do any of an empty tensor."""
+    if 0 in shape:
+        return True
+    if len(left) != len(right):
+        return False
+    return all(a == b for size, a, b in zip(shape, left, right, strict=True) if size > 1)
+
+
+# --- Guarded code of every kind -------------------------------------------------------------------
+
+
+class GuardedCode:
+    """Compiled code with a schedule of checks and a journal to write them to."""
+
+    def __init__(self, settings: GuardSettings, journal: GuardJournal, entry: GraphEntry) -> None:
+        """`entry` is the graph's own page of the journal."""
+        self.settings = settings
+        self.journal = journal
+        self.entry = entry
+        self.schedule = Schedule(settings.every, settings.seed)
+        self.experience = Experience()
+        self.made_by: GraphMaker | None = None
+
+    def is_due(self, args: Any) -> bool:
+        """Count a call and say whether to check it."""
+        self.entry.calls += 1
+        return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
+
+    def comparer(self, runs: NoiseRuns) -> CallComparer:
+        """Something to compare one call with."""
+        return CallComparer(runs, self.entry.label, self.experience)
+
+    def rolled_up(self, out: CollectedFindings, runs: NoiseRuns) -> Verdict:
+        """The verdict about one call."""
+        out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
+        return out.verdict(strict=self.settings.strict)
+
+    def own_failure(self, error: Exception) -> Verdict:
+        """A verdict that says that the check itself failed; the program goes on."""
+        out = CollectedFindings()
+        reason = f"the check itself failed: {_describe_error(error)}"
+        out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
+        return out.verdict(strict=self.settings.strict)
+
+    def judge_errors(
+        self, out: CollectedFindings, reference: Exception | None, candidate: Exception | None
+    ) -> bool:
+        """Report what either side raised; whether there was anything to report."""
+        path = f"{self.entry.label}: call"
+        if reference is None and candidate is None:
+            return False
+        if candidate is None:
+            reason = f"the graph itself, run op by op, raises {_describe_error(reference)}"
+            out.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
+        elif reference is None:
+            out.compared += 1
+            reason = f"the compiled code raises {_describe_error(candidate)}; the graph does not"
+            out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
+        else:
+            reason = f"both raise: the compiled code {_describe_error(candidate)}"
+            out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
+        return True
+
+    def conclude(
+        self,
+        verdict: Verdict,
+        results: Any,
+        error: Exception | None,
+        substitute: Callable[[], Any],
+        called: tuple[GraphModule, Sequence[Any]] | None = None,
+    ) -> Any:
+        """Write the call down, and give the program what the settings say it gets.
+
+        Args:
+            called: the graph and its arguments as they were, to be kept of a call that fails.
+        """
+        self.journal.note_call(self.entry, verdict)
+        differs = [f for f in verdict.failures if f.status is not Status.UNVERIFIED]
+        if differs and called is not None:
+            remember_failed(
+                verdict, self.journal.keep(self.entry.label, lambda: self._failed(*called))
+            )
+        action = self.settings.on_mismatch
+        if differs and action == "raise":
+            raise MismatchError(str(verdict), verdict) from error
+        # What could not be checked does not stop the program, but is never passed over.
+        if verdict.failures and action != "record":
+            warnings.warn(str(verdict), ParityWarning, stacklevel=3)
+        if differs and action == "fallback":
+            return substitute()
+        if error is not None:
+            raise error
+        return results
+
+    def _failed(self, module: GraphModule, kept: Sequence[Any]) -> FailedGraph | None:
+        """A call with copies of its arguments: the program goes on and changes them."""
+        if self.made_by is None:
+            return None
+        copier = Copier()
+        try:
+            inputs = [copier.copy_tree(value) for value in kept]
+        except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
+            note = f"{self.entry.label}: its arguments could not be kept: {_describe_error(error)}"
+            self.journal.add((), [note])
+            return None
+        gradients = self.entry.label.endswith("gradients")
+        return FailedGraph(self.entry.label, module, inputs, self.made_by, gradients)
+
+
+def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
+    """Where it starts; if looking for that fails, the program shall not, and is told so."""
+    try:
+        return locator(suspect)
+    except Exception as error:  # noqa: BLE001
+        return [
+            Finding(
+                path=f"{suspect.label}: where it starts",
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=f"looking for it failed: {_describe_error(error)}",
+                origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
+            )
+        ]
+
+
+def is_same_memory(value: Any, original: Any) -> bool:
+    """Whether two tensors are the same values in the same memory."""
+    if not isinstance(value, torch.Tensor) or not isinstance(original, torch.Tensor):
+        return False
+    return (
+        storage_address(value) == storage_address(original) != 0
+        and value.dtype is original.dtype
+        and value.shape == original.shape
+        and value.stride() == original.stride()
+        and value.storage_offset() == original.storage_offset()
+    )
+
+
+def _describe_error(error: Exception | None) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)

@@ -1,0 +1,732 @@
+"""Compiled code checked as it is called.
+
+A graph from below AOTAutograd is compared with its code; of a backend that cannot be looked into,
+the results and gradients for a captured graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.eager_graphs import with_tolerant_equality
+from paritas._torch.graphs import (
+    graph_source,
+    is_undefined,
+    lowered_input_names,
+    lowered_output_names,
+    placeholders,
+    returned,
+)
+from paritas.checks.guarded_calls import GuardedCode, GuardJournal, is_same_memory, locate_safely
+from paritas.execution.differences import all_equal
+from paritas.execution.graph_runs import (
+    CallSurroundings,
+    CapturedReference,
+    CapturedRuns,
+    GradientRuns,
+    GraphRuns,
+    ReferenceGraph,
+    copy_argument,
+    copy_written,
+)
+from paritas.execution.observation import AFTER, AFTER_BACKWARD, Observation, storage_address
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.numerics.metrics import bitwise_equal
+from paritas.results.findings import Aspect, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+    from paritas._torch.inductor import LoweredGraph
+    from paritas.checks.comparer import CollectedFindings
+    from paritas.checks.guard_settings import GuardSettings
+    from paritas.checks.guarded_calls import CallComparer, GraphEntry
+    from paritas.results.findings import Finding, Verdict
+
+
+# --- The reference's results in place of the candidate's ------------------------------------------
+
+
+def substitute_reference(
+    runs: GraphRuns,
+    candidate: Observation,
+    given: list[Any],
+    visible: frozenset[int],
+) -> list[Any]:
+    """The reference's outputs, and its writes made to the arguments that the caller holds."""
+    seen = runs.native[0]
+    if seen.rng_after is not None:
+        seen.rng_after.restore()
+    _correct_inputs(runs.used, given)
+    results = []
+    for position, (name, value) in enumerate(seen.outputs.items()):
+        result = _rebase_view(value, runs.used, given)
+        theirs = candidate.outputs.get(name)
+        if position not in visible:
+            result = _lay_out_like(result, theirs)
+        results.append(result)
+    return results
+
+
+def _correct_inputs(used: list[Any], given: list[Any]) -> None:
+    """Write to the caller's arguments what the reference wrote; undo what else was written."""
+    with torch.no_grad():
+        for wanted, value in zip(used, given, strict=True):
+            if isinstance(value, torch.Tensor) and not bitwise_equal(value.detach(), wanted):
+                value.detach().copy_(wanted)
+
+
+def _rebase_view(value: Any, used: list[Any], given: list[Any]) -> Any:
+    """An output that is a view of an argument becomes a view of the caller's argument."""
+    key = storage_address(value)
+    if not key:
+        return value
+    for mine, theirs in zip(used, given, strict=True):
+        if storage_address(mine) == key and isinstance(theirs, torch.Tensor):
+            same = mine.stride() == value.stride() and mine.shape == value.shape
+            if same and mine.storage_offset() == value.storage_offset():
+                return theirs
+            shift = theirs.storage_offset() - mine.storage_offset()
+            return theirs.as_strided(value.shape, value.stride(), value.storage_offset() + shift)
+    return value
+
+
+def _lay_out_like(value: Any, theirs: Any) -> Any:
+    """What is kept for the backward pass has to lie in memory as that pass was compiled for."""
+    if not isinstance(value, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        return value
+    if value.shape != theirs.shape or value.stride() == theirs.stride():
+        return value
+    result: Tensor = torch.empty_strided(
+        theirs.shape, theirs.stride(), dtype=value.dtype, device=value.device
+    )
+    return result.copy_(value)
+
+
+# --- A graph from below AOTAutograd ---------------------------------------------------------------
+
+if TYPE_CHECKING:
+    Locator = Callable[["Suspect"], list[Finding]]
+
+
+# Inputs that should stay as they are: looked at in so many checked calls, then in each so-manieth.
+CALLS_WATCHED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """A call that differed, with everything needed to look for where it starts.
+
+    Attributes:
+        lowered: the graph and the circumstances of its compilation.
+        runs: the reference's runs on the arguments of the call.
+        candidate: what the compiled code gave.
+        label: what findings about the graph begin with.
+        failures: the findings that do not pass.
+        compare: compares what other code for this graph gave, and the arguments as it left them,
+            with what the reference did.
+    """
+
+    lowered: LoweredGraph
+    runs: GraphRuns
+    candidate: Observation
+    label: str
+    failures: tuple[Finding, ...]
+    compare: Callable[[Observation, list[Any]], list[Finding]]
+
+
+class GuardedGraph(GuardedCode):
+    """Compiled code that takes its arguments in a list and empties it.
+
+    Attributes:
+        late_findings: what the compile found out, to be told with the next call.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredGraph,
+        compiled: Callable[[list[Any]], Sequence[Any]],
+        captured_names: list[str],
+        settings: GuardSettings,
+        journal: GuardJournal,
+        entry: GraphEntry,
+        locator: Locator | None,
+    ) -> None:
+        """`captured_names` are those of the inputs of the captured graph it comes from."""
+        super().__init__(settings, journal, entry)
+        # On the instance, where torch's own wrappers around it look for it.
+        self._boxed_call = True
+        self.lowered = lowered
+        self.compiled = compiled
+        self.locator = locator
+        self.reference = ReferenceGraph.of(
+            lowered.module,
+            lowered_input_names(lowered.module, captured_names),
+            lowered_output_names(lowered.module, captured_names),
+        )
+        self.late_findings: list[Finding] = []
+        self._may_change = self.reference.written | lowered.donated
+        self._promised = self._promised_strides()
+        self._located: list[Finding] | None = None
+        self._tolerant: tuple[ReferenceGraph, ...] | None = None
+        positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
+        named = zip(self.reference.outputs, returned(lowered.module), strict=False)
+        self._undefined = {name for name, node in named if is_undefined(node)}
+        self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
+        # What the compiled code may use up, and what nobody looks at afterwards.
+        self._given_away = lowered.donated - self.reference.written - {*self._handed_on}
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run the compiled code, and the check where one is due."""
+        if not self.is_due(args):
+            return self.compiled(args)
+        given = list(args)
+        kept = copy_written(given, self._may_change)
+        for position in self._given_away:
+            given[position] = None  # so that it is held twice no longer than need be
+        before = self._clones(kept, given) if self._looks_at_inputs() else {}
+        rng = RandomState.of_torch()
+        candidate = Observation()
+        results: Sequence[Any] = ()
+        try:
+            results = self.compiled(args)
+        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+            candidate.error = error
+        candidate.rng_after = RandomState.of_torch()
+        if candidate.error is None:
+            self.reference.name_results(candidate, list(results), given)
+        for position in _changed_arguments(given, before):
+            kept[position] = before[position]
+        before.clear()  # before the reference takes its own room
+        runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
+        try:
+            verdict = self._judge(runs, candidate, given)
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict = self.own_failure(error)
+        finally:
+            candidate.rng_after.restore()
+        return self.conclude(  # type: ignore[no-any-return]
+            verdict,
+            results,
+            candidate.error,
+            lambda: substitute_reference(runs, candidate, given, self.lowered.visible),
+            (self.lowered.module, kept),
+        )
+
+    def _looks_at_inputs(self) -> bool:
+        """Whether to see that no other input is written to.
+
+        Generated code writes to it always or never, so that the first calls tell most of it.
+        """
+        checked = self.entry.checked
+        return checked < CALLS_WATCHED or checked % CALLS_WATCHED == 0
+
+    def _clones(self, kept: list[Any], given: list[Any]) -> dict[int, Tensor]:
+        """The values of the arguments that nothing should write to."""
+        return {
+            position: value.detach().clone()
+            for position, (mine, value) in enumerate(zip(kept, given, strict=True))
+            if mine is value and isinstance(value, torch.Tensor)
+        }
+
+    def _judge(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Verdict:
+        collected = self._compare(runs, candidate, given)
+        self._ask_again(collected, runs, candidate, given)
+        verdict = self.rolled_up(collected, runs)
+        if verdict.failures and candidate.error is None and runs.native[0].error is None:
+            verdict = self._with_origin(verdict, runs, candidate)
+        if verdict.passed:
+            runs.become_lean()
+        if not self.late_findings:
+            return verdict
+        late, self.late_findings = self.late_findings, []
+        return msgspec.structs.replace(verdict, findings=(*late, *verdict.findings))
+
+    def _ask_again(
+        self,
+        collected: CollectedFindings,
+        runs: GraphRuns,
+        candidate: Observation,
+        given: list[Any],
+    ) -> None:
+        """What differs only by an equality of rounded numbers is decided by rounding."""
+        if all(f.status.passes() for f in collected.findings) or candidate.error is not None:
+            return
+        if self._tolerant is None:
+            module = with_tolerant_equality(self.reference.module)
+            self._tolerant = (
+                ()
+                if module is None
+                else (
+                    ReferenceGraph.of(module, [*self.reference.inputs], [*self.reference.outputs]),
+                )
+            )
+        for reference in self._tolerant:
+            others = GraphRuns(reference, runs.kept, runs.rng, self.settings.seed)
+            again = self._compare(others, candidate, given)
+            better = {(f.path, f.aspect) for f in again.findings if f.status.passes()}
+            collected.findings = [
+                _decided_by_rounding(finding)
+                if not finding.status.passes() and (finding.path, finding.aspect) in better
+                else finding
+                for finding in collected.findings
+            ]
+
+    def _compare(
+        self, runs: GraphRuns, candidate: Observation, given: list[Any]
+    ) -> CollectedFindings:
+        comparer = self.comparer(runs)
+        reference = runs.native[0]
+        if self.judge_errors(comparer.out, reference.error, candidate.error):
+            return comparer.out
+        same = self._handed_on_names(candidate, given)
+        comparer.out.compared += len(same)
+        comparer.out.skipped += [
+            f"{self.entry.label}: {name}, which is not defined" for name in self._undefined
+        ]
+        same |= self._undefined
+        comparer.compare_random(reference, candidate)
+        comparer.compare_values(
+            _leave_out(reference.outputs, same), _leave_out(candidate.outputs, same)
+        )
+        comparer.compare_values(reference.after, candidate.after)
+        comparer.compare_strides(reference, candidate, self._promised)
+        self._compare_aliases(comparer, runs, candidate, given)
+        pairs = enumerate(zip(runs.kept, given, strict=True))
+        comparer.compare_untouched(
+            {
+                self.reference.inputs[position]: (before, after)
+                for position, (before, after) in pairs
+                if before is not after and position not in self._may_change
+            }
+        )
+        return comparer.out
+
+    def _compare_aliases(
+        self, comparer: CallComparer, runs: GraphRuns, candidate: Observation, given: list[Any]
+    ) -> None:
+        """Only what outputs that the user sees share is looked at: nobody else could tell."""
+        reference = runs.native[0]
+        places = [storage_address(value) for value in given]
+        pairs = zip(runs.used, given, places, strict=True)
+        used = [place if mine is theirs else storage_address(mine) for mine, theirs, place in pairs]
+        reference.aliases = self.reference.aliases(reference, runs.used, used, self._promised)
+        candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
+        donated = {self.reference.inputs[position] for position in self.lowered.donated}
+        comparer.compare_aliases(reference, candidate, set(self._promised), donated)
+
+    def _handed_on_names(self, candidate: Observation, given: list[Any]) -> set[str]:
+        """The outputs that are inputs, as they should be: no need to compare their bits."""
+        same = set()
+        for name, position in zip(self.reference.outputs, self._handed_on, strict=False):
+            if position is None or position in self.reference.written:
+                continue
+            value, original = candidate.outputs.get(name), given[position]
+            if value is original or is_same_memory(value, original):
+                same.add(name)
+        return same
+
+    def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
+        if self._located is None:
+            self._located = []
+            if self.locator is not None:
+                suspect = Suspect(
+                    self.lowered,
+                    runs,
+                    candidate,
+                    self.entry.label,
+                    verdict.failures,
+                    lambda seen, given: self._compare(runs, seen, given).findings,
+                )
+                self._located = locate_safely(self.locator, suspect)
+        return msgspec.structs.replace(verdict, findings=(*self._located, *verdict.findings))
+
+    def _promised_strides(self) -> dict[str, tuple[int, ...]]:
+        """The strides that outputs which the user sees had when the graph was traced."""
+        promised = {}
+        values = returned(self.lowered.module)
+        for position in sorted(self.lowered.visible):
+            traced = getattr(values[position], "meta", {}).get("val")
+            if isinstance(traced, torch.Tensor) and traced.layout is torch.strided:
+                strides = tuple(step if isinstance(step, int) else -1 for step in traced.stride())
+                promised[self.reference.outputs[position]] = strides
+        return promised
+
+
+def _decided_by_rounding(finding: Finding) -> Finding:
+    reason = "which of its own values equals a saved one, rounding decides; else the two agree"
+    return msgspec.structs.replace(finding, status=Status.UNSTABLE, reason=reason)
+
+
+def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]:
+    """The arguments whose bits changed."""
+    pairs = [(given[position].detach(), value) for position, value in before.items()]
+    return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
+
+
+def _leave_out(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+# --- A captured graph -----------------------------------------------------------------------------
+
+
+class GuardedCapture(GuardedCode):
+    """A backend's code for a captured graph, checked on the calls its schedule names."""
+
+    def __init__(
+        self,
+        reference: CapturedReference,
+        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
+        compiled: Callable[..., Any],
+        settings: GuardSettings,
+        journal: GuardJournal,
+        entry: GraphEntry,
+    ) -> None:
+        """`compiled` is what `compile_graph` made after `reference` was copied."""
+        super().__init__(settings, journal, entry)
+        self.reference = reference
+        self.compile_graph = compile_graph
+        self.compiled = compiled
+        self._backward: GuardedCode | None = None
+        self._given_away: list[weakref.ref[Tensor]] = []
+        self._located: dict[bool, list[Finding]] = {}
+
+    @classmethod
+    def of(
+        cls,
+        graph: GraphModule,
+        example_inputs: list[Any],
+        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
+        settings: GuardSettings,
+        journal: GuardJournal,
+        label: str,
+    ) -> GuardedCapture:
+        """Compile a graph and guard what comes of it."""
+        entry = journal.enter(label, graph_source(graph))
+        reference = CapturedReference.of(graph)
+        compiled = compile_graph(graph, example_inputs)
+        return cls(reference, compile_graph, compiled, settings, journal, entry)
+
+    @property
+    def backward(self) -> GuardedCode:
+        """The gradients, with a page of their own."""
+        if self._backward is None:
+            entry = self.journal.enter(f"{self.entry.label} gradients", self.entry.source)
+            self._backward = GuardedCode(self.settings, self.journal, entry)
+            self._backward.made_by = self.made_by
+        return self._backward
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the compiled code, and the check where one is due."""
+        if not self.is_due(args):
+            return self.compiled(*args)
+        copier = Copier()
+        kept = [copy_argument(copier, value) for value in args]
+        rng = RandomState.now()
+        surroundings = CallSurroundings.now()
+        runs = CapturedRuns(self.reference, kept, rng, surroundings, self.settings.seed)
+        watch = GradientWatch(self, kept, rng, surroundings)
+        rng.restore()
+        candidate = Observation(rng_before=rng)
+        results: Any = ()
+        try:
+            results = self.compiled(*watch.entering(list(args), runs.native[0]))
+        except Exception as error:  # noqa: BLE001  (what it raises is a finding, then raised)
+            candidate.error = error
+        candidate.rng_after = RandomState.now()
+        try:
+            if candidate.error is None:
+                self.reference.name_results(candidate, results, list(args), kept)
+            reused = [] if candidate.error else self._reused(results, runs.native[0])
+            verdict = self._judge(runs, candidate, reused)
+            verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict = self.own_failure(error)
+        finally:
+            candidate.rng_after.restore()
+        watch.leaving(results)
+        return self.conclude(
+            verdict,
+            results,
+            candidate.error,
+            lambda: self._run_reference(args, kept, rng),
+            (self.reference.module, kept),
+        )
+
+    def _reused(self, results: Any, reference: Observation) -> list[str]:
+        """The outputs in the memory of one that the call before gave away and that still exists.
+
+        What the graph itself hands out again and again, an input or a constant, is none.
+        """
+        named = dict(zip(reference.outputs, results, strict=False))
+        tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+        held = {
+            storage_address(tensor) for ref in self._given_away if (tensor := ref()) is not None
+        } - {0}
+        self._given_away = [weakref.ref(tensor) for tensor in tensors.values()]
+        handed_on = {name for pair in reference.aliases for name in pair}
+        if self.made_by is not None and self.made_by.backend.name == "cudagraphs":
+            return []  # as torch documents it
+        return [
+            name
+            for name, tensor in tensors.items()
+            if storage_address(tensor) in held and name not in handed_on
+        ]
+
+    def _judge(
+        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[str] = ()
+    ) -> Verdict:
+        comparer = self.comparer(runs)
+        reference = runs.native[0]
+        if self.judge_errors(comparer.out, reference.error, candidate.error):
+            return self.rolled_up(comparer.out, runs)
+        comparer.compare_random(reference, candidate)
+        comparer.compare_values(reference.outputs, candidate.outputs)
+        written = sorted(reference.after.keys() | candidate.after.keys())
+        comparer.compare_values(
+            {name: runs.complete(reference, name) for name in written},
+            {name: runs.complete(candidate, name) for name in written},
+        )
+        comparer.compare_strides(reference, candidate, dict(reference.strides))
+        comparer.compare_aliases(reference, candidate, set(reference.outputs))
+        for name in reused:
+            reason = "is in the memory of the output of the call before, which it overwrites"
+            path = f"{self.entry.label}: {name}"
+            comparer.out.add(path, Aspect.ALIAS, Status.DIFFERENT, reason)
+        for name, needs in reference.requires_grad.items():
+            if candidate.requires_grad.get(name, needs) != needs:
+                reason = f"requires_grad is {not needs} instead of {needs}"
+                path = f"{self.entry.label}: {name}"
+                comparer.out.add(path, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+        return self.rolled_up(comparer.out, runs)
+
+    def _run_reference(self, args: tuple[Any, ...], kept: list[Any], rng: RandomState) -> Any:
+        """The reference on the caller's own arguments, so that gradients flow through it."""
+        with torch.no_grad():
+            for value, before in zip(args, kept, strict=True):
+                if isinstance(value, torch.Tensor):
+                    value.detach().copy_(before.detach())
+        rng.restore()
+        return self.reference.module(*args)
+
+    def judge_gradients(
+        self,
+        kept: list[Any],
+        rng: RandomState,
+        surroundings: CallSurroundings,
+        cotangents: dict[int, Tensor],
+        found: dict[str, Tensor | None],
+        besides: dict[str, tuple[Aspect, str]],
+    ) -> dict[str, Tensor | None]:
+        """Compare gradients; give those that the program is to go on with.
+
+        `besides` is what the backward pass did besides: those of torch's own operators do nothing.
+        """
+        now = RandomState.now()
+        code = self.backward
+        code.entry.calls += 1
+        try:
+            runs = GradientRuns(
+                self.reference, kept, rng, surroundings, self.settings.seed, cotangents
+            )
+            comparer = code.comparer(runs)
+            reference = runs.native[0]
+            if not code.judge_errors(comparer.out, reference.error, None):
+                for name, gradient in found.items():
+                    _compare_gradient(comparer, name, reference.gradients.get(name), gradient)
+            for name, (aspect, reason) in besides.items():
+                path = f"{code.entry.label}: {name}"
+                comparer.out.add(path, aspect, Status.DIFFERENT, reason)
+            verdict = code.rolled_up(comparer.out, runs)
+            verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
+            instead = {name: reference.gradients.get(name) for name in found}
+        except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
+            verdict, instead = code.own_failure(error), found
+        finally:
+            now.restore()
+        called = (self.reference.module, kept)
+        result: dict[str, Tensor | None] = code.conclude(
+            verdict, found, None, lambda: instead, called
+        )
+        return result
+
+    def _with_origin(
+        self, verdict: Verdict, runs: CapturedRuns, label: str, *, gradients: bool
+    ) -> Verdict:
+        differs = any(f.status is not Status.UNVERIFIED for f in verdict.failures)
+        if not differs or not self.settings.locate or runs.native[0].error is not None:
+            return verdict
+        if gradients not in self._located:
+            from paritas.checks.locate import CapturedSuspect, locate_captured
+
+            suspect = CapturedSuspect(runs, label, verdict.failures, gradients, self._check_part)
+            self._located[gradients] = locate_safely(locate_captured, suspect)
+        findings = (*self._located[gradients], *verdict.findings)
+        return msgspec.structs.replace(verdict, findings=findings)
+
+    def _check_part(
+        self,
+        graph: GraphModule,
+        args: list[Any],
+        gradients: bool,  # noqa: FBT001
+        calls: int,
+    ) -> Verdict:
+        """Guard what the backend makes of another graph, on given arguments."""
+        settings = dataclasses.replace(
+            self.settings, on_mismatch="record", every=1, locate=False, check_passes=False
+        )
+        journal = GuardJournal(strict=settings.strict)
+        with torch.set_grad_enabled(gradients):
+            code = GuardedCapture.of(graph, args, self.compile_graph, settings, journal, "part")
+            for _ in range(calls):
+                copier = Copier()
+                results = code(*[copy_argument(copier, value) for value in args])
+                ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+                if gradients and ends:
+                    torch.autograd.backward(ends, [torch.randn_like(end) for end in ends])
+        return journal.verdict()
+
+
+def _compare_gradient(comparer: Any, name: str, reference: Any, candidate: Any) -> None:
+    """No gradient and a gradient of zeros are the same to whoever adds it up."""
+    if (reference is None) != (candidate is None):
+        known = candidate if reference is None else reference
+        zeros = torch.zeros_like(known)
+        reference, candidate = (zeros if v is None else v for v in (reference, candidate))
+    comparer.compare_value(name, reference, candidate)
+
+
+class GradientWatch:
+    """Sees what gradients come down to a call's outputs and what its code makes of them.
+
+    Inputs that require grad go through an identity whose backward sees their gradients all at
+    once; outputs get hooks. An input that the graph writes to, or hands out, cannot be replaced so.
+    """
+
+    def __init__(
+        self,
+        code: GuardedCapture,
+        kept: list[Any],
+        rng: RandomState,
+        surroundings: CallSurroundings,
+    ) -> None:
+        """For one call."""
+        self.code = code
+        self.kept = kept
+        self.rng = rng
+        self.surroundings = surroundings
+        self.names: list[str] = []
+        self.cotangents: dict[int, Tensor] = {}
+        self._given: list[Any] = []
+        self._untouched: dict[str, tuple[Tensor, Tensor]] = {}
+        self._rng: RandomState | None = None
+
+    def entering(self, args: list[Any], reference: Observation) -> list[Any]:
+        """The arguments for the compiled code."""
+        if not torch.is_grad_enabled() or reference.error is not None:
+            return args
+        handed_out = {name for pair in reference.aliases for name in pair}
+        positions = []
+        names = self.code.reference.inputs
+        for position, (name, value) in enumerate(zip(names, args, strict=False)):
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                continue
+            if name in handed_out or f"{name}{AFTER}" in reference.after:
+                label = self.code.entry.label
+                reason = "is not checked, since the graph writes to it or hands it out"
+                self.code.journal.add((), [f"{label}: the gradient of {name} {reason}"])
+            else:
+                positions.append(position)
+        if not positions:
+            return args
+        self._given = list(args)
+        self.names = [f"gradient of {names[p]}" for p in positions]
+        entering = [args[position] for position in positions]
+        replaced = _WatchedIdentity.apply(self, *entering)  # type: ignore[no-untyped-call]
+        args = list(args)
+        for position, value in zip(positions, replaced, strict=True):
+            args[position] = value
+        return args
+
+    def leaving(self, results: Any) -> None:
+        """Watch the outputs."""
+        if not self.names:
+            return
+        seen: set[int] = set()
+        for position, value in enumerate(results):
+            if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in seen:
+                seen.add(id(value))
+                value.register_hook(_KeepGradient(self, position))
+
+    def arrive(self, position: int, cotangent: Tensor) -> None:
+        """The gradient of an output is there. With the first one the backward pass begins."""
+        if not self.cotangents:
+            named = zip(self.code.reference.inputs, self._given, self.kept, strict=False)
+            self._untouched = {
+                name: (value, before)
+                for name, value, before in named
+                if isinstance(value, torch.Tensor)
+                and bitwise_equal(value.detach(), before.detach())
+            }
+            self._rng = RandomState.of_torch()
+        self.cotangents[position] = cotangent.detach().clone()
+
+    def _besides(self) -> dict[str, tuple[Aspect, str]]:
+        """What changed since the backward pass began."""
+        found = {
+            f"{name}{AFTER_BACKWARD}": (Aspect.VALUE, "the backward pass writes to this input")
+            for name, (value, before) in self._untouched.items()
+            if not bitwise_equal(value.detach(), before.detach())
+        }
+        if self._rng is not None and not self._rng.same_torch(RandomState.of_torch()):
+            found["random state"] = (Aspect.RNG, "the backward pass draws random numbers")
+        self._untouched, self._rng = {}, None
+        return found
+
+    def check(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Compare the gradients of the inputs, once they are there."""
+        cotangents, found = dict(self.cotangents), dict(zip(self.names, gradients, strict=True))
+        besides = self._besides()
+        self.cotangents.clear()
+        if not cotangents:
+            return gradients
+        result = self.code.judge_gradients(
+            self.kept, self.rng, self.surroundings, cotangents, found, besides
+        )
+        return tuple(result.values())
+
+
+class _KeepGradient:
+    """A hook that keeps the gradient of one output."""
+
+    def __init__(self, watch: GradientWatch, position: int) -> None:
+        self.watch = watch
+        self.position = position
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.watch.arrive(self.position, gradient)
+
+
+class _WatchedIdentity(torch.autograd.Function):
+    """The identity, whose backward shows the gradients to a watch."""
+
+    @staticmethod
+    def forward(ctx: Any, watch: GradientWatch, *values: Tensor) -> tuple[Tensor, ...]:
+        """Hand on views."""
+        ctx.watch = watch
+        ctx.set_materialize_grads(False)
+        return tuple(value.view_as(value) for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Hand on gradients."""
+        return (None, *ctx.watch.check(gradients))

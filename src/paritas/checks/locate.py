@@ -1,0 +1,713 @@
+"""Where compiled code first goes wrong: the first bad node, a pass, or a fused set.
+
+Of a backend that cannot be looked into: what it makes of parts of the graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
+
+from paritas._torch.eager_graphs import draws_by_inductor
+from paritas._torch.global_state import quietly, taking_stance
+from paritas._torch.graphs import (
+    ancestors,
+    as_traced,
+    is_undefined,
+    node_draws,
+    node_traits,
+    placeholders,
+    provenance,
+    returned,
+    tap_values,
+)
+from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with_compiled
+from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
+from paritas.checks.passes import check_graph_passes
+from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
+from paritas.execution.graph_runs import copy_argument
+from paritas.execution.observation import Observation
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.numerics.judge import Checks, check_pair
+from paritas.numerics.metrics import bitwise_equal
+from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas.checks.guarded_graphs import Suspect
+    from paritas.execution.graph_runs import CapturedRuns
+    from paritas.results.findings import Verdict
+
+
+# --- Other compilations of a suspect graph --------------------------------------------------------
+
+# What is compiled to find something out must neither come out of the user's cache nor go into it.
+_UNCACHED = {"fx_graph_cache": False}
+
+
+@dataclasses.dataclass
+class CompiledVariant:
+    """What one compilation gave.
+
+    Attributes:
+        seen: its outputs and the inputs it wrote to, by name.
+        extra: outputs beyond those of the graph.
+        error: what compiling or running it raised.
+    """
+
+    seen: Observation
+    given: list[Any]
+    extra: list[Any]
+    error: Exception | None = None
+
+
+def run_variant(
+    suspect: Suspect,
+    module: GraphModule | None = None,
+    options: dict[str, Any] | None = None,
+) -> CompiledVariant:
+    """Compile the graph, or a changed copy of it, with options on top of its own, and run it."""
+    lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
+    copier = Copier()
+    given = [copy_argument(copier, value) for value in suspect.runs.kept]
+    seen = Observation(rng_before=suspect.runs.rng)
+    try:
+        compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
+        suspect.runs.rng.restore()
+        results = list(compiled(list(given)))
+    except Exception as error:  # noqa: BLE001  (a variant that does not work shows nothing)
+        return CompiledVariant(seen, given, [], error)
+    seen.rng_after = RandomState.now()
+    count = len(suspect.runs.reference.outputs)
+    suspect.runs.reference.name_results(seen, results[:count], given)
+    return CompiledVariant(seen, given, results[count:])
+
+
+def shows_difference(suspect: Suspect, variant: CompiledVariant) -> bool:
+    """Whether a variant has one of the suspect's failures."""
+    if variant.error is not None:
+        return False
+    known = {(finding.path, finding.aspect) for finding in suspect.failures}
+    return any(
+        (finding.path, finding.aspect) in known and not finding.status.passes()
+        for finding in suspect.compare(variant.seen, variant.given)
+    )
+
+
+# --- The smallest set of nodes that shows the difference ------------------------------------------
+
+# Settings that turn one of Inductor's liberties off, with the liberty in words.
+REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"layout_optimization": False}, "layout_optimization=False"),
+    ({"max_fusion_size": 1}, "max_fusion_size=1"),
+    ({"pattern_matcher": False}, "pattern_matcher=False"),
+    ({"inplace_buffers": False}, "inplace_buffers=False"),
+    ({"allow_buffer_reuse": False}, "allow_buffer_reuse=False"),
+    ({"epilogue_fusion": False}, "epilogue_fusion=False"),
+    ({"split_reductions": False}, "split_reductions=False"),
+    ({"emulate_precision_casts": True}, "emulate_precision_casts=True"),
+)
+
+
+def find_remedies(suspect: Suspect) -> list[str]:
+    """The compiler options each of which alone makes the difference go away."""
+    found = []
+    for options, text in REMEDY_SWITCHES:
+        if set(options) - set(suspect.lowered.options):
+            continue  # this torch has no such option
+        if all(suspect.lowered.options[key] == value for key, value in options.items()):
+            continue
+        variant = run_variant(suspect, options=options)
+        if variant.error is None and not shows_difference(suspect, variant):
+            found.append(text)
+    return found
+
+
+def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
+    """The nodes of a smallest compiled set that still shows the difference; none if none does.
+
+    Removing any one of them hides it, unless the time ran out before that was known.
+    """
+    failed = {finding.path for finding in suspect.failures}
+    outputs = returned(suspect.lowered.module)
+    named = zip(suspect.runs.reference.outputs, outputs, strict=False)
+    wrong = [node for name, node in named if f"{suspect.label}: {name}" in failed]
+    before = ancestors(wrong) if wrong else None
+    names = [
+        name for name in compilable(suspect.lowered.module) if before is None or name in before
+    ]
+
+    def shows(kept: list[str]) -> bool:
+        module = with_compiled(suspect.lowered.module, set(kept))
+        return shows_difference(suspect, run_variant(suspect, module, ONLY_MARKED))
+
+    if not names or not shows(names):
+        return []
+    return minimise(names, shows, time.monotonic() + seconds)
+
+
+def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
+    """Delta debugging: drop ever smaller parts as long as `shows` stays true of the rest."""
+    asked: dict[tuple[str, ...], bool] = {}
+
+    def still(part: list[str]) -> bool:
+        key = tuple(part)
+        if key not in asked:
+            asked[key] = bool(part) and shows(part)
+        return asked[key]
+
+    parts = 2
+    while len(items) > 1 and time.monotonic() < deadline:
+        size = max(1, -(-len(items) // parts))
+        pieces = [items[start : start + size] for start in range(0, len(items), size)]
+        smaller = _first_that_shows(items, pieces, still, deadline)
+        if smaller is not None:
+            parts = 2 if len(smaller) <= size else max(2, parts - 1)
+            items = smaller
+        elif size == 1:
+            break
+        else:
+            parts = min(len(items), 2 * parts)
+    return items
+
+
+def _first_that_shows(
+    items: list[str],
+    pieces: list[list[str]],
+    still: Callable[[list[str]], bool],
+    deadline: float,
+) -> list[str] | None:
+    alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (halves; smaller ones rarely do)
+    rests = [[item for item in items if item not in piece] for piece in pieces]
+    for part in (*alone, *rests):
+        if time.monotonic() >= deadline:
+            return None
+        if len(part) < len(items) and still(part):
+            return part
+    return None
+
+
+# --- The first node that is wrong although its inputs are right -----------------------------------
+
+# The graph is compiled once more with every value as an output. Each node is then judged alone: its
+# operator, run on the values that the compiled code itself had for the inputs, natively and in
+# float64, against the value that the compiled code had for the result.
+
+_NODE_CHECKS = Checks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapping:
+    """What tapping a graph showed.
+
+    Attributes:
+        findings: about nodes whose own result is wrong, in the order of the graph.
+        shows: whether the tapped program still differs.
+        changed: whether tapping changed the bits of any output.
+        error: why it could not be tapped, or "".
+    """
+
+    findings: list[Finding]
+    shows: bool
+    changed: bool
+    error: str = ""
+
+
+def tap_graph(suspect: Suspect) -> Tapping:
+    """Compile with every value as an output and look for wrong nodes."""
+    module, names = tap_values(suspect.lowered.module)
+    variant = run_variant(suspect, module)
+    if variant.error is not None:
+        text = str(variant.error).strip().splitlines()
+        error = f"{type(variant.error).__name__}: {text[0]:.100}" if text else "it raised"
+        return Tapping([], shows=False, changed=False, error=error)
+    values = dict(zip(names, variant.extra, strict=True))
+    findings = list(_wrong_nodes(suspect, values, variant))
+    return Tapping(findings, shows_difference(suspect, variant), _changes_results(suspect, variant))
+
+
+def is_wrong_alone(suspect: Suspect, name: str) -> bool:
+    """Whether a node is wrong even if nothing but it is compiled; so it is taken if that fails."""
+    module, names = tap_values(with_compiled(suspect.lowered.module, {name}))
+    variant = run_variant(suspect, module, ONLY_MARKED)
+    if variant.error is not None:
+        return True
+    values = dict(zip(names, variant.extra, strict=True))
+    found = _wrong_nodes(suspect, values, variant)
+    return any(finding.origin is not None and finding.origin.name == name for finding in found)
+
+
+def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
+    for name, value in suspect.candidate.outputs.items():
+        other = variant.seen.outputs.get(name)
+        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
+            return True
+    return False
+
+
+def _wrong_nodes(
+    suspect: Suspect, values: dict[str, Any], variant: CompiledVariant
+) -> list[Finding]:
+    module = suspect.runs.reference.module
+    traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
+    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.kept, strict=True))
+    findings = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            table[node] = _resolve_attribute(module, node.target)
+        elif node.op == "call_function" and _is_write(node):
+            findings += _with_node_origin(
+                traced[node.name], _check_write(suspect, node, table, variant)
+            )
+        elif node.op == "call_function":
+            own = values.get(node.name)
+            table[node] = own if node.name in values else _evaluate_node(node, table)
+            if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
+                continue
+            if not _cannot_be_drawn_alone(node):
+                path, seed = f"{suspect.label}: node {node.name}", suspect.runs.seed
+                found = judge_node(node, table, own, path=path, seed=seed)
+                findings += _with_node_origin(traced[node.name], found)
+    return findings
+
+
+def judge_node(
+    node: Node, table: dict[Node, Any], own: torch.Tensor, *, path: str, seed: int
+) -> list[Finding]:
+    """Judge the value that other code had for a node, by the node run alone.
+
+    Args:
+        node: of the reference.
+        table: what the other code had for every node that this one reads.
+        own: what it had for this one.
+        path: what the findings are called by.
+        seed: of the perturbations.
+
+    Returns:
+        What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
+    """
+    runs = NodeRuns(node, table, seed)
+    reference = runs.native[0].outputs.get(VALUE)
+    if not isinstance(reference, torch.Tensor):
+        return []
+    evidence = ItemEvidence(runs, VALUE)
+    found, _ = check_pair(path, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
+    if all(finding.status.passes() for finding in found):
+        return found
+    context = call_context(runs.parent.target, runs.args, runs.kwargs)
+    return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
+
+
+def _check_write(
+    suspect: Suspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
+) -> list[Finding]:
+    """An input written to at the end has to hold the value that was computed for it."""
+    target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
+    inputs = placeholders(suspect.runs.reference.module)
+    table[node] = table.get(source) if isinstance(source, Node) else None
+    value = table[node]
+    plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
+    if not plain or target not in inputs or not isinstance(value, torch.Tensor):
+        return []
+    after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
+    wanted = value.to(after.dtype).expand(after.shape)
+    if bitwise_equal(after.detach(), wanted.detach().contiguous()):
+        return []
+    found, _ = check_pair(
+        f"{suspect.label}: node {node.name}", wanted.detach(), after.detach(), _NODE_CHECKS
+    )
+    return found
+
+
+def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
+    """The findings that do not pass, with where their node comes from."""
+    bad = [finding for finding in found if not finding.status.passes()]
+    if not bad:
+        return []
+    worst = max(bad, key=lambda finding: finding.status.gravity)
+    where = node_origin(node)
+    told = f"starts here: {where.operator} gives a wrong result for right inputs; {worst.reason}"
+    return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
+
+
+class NodeRuns(ValueRuns):
+    """The runs of a single operator on given inputs."""
+
+    def __init__(self, node: Node, table: dict[Node, Any], seed: int) -> None:
+        """`table` holds the value of every node before this one."""
+        self.node = node
+        parent, self.item = node, None
+        if node.target is operator.getitem and isinstance(node.args[0], Node):
+            parent, self.item = node.args[0], node.args[1]
+        self.parent = parent
+        self.args = map_arg(parent.args, table.__getitem__)
+        self.kwargs = map_arg(parent.kwargs, table.__getitem__)
+        super().__init__([], self._dtypes(), seed)
+        # What a compiler fuses it need not round between two operators.
+        self.shake_inputs = True
+        self.native = self.run_reference()
+
+    def prepare(self, *, wide: bool) -> Callable[[], Any]:
+        """Run the operator once more."""
+        copier = Copier(widen=wide)
+        copies = wide or _is_write(self.parent)
+        args = _copy_arguments(copier, self.args) if copies else self.args
+        kwargs = _copy_arguments(copier, self.kwargs) if copies else self.kwargs
+
+        def run() -> Any:
+            result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
+            return result if self.item is None else result[self.item]
+
+        return run
+
+    def _dtypes(self) -> dict[torch.dtype, int]:
+        counts: dict[torch.dtype, int] = {}
+        values = [self.args, self.kwargs, self.node.meta.get("val")]
+        for tensor in _tensors_in(values):
+            if is_inexact(tensor):
+                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
+        return counts
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return []
+
+
+def _copy_arguments(copier: Copier, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy_arguments(copier, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy_arguments(copier, item) for item in value)
+    return copy_argument(copier, value)
+
+
+def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:
+    """A value that was not tapped: sizes, tuples."""
+    try:
+        with as_traced():
+            args = map_arg(node.args, table.__getitem__)
+            kwargs = map_arg(node.kwargs, table.__getitem__)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # noqa: BLE001  (nodes that need it cannot be judged)
+        return None
+
+
+def _resolve_attribute(module: torch.nn.Module, target: Any) -> Any:
+    value: Any = module
+    for part in str(target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _is_write(node: Node) -> bool:
+    kind = node_traits(node)
+    return kind is not None and bool(kind.mutates)
+
+
+def _cannot_be_drawn_alone(node: Node) -> bool:
+    """Seeds and draws from torch's own generators cannot be drawn again alone."""
+    target: Any = node.target
+    if draws_by_inductor(target):
+        return "seeds" in getattr(target, "__name__", str(target))
+    return node_draws(node)
+
+
+# --- A graph from below AOTAutograd ---------------------------------------------------------------
+
+# What is spent on finding a smallest set; a larger one is given when it runs out.
+SECONDS_FOR_SETS = 40.0
+MOST_NAMED = 3
+# Among nodes that are wrong by themselves, one this much less wrong than the worst is passed over:
+# it may be just over what noise explains.
+CLEARLY = 50.0
+
+
+@quietly()
+def locate(suspect: Suspect) -> list[Finding]:
+    """What the difference starts with; always at least one finding with an origin."""
+    tapping = tap_graph(suspect)
+    passes = _wrong_passes(suspect)
+    node = _first_node_finding(tapping)
+    if node is not None and node.origin is not None:
+        if is_wrong_alone(suspect, node.origin.name) or passes:
+            return [node, *passes]
+        told = f"{node.origin.name} is wrong, but not when it is compiled alone"
+        fused = _smallest_set_finding(suspect, told, ())
+        return [node if fused is None else fused]
+    return passes or [_isolate_difference(suspect, tapping)]
+
+
+def _wrong_passes(suspect: Suspect) -> list[Finding]:
+    found = check_graph_passes(suspect.lowered)
+    return [finding for finding in found if finding.status is Status.DIFFERENT]
+
+
+def _first_node_finding(tapping: Tapping) -> Finding | None:
+    """The first node that is clearly wrong; others are named in its reason."""
+    if not tapping.findings:
+        return None
+    worst = max(map(_excess_of_limit, tapping.findings))
+    clear = [
+        finding for finding in tapping.findings if _excess_of_limit(finding) * CLEARLY >= worst
+    ]
+    first = clear[0]
+    others = [finding for finding in tapping.findings if finding is not first]
+    extra = []
+    if others:
+        named = ", ".join(f.origin.name for f in others[:MOST_NAMED] if f.origin is not None)
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        extra.append(f"other nodes wrong by themselves: {named}{more}")
+    if tapping.changed:
+        extra.append("observation changed the program: its outputs have other bits when tapped")
+    reason = "; ".join([first.reason, *extra])
+    return msgspec.structs.replace(first, reason=reason)
+
+
+def _excess_of_limit(finding: Finding) -> float:
+    """How far over its limit a node is; a wrong integer or shape is as wrong as can be."""
+    return math.inf if finding.native is None else finding.native.excess
+
+
+def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
+    """A difference that no node shows by itself: in a fusion, a layout, the wiring of outputs."""
+    again = run_variant(suspect)
+    if not shows_difference(suspect, again):
+        return _whole_graph_finding(
+            suspect, "it does not show when the graph is compiled once more", ()
+        )
+    if tapping.error:
+        seen = f"the graph could not be tapped ({tapping.error})"
+    elif tapping.shows:
+        seen = "no node is wrong by itself"
+    else:
+        seen = "observation changed the program: with every value as an output it is right"
+    away = tuple(find_remedies(suspect))
+    found = _smallest_set_finding(suspect, seen, away)
+    if found is not None:
+        return found
+    return _whole_graph_finding(suspect, f"{seen}, and no set of compiled nodes shows it", away)
+
+
+def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) -> Finding | None:
+    """The nodes that have to be compiled together; None if no set of nodes shows it."""
+    nodes = find_smallest_set(suspect, SECONDS_FOR_SETS)
+    if not nodes:
+        return None
+    by_name = {node.name: node for node in suspect.lowered.module.graph.nodes}
+    where = provenance(by_name[nodes[0]])
+    kind = OriginKind.NODE if len(nodes) == 1 else OriginKind.FUSION
+    told = (
+        f"it takes {_join_names(nodes)} compiled together" if len(nodes) > 1 else "compiled alone"
+    )
+    found = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
+    return _located_finding(suspect, f"{seen}; {told} to show it", found)
+
+
+def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
+    """No less than the graph; the node behind the first failing output is the nearest place."""
+    outputs = dict(
+        zip(suspect.runs.reference.outputs, returned(suspect.lowered.module), strict=False)
+    )
+    prefix = f"{suspect.label}: "
+    node: Node | None = None
+    for finding in suspect.failures:
+        node = node or outputs.get(finding.path.removeprefix(prefix))
+    where = provenance(node) if node is not None else None
+    named = (node.name,) if node is not None else ()
+    return _located_finding(
+        suspect,
+        why,
+        make_origin(OriginKind.GRAPH, suspect.label, where, named, away),
+    )
+
+
+def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
+    worst = suspect.failures[0]
+    return Finding(
+        path=f"{suspect.label}: {where.kind.value} {where.name}",
+        aspect=Aspect.VALUE,
+        status=worst.status,
+        reason=reason,
+        source=where.source or None,
+        origin=where,
+    )
+
+
+def _join_names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# --- A captured graph -----------------------------------------------------------------------------
+
+# It is given one node at a time, on the values that the reference had there, forward and backward.
+# If it does each of them right, it is given ever longer beginnings of the graph: the last node of
+# the shortest wrong one is where it starts.
+
+# What is spent on it; a backend may take long for every part.
+SECONDS_FOR_PARTS = 30.0
+# Some backends are right the first time and wrong from then on.
+CALLS_OF_PART = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedSuspect:
+    """A call of a captured graph that differed.
+
+    Attributes:
+        runs: the reference's runs on the arguments of the call.
+        label: what findings about the graph begin with.
+        failures: the findings that do not pass.
+        gradients: whether it is the gradients that differ.
+        check: compiles a graph by the same backend, calls it so often on given arguments, with a
+            backward pass or without, and gives the verdict.
+    """
+
+    runs: CapturedRuns
+    label: str
+    failures: tuple[Finding, ...]
+    gradients: bool
+    check: Callable[[GraphModule, list[Any], bool, int], Verdict]
+
+
+def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
+    """What the difference starts with; always one finding with an origin."""
+    now = RandomState.now()
+    try:
+        with quietly():
+            return [_locate_in_captured(suspect)]
+    finally:
+        now.restore()
+
+
+def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
+    deadline = time.monotonic() + SECONDS_FOR_PARTS
+    module = suspect.runs.reference.module
+    values = _record_values(suspect)
+    nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    for node in nodes:
+        if time.monotonic() > deadline:
+            break
+        worst = _gravest_of_part(suspect, _cut_part([node]), values)
+        if worst is not None:
+            return _captured_finding(suspect, node, "is wrong by itself", worst)
+    start, end = 0, len(nodes)
+    if _gravest_of_part(suspect, _cut_part(nodes), values) is None:
+        return _captured_finding(
+            suspect, None, "compiled once more, the graph does not show it", None
+        )
+    while end - start > 1 and time.monotonic() < deadline:
+        middle = (start + end) // 2
+        if _gravest_of_part(suspect, _cut_part(nodes[:middle]), values) is None:
+            start = middle
+        else:
+            end = middle
+    worst = _gravest_of_part(suspect, _cut_part(nodes[:end]), values)
+    told = f"is right by itself, but not compiled together with the {end - 1} nodes before it"
+    return _captured_finding(suspect, nodes[end - 1], told, worst)
+
+
+class _NodeRecorder(Interpreter):
+    """Remembers the value of every node as it was before anything wrote to it."""
+
+    def __init__(self, module: GraphModule, values: dict[str, Any]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values = values
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.values[n.name] = result.detach().clone().requires_grad_(result.requires_grad)
+        else:
+            self.values[n.name] = result
+        return result
+
+
+def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    suspect.runs.rng.restore()
+    with suspect.runs.surroundings.again(), taking_stance("force_eager"):
+        _NodeRecorder(suspect.runs.reference.module, values).run(*suspect.runs.arguments())
+    return values
+
+
+def _cut_part(nodes: list[Node]) -> tuple[GraphModule, list[str]]:
+    """A graph of some nodes of another one, and which values are its arguments."""
+    graph = Graph()
+    known: dict[Node, Node] = {}
+    names: list[str] = []
+    inside = set(nodes)
+    for node in nodes:  # the placeholders come first, whenever they are first needed
+        for given in node.all_input_nodes:
+            if given not in known and given not in inside:
+                known[given] = graph.placeholder(given.name)
+                known[given].meta = dict(given.meta)
+                names.append(given.name)
+    for node in nodes:
+        known[node] = graph.node_copy(node, known.__getitem__)
+        known[node].meta = dict(node.meta)
+    ends = [
+        known[node]
+        for node in nodes
+        if not node.users or any(user not in inside for user in node.users)
+    ]
+    graph.output(tuple(ends))
+    return GraphModule(nodes[0].graph.owning_module or {}, graph), names
+
+
+def _gravest_of_part(
+    suspect: CapturedSuspect, part: tuple[GraphModule, list[str]], values: dict[str, Any]
+) -> Finding | None:
+    """The gravest finding about what the backend makes of a part; None if it passes."""
+    module, names = part
+    try:
+        verdict = suspect.check(
+            module, [values[name] for name in names], suspect.gradients, CALLS_OF_PART
+        )
+    except Exception:  # noqa: BLE001  (a part that does not work alone shows nothing)
+        return None
+    bad = [finding for finding in verdict.failures if finding.status is not Status.UNVERIFIED]
+    gradients = [finding for finding in bad if "gradient of" in finding.path]
+    return next(iter(gradients if suspect.gradients else bad), None)
+
+
+def _captured_finding(
+    suspect: CapturedSuspect, node: Node | None, told: str, worst: Finding | None
+) -> Finding:
+    about = worst or suspect.failures[0]
+    if node is None:
+        origin = Origin(kind=OriginKind.GRAPH, name=suspect.label)
+        reason = told
+    else:
+        origin = node_origin(node)
+        what = "the gradient of " if suspect.gradients else ""
+        reason = f"starts here: {what}{origin.operator} {told}; {about.reason}"
+    return Finding(
+        path=f"{suspect.label}: {origin.kind.value} {origin.name}",
+        aspect=about.aspect if worst is not None else Aspect.VALUE,
+        status=about.status,
+        reason=reason,
+        dtype=about.dtype,
+        shape=about.shape,
+        metrics=about.metrics if worst is not None else None,
+        native=about.native if worst is not None else None,
+        diagnosis=about.diagnosis if worst is not None else None,
+        source=origin.source or None,
+        origin=origin,
+    )

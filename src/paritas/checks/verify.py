@@ -1,0 +1,567 @@
+"""verify(): does the compiled model compute what the framework model computes?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas._torch.dynamo import reuses_outputs, room_for_entries
+from paritas._torch.operators import WIDE
+from paritas._torch.tensors import accumulation_hooks
+from paritas.checks.comparer import CollectedFindings, Comparer
+from paritas.checks.failures import FailedPair, remember_failed
+from paritas.errors import MismatchError, UsageError
+from paritas.execution.evidence import is_inexact
+from paritas.execution.observation import (
+    AFTER,
+    GRADIENT,
+    OUTPUT,
+    SECOND_GRADIENT,
+    STATE,
+    Observation,
+    RunConditions,
+    input_tensors,
+    place_of,
+    running_subject,
+    same_value,
+    storage_address,
+)
+from paritas.execution.saved_state import RandomState
+from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.subjects import (
+    Inputs,
+    Subject,
+    VerifyConfig,
+    input_sets,
+    inspect_subject,
+    limit_to_candidate,
+)
+from paritas.numerics.contents import SEQUENCE
+from paritas.reports.progress import shows_progress
+from paritas.results.findings import Aspect, Coverage, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+
+# --- Gradients that the caller's own call does not make -------------------------------------------
+
+# A model that is called with plain data stands behind another model one day, and then the gradient
+# of its input counts; a gradient penalty differentiates gradients. Both are asked in a run of their
+# own, so that outputs and gradients are compared as the caller calls: a leaf that requires grad can
+# choose another kernel, makes compilers compile anew, and forbids writing to it.
+#
+# What raises there is listed as not compared. It is no difference that anyone could miss: whoever
+# asks for it gets an exception, never a wrong number.
+
+# Parameters, inputs and outputs. Differentiating twice takes some three times what once takes, and
+# as much more memory; programs of this size, kernels and layers in a test, take milliseconds.
+MOST_NUMBERS = 1 << 18
+_SECOND = "gradients of gradients"
+
+
+class FurtherGradients:
+    """Asks both sides for them, once natively, and says what the later runs have to make.
+
+    Attributes:
+        conditions: those of the later runs.
+        skipped: what was not made, and why.
+        failures: what a side raised where gradients of gradients were asked for by name.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[Subject, Subject],
+        inputs: Inputs,
+        rng: RandomState,
+        config: VerifyConfig,
+        conditions: RunConditions,
+    ) -> None:
+        """`conditions` are those of the caller's own call."""
+        self.sides = sides
+        self.inputs = inputs
+        self.rng = rng
+        self.config = config
+        self.conditions = conditions
+        self.skipped: list[str] = []
+        self.failures: dict[str, Exception] = {}
+
+    def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
+        """What both sides did in the caller's own call, with what they give beyond it."""
+        reference, candidate = natives
+        failed = any(seen.error or seen.gradient_error for seen in natives)
+        stops = reference.gradients and not any(candidate.requires_grad.values())
+        if not self.conditions.gradients or failed or stops:
+            return natives
+        written = {place_of(path) for seen in natives for path in seen.after}
+        self.conditions = dataclasses.replace(
+            self.conditions,
+            also=frozenset(self._inputs(written)),
+            written=frozenset(written),
+            second=self._differentiates_twice(reference, candidate),
+        )
+        found = self._run_both(natives)
+        return self._joined(reference, found[0]), self._joined(candidate, found[1])
+
+    def _joined(self, native: Observation, seen: Observation) -> Observation:
+        further = {path: value for path, value in seen.further.items() if self._is_asked(path)}
+        return dataclasses.replace(native, further=further, again=seen.again)
+
+    def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
+        """Both sides under the same flags: where one cannot have some, neither has."""
+        while self._has_any:
+            asked = self.conditions.also
+            found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
+            if self.conditions.also == asked:
+                return found
+        return [Observation(), Observation()]
+
+    def report(self, collected: CollectedFindings) -> None:
+        """Say what was not compared; a double backward that was asked for by name is missing."""
+        collected.skipped += self.skipped
+        for role, error in self.failures.items():
+            status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
+            reason = f"the {role} raises {_describe_error(error)}"
+            advice = "verify_double_backward=True asks for them"
+            collected.add(_SECOND, Aspect.EXCEPTION, status, reason, advice)
+
+    @property
+    def _has_any(self) -> bool:
+        return bool(self.conditions.also) or self.conditions.second
+
+    def _is_asked(self, path: str) -> bool:
+        return (
+            self.conditions.second
+            if path.startswith(SECOND_GRADIENT)
+            else bool(self.conditions.also)
+        )
+
+    def _inputs(self, written: set[str]) -> Iterator[str]:
+        if not self.config.verify_input_gradients:
+            return
+        if not self._runs_natively(self.sides[0]):
+            self._skip("gradients of inputs that do not require grad", "the reference is compiled")
+            return
+        named = dict(input_tensors(self.inputs))
+        places = [storage_address(tensor) for tensor in named.values()]
+        for path, tensor in named.items():
+            if tensor.requires_grad or not _is_differentiable(tensor):
+                continue
+            if path in written and places.count(storage_address(tensor)) > 1:
+                self._skip(f"{GRADIENT} of {path}", "it is written to and shares memory")
+            elif path in written and any(side.is_compiled for side in self.sides):
+                # It would have to be no leaf, of which Dynamo warns the user.
+                self._skip(f"{GRADIENT} of {path}", "a compiled program writes to it")
+            else:
+                yield path
+
+    def _differentiates_twice(self, reference: Observation, candidate: Observation) -> bool:
+        asked = self.config.verify_double_backward
+        if asked is False:
+            return False
+        if reference.outputs.keys() != candidate.outputs.keys():
+            self._skip(_SECOND, "the two sides name their outputs differently")
+            return False
+        if reference.gradients.keys() != candidate.gradients.keys():
+            self._skip(_SECOND, "the two sides have gradients of other names")
+            return False
+        if any(seen.backward_changes_things for seen in (reference, candidate)):
+            # It would change them twice, and what comes after would go on from there.
+            self._skip(_SECOND, "the backward pass changes inputs, state or the random generators")
+            return False
+        if asked is not None:
+            return asked
+        if any(side.is_compiled for side in self.sides):
+            self._skip(
+                _SECOND, "few compilers support them; set verify_double_backward=True to try"
+            )
+            return False
+        tensors = [*self.sides[0].state.tensors.values()]
+        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
+        tensors += [leaf for leaf in reference.outputs.values() if is_inexact(leaf)]
+        numbers = sum(tensor.numel() for tensor in tensors)
+        if numbers > MOST_NUMBERS:
+            why = (
+                f"the program has {numbers} numbers, more than {MOST_NUMBERS}; set "
+                "verify_double_backward=True to compare them"
+            )
+            self._skip(_SECOND, why)
+        return numbers <= MOST_NUMBERS
+
+    def _runs_natively(self, side: Subject) -> bool:
+        """What is compiled would be compiled anew for this: its lifted run is, and has to do."""
+        return not side.is_compiled or self.config.verify_double_backward is True
+
+    def _run(self, side: Subject, native: Observation) -> Observation:
+        """One side natively; whatever it cannot do is asked of none any more."""
+        if not self._runs_natively(side):
+            return Observation()
+        seen = self._observe(side)
+        error = seen.error or seen.gradient_error
+        if self.conditions.also and error is not None:
+            self._give_up_inputs(f"the {side.role} raises {_describe_error(error)}")
+        elif self.conditions.also and not _same_outputs(native, seen):
+            self._give_up_inputs(f"the {side.role} computes something else then")
+        elif self.conditions.second and (error := error or seen.second_error) is not None:
+            self.conditions = dataclasses.replace(self.conditions, second=False)
+            self._skip(_SECOND, f"the {side.role} raises {_describe_error(error)}")
+            if self.config.verify_double_backward:
+                self.failures[side.role] = error
+        return seen
+
+    def _observe(self, side: Subject) -> Observation:
+        """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        conditions = dataclasses.replace(
+            self.conditions,
+            wanted=frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also),
+            changing=frozenset(),
+        )
+        room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
+        with room, running_subject(side, self.rng, conditions) as call:
+            return call(self.inputs)
+
+    def _give_up_inputs(self, why: str) -> None:
+        for path in sorted(self.conditions.also):
+            self._skip(f"{GRADIENT} of {path}, which does not require grad", why)
+        self.conditions = dataclasses.replace(self.conditions, also=frozenset())
+
+    def _skip(self, what: str, why: str) -> None:
+        self.skipped.append(f"{what}: {why}")
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return is_inexact(tensor) and (tensor.dtype in WIDE or tensor.dtype in WIDE.values())
+
+
+def _same_outputs(native: Observation, seen: Observation) -> bool:
+    return native.outputs.keys() == seen.outputs.keys() and all(
+        same_value(value, seen.outputs[path]) for path, value in native.outputs.items()
+    )
+
+
+def _describe_error(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)
+
+
+# --- verify() -------------------------------------------------------------------------------------
+
+
+@shows_progress
+def verify(
+    inputs: Any,
+    framework_model: Callable[..., Any],
+    compiled_model: Callable[..., Any],
+    verify_cfg: VerifyConfig | None = None,
+    *,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Compare a model with its compiled, fused or ported form.
+
+    Args:
+        inputs: a list or tuple of positional inputs, a dict of keyword arguments,
+            `Inputs(args, kwargs)`, or a list of `Inputs`, each of which is compared.
+        framework_model: the reference, an `nn.Module` or any callable.
+        compiled_model: the candidate, an `nn.Module` or any callable.
+        verify_cfg: what to compare; everything, by default.
+        on_progress: called with a few words before each step that may take long.
+
+    Returns:
+        The verdict, true if the candidate computes what the reference computes.
+
+    Raises:
+        MismatchError: unless the verdict passes, or `raise_on_mismatch` is off.
+        UsageError: if there is nothing to call, or nothing to call it with.
+    """
+    __tracebackhide__ = True
+    config = VerifyConfig() if verify_cfg is None else verify_cfg
+    if not isinstance(config, VerifyConfig):
+        message = f"verify_cfg must be a VerifyConfig, not {config!r:.120}"
+        raise UsageError(message)
+    config = config.as_used()
+    sets = input_sets(inputs)
+    reference = inspect_subject(framework_model, "reference", "framework_model")
+    candidate = inspect_subject(compiled_model, "candidate", "compiled_model", reference.state)
+    config, limits, around = limit_to_candidate(config, compiled_model)
+    tell = on_progress or (lambda _: None)
+    rng = RandomState.now()
+    verdicts = []
+    try:
+        with around:
+            for position, given in enumerate(sets):
+                label = f" (inputs {position + 1})" if len(sets) > 1 else ""
+                one = _Verification(reference, candidate, given, config, label, tell)
+                verdicts.append(one.run())
+    finally:
+        rng.restore()
+    verdict = Verdict.merge(verdicts)
+    if limits:
+        verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
+    if verdict.enabled and not verdict.passed:
+        remember_failed(verdict, [FailedPair(framework_model, compiled_model, sets)])
+    if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
+        raise MismatchError(str(verdict), verdict)
+    return verdict
+
+
+class _Verification:
+    """One set of inputs: run both sides, compare what they did, then a second call."""
+
+    def __init__(
+        self,
+        reference: Subject,
+        candidate: Subject,
+        inputs: Inputs,
+        config: VerifyConfig,
+        label: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.reference = reference
+        self.candidate = candidate
+        self.inputs = inputs
+        self.config = config
+        self.label = label
+        self.tell = tell
+        self.rng = RandomState.now()
+        self.repeats = False
+        self.overwritten: list[str] = []
+        self.reused: list[str] = []
+        self.conditions = RunConditions(
+            gradients=self._differentiates(),
+            seed=config.seed,
+            accumulates=_hang_on_accumulation(reference, candidate),
+        )
+
+    def run(self) -> Verdict:
+        natives = self._run_reference()
+        mine = self._run_candidate(len(natives))
+        intruded = self._intrusions()
+        if not self.config.enabled:
+            note = "comparison was switched off (enabled=False); both sides ran"
+            return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
+        further = FurtherGradients(
+            (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
+        )
+        first, my_first = further.ask((natives[0], mine[0]))
+        runs = SubjectRuns(
+            self.reference,
+            self.candidate,
+            self.inputs,
+            self.rng,
+            further.conditions,
+            [first, *natives[1:]],
+            lift=self.config.lift,
+        )
+        runs.tell = self.tell
+        if self._goes_by_order(natives[0], mine[0]):
+            runs.by_order = True
+            runs.notes.append("outputs are matched by order: the two sides name them differently")
+            mine, (my_first,) = runs.named(mine), runs.named([my_first])
+        runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
+        collected = Comparer(runs, self.config, 0, self.label).compare(first, my_first)
+        further.report(collected)
+        collected.take(intruded)
+        if self.repeats or len(mine) > 1:
+            collected.take(self._compare_second(runs, natives, mine))
+        if collected.passes and runs.ran_uncompiled():
+            collected.take(self._uncompiled())
+        if collected.passes:
+            collected.take(self._run_again(runs, natives[0]))
+        if self.config.verify_aliasing:
+            collected.take(self._compare_memory(mine[0]))
+        collected.notes += runs.notes
+        return collected.verdict(strict=self.config.strict)
+
+    def _intrusions(self) -> CollectedFindings:
+        """What the candidate's calls changed of the reference's own state, which is put back."""
+        collected = CollectedFindings()
+        ours, theirs = self.reference.state, self.candidate.state
+        if ours is theirs or not self.config.enabled:
+            return collected
+        for name in ours.changed():
+            collected.compared += 1
+            reason = "the candidate's call changes this part of the reference, and not its own"
+            path = f"{STATE} {name}{AFTER}{self.label}"
+            collected.add(path, Aspect.VALUE, Status.DIFFERENT, reason)
+        ours.restore()
+        return collected
+
+    @property
+    def _outputs_are_reused(self) -> bool:
+        return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
+
+    def _unreadable(self) -> dict[str, str]:
+        return {**self.reference.state.unreadable, **self.candidate.state.unreadable}
+
+    def _compare_memory(self, first: Observation) -> CollectedFindings:
+        """An output belongs to the caller: nobody writes to it later."""
+        collected = CollectedFindings()
+        if self._outputs_are_reused:
+            collected.notes.append("outputs lie in CUDA graphs: the next call overwrites them")
+        wrong = dict.fromkeys(first.written_later, "is written to after the call")
+        wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
+        wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
+        if not wrong:
+            return collected
+        conditions = dataclasses.replace(self.conditions, gradients=False, holds=True)
+        with running_subject(self.reference, self.rng, conditions) as call:
+            one, two = call(self.inputs), call(self.inputs)
+        usual = {*one.written_later, *_outputs_in_reused_memory(one, two)}
+        for path, what in wrong.items():
+            if path not in usual:
+                collected.compared += 1
+                reason = f"{what}, unlike the reference's"
+                advice = "return a tensor of its own, or a copy"
+                collected.add(f"{path}{self.label}", Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+        return collected
+
+    def _run_again(self, runs: SubjectRuns, first: Observation) -> CollectedFindings:
+        """The reference must still be what it was: else it is unknown what was compared."""
+        self.tell("running the reference once more")
+        collected = CollectedFindings()
+        first = dataclasses.replace(first, further={}, again={})
+        with running_subject(self.reference, self.rng, self.conditions) as call:
+            last = call(self.inputs)
+        for name, reason in self._unreadable().items():
+            collected.skipped.append(f"{STATE} {name}{self.label}: {reason}")
+        failures = {**self.reference.state.failures, **self.candidate.state.failures}
+        for name, reason in failures.items():
+            path = f"{STATE} {name}{self.label}"
+            collected.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
+        if first.error is not None or _same_observation(first, last):
+            return collected
+        runs.unsettle()
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        found = Comparer(runs, quiet, 0, "", lifts=False).compare(first, last)
+        moved = [finding.path for finding in found.findings if not finding.status.passes()]
+        moved += [path for path, _ in first.items() if not runs.repeats(path, first, last)]
+        if not moved:
+            collected.notes.append("the reference does not give the same bits every time")
+            return collected
+        named = ", ".join(list(dict.fromkeys(moved))[:3])
+        reason = f"run once more at the end, it no longer gives the same {named}"
+        advice = "what the two share was changed and could not be put back, or it is not repeatable"
+        collected.add(f"reference{self.label}", Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+        return collected
+
+    def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
+        """Whether the candidate's outputs have other names, and that is no difference.
+
+        Other runtimes give their results in a list, whatever the model gives.
+        """
+        root = candidate.kinds.get(OUTPUT)
+        is_list = root is not None and root.family == SEQUENCE
+        asked = self.config.match_by_order or (self.candidate.is_foreign and is_list)
+        return asked and reference.outputs.keys() != candidate.outputs.keys()
+
+    def _uncompiled(self) -> CollectedFindings:
+        collected = CollectedFindings()
+        collected.add(
+            f"candidate{self.label}",
+            Aspect.HARNESS,
+            Status.UNVERIFIED,
+            "torch.compile compiled nothing, so eager was compared with eager",
+            "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them its "
+            "own containers as well: compile a function or module of your own around them",
+        )
+        return collected
+
+    def _differentiates(self) -> bool:
+        """By default where anything requires grad and gradients are on."""
+        if self.config.verify_gradients is not None:
+            return self.config.verify_gradients
+        tensors = [*self.reference.state.tensors.values()]
+        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def _run_reference(self) -> list[Observation]:
+        """One call, and a second where the first left something behind."""
+        self.tell("running the reference")
+        with running_subject(self.reference, self.rng, self.conditions) as call:
+            seen = [call(self.inputs)]
+            again = self.config.verify_second_call and self.config.enabled
+            if again and seen[0].error is None and not seen[0].is_stateless:
+                seen.append(call(self.inputs))
+        return seen
+
+    def _run_candidate(self, reference_calls: int) -> list[Observation]:
+        self.tell("running the candidate (a compiler works on the first call)")
+        again = self.config.verify_second_call and self.config.enabled
+        holds = self.config.verify_aliasing and not self._outputs_are_reused
+        conditions = dataclasses.replace(self.conditions, holds=holds)
+        with self._room(), running_subject(self.candidate, self.rng, conditions) as call:
+            seen = [call(self.inputs)]
+            if seen[0].error is None and (again or reference_calls > 1):
+                seen.append(call(self.inputs))
+                self.overwritten = seen[0].written_later
+                self.reused = _outputs_in_reused_memory(*seen)
+        if reference_calls == 1 and len(seen) > 1 and _same_observation(*seen):
+            # Nothing more is to be learned from it: it need not be held while others run.
+            seen.pop()
+            self.repeats = True
+        return seen
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Our own entries in Dynamo's caches must not push the candidate into eager mode."""
+        with room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext():
+            yield
+
+    def _compare_second(
+        self, runs: SubjectRuns, natives: list[Observation], mine: list[Observation]
+    ) -> CollectedFindings:
+        """A program without state does the same again; one with state goes on from it."""
+        label = f" (second call){self.label}"
+        unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
+        if unseen:
+            collected = CollectedFindings()
+            note = f"the second call was not judged: {unseen[0]} cannot be put back"
+            collected.notes.append(note)
+            return collected
+        if self.repeats:
+            collected = CollectedFindings(compared=1)
+            reason = "the candidate does the same again, bit for bit"
+            collected.add(f"call{label}", Aspect.VALUE, Status.IDENTICAL, reason)
+            return collected
+        if len(natives) == 1:
+            # It changed its mind. Its lifted run was of the first call only.
+            runs.unsettle()
+            return Comparer(runs, self.config, 0, label, lifts=False).compare(natives[0], mine[1])
+        return Comparer(runs, self.config, 1, label).compare(natives[1], mine[1])
+
+
+def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[str]:
+    """The outputs of a call that stand in memory which the call before gave away."""
+    taken = {storage_address(tensor) for tensor in first.live.values()} - {0}
+    return [path for path, tensor in second.live.items() if storage_address(tensor) in taken]
+
+
+def _same_observation(first: Observation, second: Observation) -> bool:
+    if second.error is not None or first.aliases != second.aliases:
+        return False
+    if first.kinds != second.kinds:
+        return False
+    left, right = dict(first.items()), dict(second.items())
+    if left.keys() != right.keys():
+        return False
+    return all(same_value(value, right[path]) for path, value in left.items())
+
+
+def _hang_on_accumulation(reference: Subject, candidate: Subject) -> bool:
+    """Whether hooks that only `.backward()` runs tell the two sides apart.
+
+    The hooks of a shared parameter run for both alike. Those are the caller's, an optimizer
+    behind them perhaps, and are left alone.
+    """
+    left, right = reference.state.tensors, candidate.state.tensors
+    return any(
+        left.get(name) is not right.get(name)
+        and any(accumulation_hooks(side[name]) for side in (left, right) if name in side)
+        for name in {**left, **right}
+    )

@@ -1,1 +1,0 @@
-"""Which values of two dumps belong together."""

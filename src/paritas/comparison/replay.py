@@ -1,0 +1,671 @@
+"""Operators run again: the error they made, told apart from the error that came in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas._torch.named_operators import operator_named
+from paritas._torch.operators import WIDE, map_tensors
+from paritas.comparison.dataflow import RecordedCall, scope_of
+from paritas.comparison.operands import read_value
+from paritas.dumps.survey import is_result
+from paritas.errors import UsageError
+from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
+from paritas.files.dtypes import known_dtype
+from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.checkers import AutomaticValueChecker
+from paritas.results.findings import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from paritas._torch.named_operators import NamedOperator
+    from paritas.comparison.dataflow import RecordedCalls, Scope
+    from paritas.files.records import Record
+    from paritas.numerics.automatic import Judgement
+
+
+# --- Operators as a program: natively, in float64, perturbed --------------------------------------
+
+# Batch normalisation in training writes to these, and its signature does not say so.
+_SILENTLY_WRITTEN = frozenset({"running_mean", "running_var"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayLeaf:
+    """Stands for a tensor, or a size, that comes from outside."""
+
+    key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """Stands for what an earlier step gave."""
+
+    step: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayStep:
+    """A call; its arguments are plain values, leaves, results, and lists of these."""
+
+    name: str
+    operator: NamedOperator
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayProgram:
+    """Calls in order.
+
+    Attributes:
+        position: which of the results of the last call is asked for: a number, or the name of an
+            argument that it wrote to.
+    """
+
+    steps: tuple[ReplayStep, ...]
+    position: str = "0"
+
+    def run(self, values: Mapping[str, Any], most_bytes: int | None = None) -> Any:
+        """Run it; what it is given is not written to.
+
+        Raises:
+            UsageError: it would make more bytes than it may, or nothing at that position.
+        """
+        done: dict[str, Any] = {}
+        room = most_bytes
+        result: Any = None
+        for step in self.steps:
+            args = [_fill_arguments(value, values, done) for value in step.args]
+            named = {
+                key: _fill_arguments(value, values, done) for key, value in step.kwargs.items()
+            }
+            named = step.operator.settled(named)
+            if room is not None:
+                room -= step.operator.foretell(args, named)
+                if room < 0:
+                    raise UsageError(f"{step.operator.name} would make more than can be run again")
+            _copy_written(step.operator, args, named)
+            result = done[step.name] = step.operator.run(*args, **named)
+            if step is self.steps[-1] and not self.position.isdecimal():
+                names = [name for name, _ in step.operator.takes]
+                result = {**dict(zip(names, args, strict=False)), **named}.get(self.position)
+        return _select_result(result, self.position)
+
+
+class ReplayRuns(ValueRuns):
+    """The runs of a program on given values."""
+
+    def __init__(
+        self, program: ReplayProgram, values: Mapping[str, Any], most_bytes: int, seed: int = 0
+    ) -> None:
+        """Run it natively, once it is known that this takes no more than so many bytes."""
+        self.program = program
+        self.values = values
+        counts: dict[torch.dtype, int] = {}
+        for value in values.values():
+            if is_inexact(value):
+                counts[value.dtype] = counts.get(value.dtype, 0) + 1
+        self._room: int | None = most_bytes
+        super().__init__([], counts, seed)
+        # What a compiler fuses it need not round between two operators.
+        self.shake_inputs = True
+        self.native = self.run_reference()
+        self._room = None
+        result: Any = self.native[0].outputs.get(VALUE)
+        if is_inexact(result):
+            self.dtypes.add(result.dtype)
+
+    @property
+    def result(self) -> Tensor:
+        """What the native run gave.
+
+        Raises:
+            UsageError: nothing.
+        """
+        seen = self.native[0]
+        value = seen.outputs.get(VALUE)
+        if isinstance(seen.error, UsageError):
+            raise seen.error
+        if not isinstance(value, torch.Tensor):
+            last = self.program.steps[-1].operator.name
+            text = (str(seen.error or "it gave no tensor").strip().splitlines() or [""])[0]
+            raise UsageError(f"{last} cannot be run again: {text:.160}")
+        return value
+
+    def truth(self) -> Tensor:
+        """The result in float64; where no lifted run can be had, the native one."""
+        lifted = self.arbiter()
+        value = None if lifted is None else lifted[0].outputs.get(VALUE)
+        if isinstance(value, torch.Tensor) and value.shape == self.result.shape:
+            return value
+        return self.result
+
+    def prepare(self, *, wide: bool) -> Callable[[], Any]:
+        """Run it once more."""
+        values = self.values
+        if wide:
+            values = {key: _widen(value) for key, value in values.items()}
+        return lambda: self.program.run(values, self._room)
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in WIDE:
+        return value.to(WIDE[value.dtype])
+    return value
+
+
+def _copy_written(operator: NamedOperator, args: list[Any], named: dict[str, Any]) -> None:
+    for place, (name, _) in enumerate(operator.takes):
+        if name not in operator.writes and name not in _SILENTLY_WRITTEN:
+            continue
+        if name in named:
+            named[name] = map_tensors(named[name], torch.clone)
+        elif place < len(args):
+            args[place] = map_tensors(args[place], torch.clone)
+
+
+def _fill_arguments(value: Any, values: Mapping[str, Any], done: Mapping[str, Any]) -> Any:
+    if isinstance(value, ReplayLeaf):
+        return values[value.key]
+    if isinstance(value, StepResult):
+        return done[value.step]
+    if isinstance(value, list | tuple):
+        return [_fill_arguments(item, values, done) for item in value]
+    return value
+
+
+def _select_result(result: Any, position: str) -> Any:
+    if isinstance(result, list | tuple):
+        place = int(position) if position.isdecimal() else -1
+        return result[place] if 0 <= place < len(result) else None
+    return result if position == "0" or not position.isdecimal() else None
+
+
+# --- Which operators, on which values -------------------------------------------------------------
+
+# Where both dumps hold what the very call was given, it is that call. Fused code holds what a
+# kernel read and wrote: there, it is the nodes of the graph that the kernel stands for, as the
+# other dump, which ran them one by one, has them.
+
+# Of these, the seed decides all.
+_SEEDED = re.compile(r"prims\.inductor_(random|randint)\.default")
+_MOST_STEPS = 200
+_MOST_NAMED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+    """What a leaf is on either side; None where the other side's value is taken for it."""
+
+    my: Record | None
+    golden: Record | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayPlan:
+    """A program, what it is given on either side, and what it is, in words.
+
+    Attributes:
+        unsure: nodes whose value one side has not recorded, so that it may have been another.
+    """
+
+    program: ReplayProgram
+    bindings: dict[str, Binding]
+    words: str
+    unsure: tuple[str, ...] = ()
+
+
+def make_plan(
+    my: Record, golden: Record, my_calls: RecordedCalls, golden_calls: RecordedCalls
+) -> ReplayPlan:
+    """How to get at a pair of values again.
+
+    Raises:
+        UsageError: the dumps do not hold enough for that; the message says what is missing.
+    """
+    mine, theirs = my_calls.call_of(my), golden_calls.call_of(golden)
+    if mine is None or theirs is None:
+        raise UsageError("it is not among the recorded calls")
+    if mine.is_given or theirs.is_given:
+        raise UsageError("it is what the graph was given")
+    if "parameter" in (my.site.level, golden.site.level):
+        raise UsageError("it is a parameter's gradient: what computed it is a row of its own")
+    if "module" in (my.site.level, golden.site.level):
+        raise UsageError("it is a module's: the dump does not say which operators that runs")
+    if not (my.site.exact and golden.site.exact):
+        raise UsageError("the buffer is not known to hold the value of a node")
+    buffered = "buffer" in (my.site.level, golden.site.level)
+    if mine.given and theirs.given and not buffered:
+        return _call_plan(my, golden, mine, theirs)
+    if _is_node(golden_calls, golden):
+        return _Grouping(golden, golden_calls, my, my_calls, planned="golden").plan()
+    if _is_node(my_calls, my):
+        return _Grouping(my, my_calls, golden, golden_calls, planned="my").plan()
+    if buffered:
+        raise UsageError("neither dump holds the operators' arguments: record one of source='fx'")
+    raise UsageError("what the operator was given is not recorded")
+
+
+def _is_node(calls: RecordedCalls, record: Record) -> bool:
+    call = calls.node(scope_of(record.site), record.site.name)
+    return call is not None and bool(call.given)
+
+
+def _call_plan(my: Record, golden: Record, mine: RecordedCall, theirs: RecordedCall) -> ReplayPlan:
+    """The same operator on either side, argument by argument."""
+    if my.site.op != golden.site.op:
+        raise UsageError(f"my side runs {my.site.op}, the golden one {golden.site.op}")
+    if my.site.position != golden.site.position:
+        raise UsageError("the two are different results of the operator")
+    found: dict[str, Any] = {}
+    bindings: dict[str, Binding] = {}
+    differ: list[str] = []
+    for place, record in theirs.given.items():
+        other = mine.given.get(place)
+        if record.tensor is not None:
+            if other is None or other.tensor is None:
+                raise UsageError(f"my side has no tensor for argument {place} of {my.site.op}")
+            bindings[place] = Binding(other, record)
+            found[place] = ReplayLeaf(place)
+            continue
+        value = _read_plain(record)
+        own = value if other is None or other.tensor is not None else _read_plain(other)
+        if isinstance(value, torch.dtype) and isinstance(own, torch.dtype):
+            value = own  # each side computes in its own
+        elif repr(own) != repr(value):
+            differ.append(f"argument {place} is {own!r} on my side, {value!r} on the golden one")
+        found[place] = value
+    step = _make_step(golden.site.name, golden.site.op, found)
+    words = f"{golden.site.op}, run again on its recorded inputs"
+    return ReplayPlan(
+        ReplayProgram((step,), golden.site.position), bindings, "; ".join([words, *differ])
+    )
+
+
+class _Grouping:
+    """Collects the nodes between a value and what the other side has recorded."""
+
+    def __init__(
+        self,
+        target: Record,
+        graph: RecordedCalls,
+        other: Record,
+        seen: RecordedCalls,
+        *,
+        planned: str,
+    ) -> None:
+        """`graph` has the nodes, `seen` what the other side computed; `planned`: whose graph."""
+        self.target = target
+        self.graph = graph
+        self.scope: Scope = scope_of(target.site)
+        self.other = other
+        self.seen = seen
+        self.planned = planned
+        kernel = seen.call_of(other)
+        self.read = {
+            record.site.nodes[-1]: record
+            for record in (kernel.given.values() if kernel is not None else ())
+            if record.site.nodes and record.site.exact and record.site.level == "buffer"
+        }
+        self.group = {*other.site.nodes, target.site.name}
+        self.steps: dict[str, ReplayStep] = {}
+        self.bindings: dict[str, Binding] = {}
+        self.borrowed: list[str] = []
+        self.unsure: list[str] = []
+
+    def plan(self) -> ReplayPlan:
+        """Walk back from the value."""
+        waiting = [self.target.site.name]
+        while waiting:
+            name = waiting[-1]
+            call = self.graph.node(self.scope, name)
+            if call is None:
+                raise UsageError(f"the dump that holds the graph has no record of node {name}")
+            before = [node for node in self._needed(call) if node not in self.steps]
+            if before:
+                waiting += before
+                if len(waiting) + len(self.steps) > _MOST_STEPS:
+                    raise UsageError(
+                        f"more than {_MOST_STEPS} nodes lie between it and what is recorded"
+                    )
+                continue
+            waiting.pop()
+            if name not in self.steps:
+                found = {place: self._argument(one) for place, one in call.given.items()}
+                if call.site.op == "getitem":
+                    found = _taken_apart(found)
+                self.steps[name] = _make_step(name, call.site.op, found)
+        self.steps = dict(sorted(self.steps.items(), key=lambda item: self._place(item[0])))
+        if not self.target.site.position.isdecimal():
+            raise UsageError("it is an argument that a node wrote to")
+        return ReplayPlan(
+            ReplayProgram(tuple(self.steps.values()), self.target.site.position),
+            self.bindings,
+            self._words(),
+            tuple(self.unsure),
+        )
+
+    def _place(self, name: str) -> int:
+        """Where a node stands in the program."""
+        call = self.graph.node(self.scope, name)
+        return -1 if call is None else min(record.sequence for record in call.made.values())
+
+    def _needed(self, call: RecordedCall) -> list[str]:
+        """The nodes among what a node was given that have to be run, too."""
+        names = (self._producer(record) for record in call.given.values())
+        return [name for name in dict.fromkeys(names) if name and self._is_run(name, call)]
+
+    def _is_run(self, name: str, reader: RecordedCall) -> bool:
+        call = self.graph.node(self.scope, name)
+        if call is None or call.is_given or not call.given:
+            return False
+        if _SEEDED.fullmatch(call.site.op):
+            if not self._same_seeds(call):
+                raise UsageError(f"{name} draws random numbers, which need not be the same")
+            return False
+        if name in self.group or reader.site.op == "getitem":
+            return True
+        return self._recorded(name) is None
+
+    def _same_seeds(self, call: RecordedCall) -> bool:
+        """Whether what a node is drawn from is recorded on either side, and the same."""
+        found = False
+        for record in call.given.values():
+            name = self._producer(record)
+            made = self.graph.node(self.scope, name) if name else None
+            if record.tensor is None or made is None:
+                continue
+            other = self._recorded(name)
+            if other is None:
+                same = self._same_seeds(made)
+            else:
+                same = bool(other.digest) and other.digest == record.digest
+            if not same:
+                return False
+            found = True
+        return found
+
+    def _recorded(self, name: str) -> Record | None:
+        """The other side's value of a node."""
+        found = self.read.get(name) or self.seen.value_of(scope_of(self.other.site), name)
+        if found is None or found.tensor is None or (found.payload is None and not found.digest):
+            return None
+        return found
+
+    def _producer(self, record: Record) -> str:
+        nodes = record.site.nodes
+        if not nodes and record.tensor is not None:
+            raise UsageError(f"the dump does not say which node {record.id} comes from")
+        return nodes[-1] if nodes and nodes[-1] != record.site.name else ""
+
+    def _argument(self, record: Record) -> Any:
+        name = self._producer(record)
+        if name in self.steps:
+            return StepResult(name)
+        if record.tensor is None:
+            return _read_plain(record)
+        # The several values of a node are taken apart by their positions.
+        several = record.site.op == "getitem"
+        key = f"{name or record.site.name}/{record.site.position}" if several or not name else name
+        found = self._recorded(name) if name and not several else None
+        if found is not None and found.tensor is not None:
+            if found.tensor.shape != record.tensor.shape:
+                raise UsageError(f"node {name} has another shape on either side")
+        elif key not in self.bindings:
+            self.borrowed.append(name or f"a constant of {record.site.name}")
+            made = self.graph.node(self.scope, name) if name else None
+            if made is not None and not _SEEDED.fullmatch(made.site.op):
+                self.unsure.append(name)
+        mine, theirs = (found, record) if self.planned == "golden" else (record, found)
+        self.bindings[key] = Binding(mine, theirs)
+        return ReplayLeaf(key)
+
+    def _words(self) -> str:
+        names = list(self.steps)
+        kernel = self.other.site.kernel
+        read = f" on what kernel {kernel} read" if kernel else ""
+        words = f"{_describe_nodes(names)} run again in order{read}"
+        if self.borrowed:
+            nodes = _describe_nodes(self.borrowed)
+            words += f"; {nodes} taken from the {self.planned} dump for both sides"
+        return words
+
+
+def _describe_nodes(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"node {names[0]}"
+    more = f" ... {names[-1]}" if len(names) > _MOST_NAMED else ""
+    shown = names[: _MOST_NAMED - 1] if more else names
+    return f"{len(names)} nodes ({', '.join(shown)}{more})"
+
+
+def _taken_apart(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `getitem`: one container, and the index."""
+    items = [value for place, value in found.items() if place.startswith("0")]
+    whole = items[0] if items and isinstance(items[0], StepResult) else list(items)
+    return {"0": whole, "1": found.get("1")}
+
+
+def _read_plain(record: Record) -> Any:
+    if record.value is None:
+        raise UsageError(f"argument {record.site.position} of {record.site.op} is not recorded")
+    return read_value(record.value)
+
+
+def _make_step(name: str, op: str, found: Mapping[str, Any]) -> ReplayStep:
+    """A call of an operator from its arguments by position: `0`, `1.2` within a list, a name."""
+    operator = operator_named(op)
+    tree: dict[str, Any] = {}
+    for place, value in found.items():
+        first, *inner = place.split(".")
+        if inner and (len(inner) > 1 or not inner[0].isdecimal()):
+            raise UsageError(f"{op}: an argument at {place!r}")
+        if inner:
+            tree.setdefault(first, {})[int(inner[0])] = value
+        else:
+            tree[first] = value
+    given = {place: _as_lists(value) for place, value in tree.items()}
+    numbers = [int(place) for place in given if place.isdecimal()]
+    count = max(numbers, default=-1) + 1
+    if count > max(len(operator.takes), 2):
+        raise UsageError(f"{op} takes {len(operator.takes)} arguments, not {count}")
+    takes = [*operator.takes, *[("", False)] * count]
+    # An empty list leaves no record.
+    args = tuple(given.get(str(place), [] if takes[place][1] else None) for place in range(count))
+    kwargs = {place: value for place, value in given.items() if not place.isdecimal()}
+    names = [name for name, _ in operator.takes]
+    drop = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
+    if drop:
+        raise UsageError(f"{op} draws random numbers")
+    return ReplayStep(name, operator, args, kwargs)
+
+
+def _as_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    last = max(value)
+    if last >= 1 << 12:
+        raise UsageError(f"a list of {last + 1} arguments")
+    return [value.get(place) for place in range(last + 1)]
+
+
+# --- The error that was made, and the one that came in --------------------------------------------
+
+# With c my value, g the golden one, f what computes them and x what it was given: c - f(x_my) is
+# the error that was made on my side, f(x_my) - f(x_golden) the one that came in, both with f in
+# float64. Whether the first is rounding is judged as everywhere else, from runs of f on my inputs.
+
+MOST_BYTES = 256 << 20
+_NOT_REPRODUCED = (
+    "run again on the golden inputs it does not give the golden output, nor mine on my inputs: the "
+    "dump does not hold all that it depends on, or it draws random numbers"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What running an operator again showed.
+
+    Attributes:
+        own: norm of my value's error, over that of the golden value.
+        inherited: norm of what other inputs make of the result, likewise.
+        judgement: of my value, against the operator on my inputs.
+        golden_ok: whether the golden value is what the operator gives for the golden inputs.
+        words: what was done.
+    """
+
+    own: float
+    inherited: float
+    judgement: Judgement
+    golden_ok: bool
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreplayed:
+    """Why it could not be run again."""
+
+    reason: str
+
+
+@quietly()
+def replay(
+    my: Record,
+    golden: Record,
+    my_calls: RecordedCalls,
+    golden_calls: RecordedCalls,
+    read_my: Callable[[Record], Tensor],
+    read_golden: Callable[[Record], Tensor],
+    *,
+    most_bytes: int = MOST_BYTES,
+) -> Replayed | Unreplayed:
+    """Run again what made a pair of values, on the inputs of either side.
+
+    Args:
+        my_calls: all records of my rank and step.
+        golden_calls: all records of the golden rank and step.
+        most_bytes: of all inputs and results, as recorded; a run takes a few times as much.
+    """
+    try:
+        if not (is_result(my.site) and is_result(golden.site)):
+            raise UsageError("it is what a call was given")
+        plan = make_plan(my, golden, my_calls, golden_calls)
+        room = most_bytes - _bytes_read(my, golden, plan)
+        if room < 0:
+            raise UsageError(f"its inputs and results have more than {most_bytes} bytes")
+        return _run_again(plan, (my, read_my), (golden, read_golden), room)
+    except UsageError as error:
+        return Unreplayed(str(error))
+    except Exception as error:  # noqa: BLE001  (the row says that it was not run again)
+        text = (str(error).strip().splitlines() or [""])[0]
+        return Unreplayed(f"running it again raised {type(error).__name__}: {text:.160}")
+
+
+def _run_again(
+    plan: ReplayPlan,
+    my: tuple[Record, Callable[[Record], Tensor]],
+    golden: tuple[Record, Callable[[Record], Tensor]],
+    room: int,
+) -> Replayed | Unreplayed:
+    mine, theirs = _read_inputs(plan, my[1], golden[1])
+    runs = ReplayRuns(plan.program, mine, room)
+    # The same inputs: there is but one run to make.
+    others = runs if theirs is mine else ReplayRuns(plan.program, theirs, room)
+    value, expected = my[1](my[0]), golden[1](golden[0])
+    judgement, counter = _judge_value(runs, value), _judge_value(others, expected)
+    mine_ok, golden_ok = judgement.status.passes(), counter.status.passes()
+    if not mine_ok and not golden_ok:
+        return Unreplayed(_NOT_REPRODUCED)
+    if plan.unsure and not (mine_ok and golden_ok):
+        # With the value that it had, it might have been right.
+        return Unreplayed(f"what {', '.join(plan.unsure[:4])} was is not recorded on one side")
+    return Replayed(
+        own=_relative_distance(value, runs.truth(), expected),
+        inherited=0.0
+        if others is runs
+        else _relative_distance(runs.truth(), others.truth(), expected),
+        judgement=judgement,
+        golden_ok=golden_ok,
+        words=plan.words,
+    )
+
+
+def _judge_value(runs: ReplayRuns, value: Tensor) -> Judgement:
+    reference = runs.result
+    if reference.shape != value.shape:
+        found, recorded = list(reference.shape), list(value.shape)
+        raise UsageError(f"run again it gives shape {found}, where {recorded} is recorded")
+    judgement = AutomaticValueChecker().check(reference, value, ItemEvidence(runs, VALUE))
+    if judgement is None or judgement.status is Status.UNVERIFIED:
+        raise UsageError("what it gives cannot be compared")
+    return judgement
+
+
+def _read_inputs(
+    plan: ReplayPlan, read_my: Callable[[Record], Tensor], read_golden: Callable[[Record], Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of the leaves on either side; one and the same where all are equal."""
+    mine: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    for key, bound in plan.bindings.items():
+        if bound.my is None or (bound.golden is not None and _same_values(bound.my, bound.golden)):
+            assert bound.golden is not None  # noqa: S101  (one of them is there)
+            mine[key] = theirs[key] = read_golden(bound.golden)
+        elif bound.golden is None:
+            mine[key] = theirs[key] = read_my(bound.my)
+        else:
+            mine[key], theirs[key] = read_my(bound.my), read_golden(bound.golden)
+    shared = all(mine[key] is theirs[key] for key in mine)
+    return mine, mine if shared else theirs
+
+
+def _same_values(left: Record, right: Record) -> bool:
+    if not left.digest or left.digest != right.digest:
+        return False
+    one, other = left.tensor, right.tensor
+    if one is None or other is None:
+        return False
+    # What is repeated is stored once, and its bytes do not tell how often, nor along what.
+    repeated = 0 in one.stride or 0 in other.stride
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and not repeated
+
+
+def _bytes_read(my: Record, golden: Record, plan: ReplayPlan) -> int:
+    bound = [record for both in plan.bindings.values() for record in (both.my, both.golden)]
+    return sum(_nbytes(record) for record in (my, golden, *bound) if record is not None)
+
+
+def _nbytes(record: Record) -> int:
+    if record.tensor is None:
+        raise UsageError("it is no tensor")
+    return math.prod(record.tensor.shape) * known_dtype(record.tensor.dtype).itemsize
+
+
+def _relative_distance(value: Tensor, truth: Tensor, golden: Tensor) -> float:
+    """Norm of the difference over that of the golden value, all of them where they are finite.
+
+    Infinite where one is finite and the other is not, for no number says how far that is.
+    """
+    value, truth, golden = (_widen_tensor(tensor) for tensor in (value, truth, golden))
+    if nonfinite_mismatch(truth, value) is not None:
+        return math.inf
+    finite = torch.isfinite(truth)
+    error = float(torch.linalg.vector_norm(torch.where(finite, value - truth, 0.0)))
+    if error == 0.0:
+        return 0.0
+    scale = float(torch.linalg.vector_norm(torch.where(torch.isfinite(golden), golden, 0.0)))
+    return error / scale if scale else math.inf
+
+
+def _widen_tensor(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,1 +1,0 @@
-"""Operators run again: the error they made, told from the error that came in."""

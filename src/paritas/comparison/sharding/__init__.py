@@ -1,1 +1,0 @@
-"""Values that several ranks share, put back together."""

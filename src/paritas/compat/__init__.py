@@ -1,0 +1,1 @@
+"""Other systems' files and names: Ascend's graph engine, torchair, msit, msprobe, SGLang."""

@@ -1,0 +1,553 @@
+"""Tensor files of Ascend's graph engine: what their names say, and what their headers say."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+import struct
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import xxhash
+
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+# --- Names of files and folders -------------------------------------------------------------------
+
+# ::
+#
+#     [msit_ge_dump/][worldsize{W}_global_rank{r}/]{time}/{device}/{model}/{model id}/{step}/
+#         {operator's type}.{operator}.{task}.{stream}.{time}[.{thread} ...]
+#
+# An operator's name may have dots. A name that is too long for a file is replaced by a number,
+# which `mapping.csv` beside it explains.
+
+MAPPING = "mapping.csv"
+_RANK = re.compile(r"worldsize(\d{1,9})_global_rank(\d{1,9})")
+_TIME = re.compile(r"\d{14}")
+_LARGEST_MAPPING = 64 << 20
+_LONGEST_NAME = 4096
+_LONGEST_OF_FILE = 255
+# Microseconds since 1970 have 16 digits; a thread or a task has few.
+_SHORTEST_TIME, _LONGEST_NUMBER = 10, 20
+_MOST_AFTER_TIME = 4
+_TYPE_AND_NAME = 2
+_TASK_AND_STREAM = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileName:
+    """What the name of a file says.
+
+    Attributes:
+        time: of the dump, in microseconds.
+        numbers: task and stream, and those behind the time, which tell threads apart.
+    """
+
+    op_type: str
+    op_name: str
+    time: int
+    numbers: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Levels:
+    """What the folders above a file say; zero and empty where they do not.
+
+    Attributes:
+        step: which run of the graph.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    time: str = ""
+    model: str = ""
+    model_id: str = ""
+    step: int = 0
+
+
+def parse_name(name: str) -> FileName | None:
+    """Take the name of a tensor file apart; None where it is not of this kind."""
+    parts = name.split(".")
+    last = len(parts) - 1
+    if len(name) > _LONGEST_NAME:
+        return None
+    for at in range(last, max(last - _MOST_AFTER_TIME, _TYPE_AND_NAME) - 1, -1):
+        if not _is_number(parts[at]):
+            return None
+        if len(parts[at]) >= _SHORTEST_TIME:
+            found = _parse_parts(parts, at)
+            if found is not None:
+                return found
+    return None
+
+
+def _parse_parts(parts: list[str], at: int) -> FileName | None:
+    """The name, if the time is at that place; older engines write a task and no stream."""
+    before = 0
+    for number in reversed(parts[_TYPE_AND_NAME:at][-_TASK_AND_STREAM:]):
+        if not _is_number(number):
+            break
+        before += 1
+    op_name = ".".join(parts[1 : at - before])
+    if not before or not parts[0] or not op_name.strip("."):
+        return None
+    numbers = (*parts[at - before : at], *parts[at + 1 :])
+    return FileName(parts[0], op_name, int(parts[at]), tuple(map(int, numbers)))
+
+
+def spell_name(name: str) -> str:
+    """The name of an operator as the engine spells it in the names of files."""
+    return re.sub(r"[./\\ ]", "_", name)
+
+
+def fitting_name(folder: Path, name: str, ending: str = "") -> str:
+    """The name of a file, or the number that stands for it where no file system would take it.
+
+    Args:
+        folder: where the file is to be; its `mapping.csv` explains the number.
+        ending: what the number is followed by.
+    """
+    if len(name.encode()) <= _LONGEST_OF_FILE:
+        return name
+    short = f"{xxhash.xxh3_64_intdigest(name.encode())}{ending}"
+    with (folder / MAPPING).open("a", encoding="utf-8") as mapping:
+        mapping.write(f"{short},{name}\n")
+    return short
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _LONGEST_NUMBER
+
+
+def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
+    """What the folders say, from those inside of the dump and from those that lead to it.
+
+    Args:
+        root: the folder of the dump, which may be any of the levels.
+        inside: the folders below it that lead to a file.
+    """
+    parts = (*root.absolute().parts, *inside)
+    ranks = (_RANK.fullmatch(part) for part in parts)
+    rank = next((found for found in ranks if found), None)
+    for at in range(len(parts) - 2, -1, -1):
+        if _TIME.fullmatch(parts[at]) and _is_number(parts[at + 1]):
+            device, model, model_id, step = (*parts[at + 1 : at + 5], "", "", "")[:4]
+            break
+    else:
+        # No tree, but a folder of files: at most a step.
+        step = parts[-1] if inside else root.name
+        at, device, model, model_id = -1, "0", "", ""
+    return Levels(
+        rank=int(rank[2]) if rank else int(device),
+        world_size=int(rank[1]) if rank else 1,
+        time=parts[at] if at >= 0 else "",
+        model=model,
+        model_id=model_id,
+        step=int(step) if _is_number(step) and len(step) < _SHORTEST_TIME else 0,
+    )
+
+
+def read_mapping(path: Path) -> dict[str, str]:
+    """The names behind the numbers, from a `mapping.csv`.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    if path.stat().st_size > _LARGEST_MAPPING:
+        raise UsageError(f"{path.name} is larger than {_LARGEST_MAPPING} bytes")
+    found: dict[str, str] = {}
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for row in csv.reader(file):
+                if len(row) > 1:
+                    # A name may have a comma, and nobody put it in quotes.
+                    found[row[0].strip()] = ",".join(row[1:]).strip()
+    except csv.Error as error:
+        raise UsageError(f"{path.name} is damaged: {error}") from error
+    return found
+
+
+# --- Headers --------------------------------------------------------------------------------------
+
+# A file is the length of its header in eight bytes, the header, and the bytes of each tensor back
+# to back: what the operator took, what it gave, its buffers, its scratch space. The header is a
+# protobuf message of two generations, or a small binary one that devices without protobuf write. It
+# is decoded here by hand, so that no vendor's library is needed, and nothing in it is believed
+# before it is compared with the size of the file.
+
+GeTensorKind = Literal["input", "output", "buffer", "space"]
+
+_LARGEST_HEADER = 16 << 20
+MOST_TENSORS = 4096
+MOST_DIMS = 32
+_LONGEST_OP_NAME = 64 << 10
+_LENGTH = struct.Struct("<Q")
+_NANO_MAGIC = struct.pack("<I", 0x5A5A5A5A)
+# What a device that does not know a size writes: -1 as an unsigned number.
+UNKNOWN = 1 << 63
+# A byte of a number to which another belongs has this bit.
+_CONTINUED = 128
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GeTensor:
+    """One tensor of a file.
+
+    Attributes:
+        kind: what it was to the operator.
+        index: which of that kind.
+        dtype: the engine's number of the dtype; None for bytes without one.
+        format: the engine's number of the device layout.
+        sub_format: how many groups a layout has, 0 and 1 alike for one.
+        shape: in the device layout.
+        original_shape: in the program; empty where the device does not tell.
+        original_format: the program's own layout; None where the device does not tell.
+        begin: byte in the file.
+        nbytes: how many, with padding.
+    """
+
+    kind: GeTensorKind
+    index: int
+    dtype: int | None = None
+    format: int = 2
+    sub_format: int = 0
+    shape: tuple[int, ...] = ()
+    original_shape: tuple[int, ...] = ()
+    original_format: int | None = None
+    begin: int = 0
+    nbytes: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its name within the file."""
+        return f"{self.kind}.{self.index}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GeFile:
+    """What the header of a file says.
+
+    Attributes:
+        op_name: of the operator, as the graph spells it; empty where the header does not say.
+        tensors: in the order of their bytes.
+        end: the size that the file should have.
+    """
+
+    op_name: str
+    tensors: tuple[GeTensor, ...]
+    end: int
+
+
+def read_ge_header(path: Path) -> GeFile:
+    """Read the header of a file.
+
+    Raises:
+        UsageError: it is damaged, or no such file.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        first = file.read(_LENGTH.size)
+        if len(first) < _LENGTH.size:
+            raise UsageError(f"{path.name} has {size} bytes: no tensor file is that short")
+        (length,) = _LENGTH.unpack(first)
+        if length > min(size - _LENGTH.size, _LARGEST_HEADER):
+            raise UsageError(
+                f"{path.name} says that its header has {length} bytes, and the file has {size}: it "
+                f"was cut off, or is no tensor file"
+            )
+        header = file.read(length)
+    try:
+        return decode_header(header)
+    except (ValueError, struct.error) as error:
+        raise UsageError(f"the header of {path.name} is damaged: {error}") from error
+
+
+def decode_header(header: bytes) -> GeFile:
+    """Decode a header, of any generation.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if header[:4] == _NANO_MAGIC:
+        return _place_tensors("", decode_nano(header), len(header))
+    view = memoryview(header)
+    found: dict[GeTensorKind, list[GeTensor]] = {
+        "input": [],
+        "output": [],
+        "buffer": [],
+        "space": [],
+    }
+    op_name = ""
+    for number, _, value in _decode_fields(view):
+        if number == _OP_NAME:
+            op_name = _as_text(value)
+        if number not in _KINDS:
+            continue
+        body, kind = _as_message(value), _KINDS[number]
+        if number == _SPACE_OR_ATTRIBUTE and not _is_space(body):
+            continue  # an attribute: the generation that has these keeps its scratch space in 8
+        if sum(map(len, found.values())) >= MOST_TENSORS:
+            raise ValueError(f"it lists more than {MOST_TENSORS} tensors")
+        found[kind].append(_decode_tensor(kind, len(found[kind]), body))
+    return _place_tensors(op_name, [one for kind in found.values() for one in kind], len(header))
+
+
+# The numbers of the fields of the whole message.
+_KINDS: dict[int, GeTensorKind] = {3: "output", 4: "input", 5: "buffer", 7: "space", 8: "space"}
+_OP_NAME = 6
+_SPACE_OR_ATTRIBUTE = 7
+
+
+class _Numbers(NamedTuple):
+    """The numbers of the fields of one kind of message; 0 where it has none of that sort."""
+
+    shape: int
+    size: int
+    original_shape: int
+    sub_format: int
+    original: int = 0
+
+
+_NUMBERS: dict[GeTensorKind, _Numbers] = {
+    "input": _Numbers(shape=3, size=5, original_shape=6, sub_format=7),
+    "output": _Numbers(shape=3, size=6, original_shape=7, sub_format=8, original=4),
+}
+_DTYPE, _FORMAT = 1, 2
+_SIZE_OF_BYTES = 3
+_FORMAT_OF_ORIGINAL = 4
+
+
+def _decode_tensor(kind: GeTensorKind, index: int, body: memoryview) -> GeTensor:
+    numbers = _NUMBERS.get(kind)
+    fields: dict[str, int | tuple[int, ...] | None] = {"dtype": 0} if numbers else {}
+    if numbers:
+        fields["format"] = 0  # protobuf leaves a zero out
+    for number, _, value in _decode_fields(body):
+        if numbers is None:
+            if number == _SIZE_OF_BYTES:
+                fields["nbytes"] = _as_number(value)
+        elif number == _DTYPE:
+            fields["dtype"] = _as_number(value)
+        elif number == _FORMAT:
+            fields["format"] = _as_number(value)
+        elif number == numbers.shape:
+            fields["shape"] = _decode_dims(_as_message(value))
+        elif number == numbers.size:
+            fields["nbytes"] = _as_number(value)
+        elif number == numbers.original_shape:
+            fields["original_shape"] = _decode_dims(_as_message(value))
+        elif number == numbers.sub_format:
+            fields["sub_format"] = _as_number(value)
+        elif number == numbers.original:
+            fields["original_format"] = _original_format(_as_message(value))
+    return GeTensor(kind=kind, index=index, **fields)  # type: ignore[arg-type]
+
+
+def _original_format(body: memoryview) -> int | None:
+    """A zero is left out of the message, so that NCHW and nothing look alike."""
+    found: int | None = None
+    for number, _, value in _decode_fields(body):
+        if number == _FORMAT_OF_ORIGINAL:
+            found = _as_number(value)
+    return found
+
+
+def _is_space(body: memoryview) -> bool:
+    """Field 7 was the scratch space, whose first field is a number, and is now an attribute."""
+    return next((wire == _VARINT for number, wire, _ in _decode_fields(body) if number == 1), True)
+
+
+def _decode_dims(body: memoryview) -> tuple[int, ...]:
+    dims: list[int] = []
+    for number, wire, value in _decode_fields(body):
+        if number != 1:
+            continue
+        if wire == _VARINT:
+            dims.append(_as_number(value))
+        else:
+            packed, at = _as_message(value), 0
+            while at < len(packed) and len(dims) <= MOST_DIMS:
+                dim, at = _decode_varint(packed, at)
+                dims.append(dim)
+        if len(dims) > MOST_DIMS:
+            raise ValueError(f"a shape has more than {MOST_DIMS} dimensions")
+    # One size that is not known makes the shape unknown.
+    return () if any(dim >= UNKNOWN for dim in dims) else tuple(dims)
+
+
+def _decode_fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+    """The fields of a protobuf message: number, wire type, value."""
+    at = 0
+    while at < len(data):
+        tag, at = _decode_varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if not number:
+            raise ValueError(f"a field with number 0 ends at byte {at}")
+        value: int | memoryview
+        if wire == _VARINT:
+            value, at = _decode_varint(data, at)
+        elif wire == _BYTES:
+            length, at = _decode_varint(data, at)
+            value, at = data[at : at + length], at + length
+        elif wire in (_FIXED32, _FIXED64):
+            length = 4 if wire == _FIXED32 else 8
+            value, at = int.from_bytes(data[at : at + length], "little"), at + length
+        else:
+            raise ValueError(f"field {number} has wire type {wire}")
+        if at > len(data):
+            raise ValueError(f"field {number} ends at byte {at} of {len(data)}")
+        yield number, wire, value
+
+
+def _decode_varint(data: memoryview, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < _CONTINUED:  # most numbers are small
+        return data[at], at + 1
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise ValueError("a number is cut off")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < _CONTINUED:
+            return value & ((1 << 64) - 1), at
+    raise ValueError(f"a number of more than 10 bytes ends at byte {at}")
+
+
+def _as_number(value: int | memoryview) -> int:
+    if isinstance(value, int):
+        return value
+    raise ValueError(f"{len(value)} bytes stand where a number belongs")
+
+
+def _as_message(value: int | memoryview) -> memoryview:
+    if isinstance(value, memoryview):
+        return value
+    raise ValueError(f"the number {value} stands where a message belongs")
+
+
+def _as_text(value: int | memoryview) -> str:
+    return bytes(_as_message(value)[:_LONGEST_OP_NAME]).decode("utf-8", "replace")
+
+
+def _place_tensors(op_name: str, tensors: list[GeTensor], length: int) -> GeFile:
+    """Say where the bytes of each begin: they follow the header in the order of the kinds."""
+    begin = _LENGTH.size + length
+    placed: list[GeTensor] = []
+    for tensor in tensors:
+        placed.append(dataclasses.replace(tensor, begin=begin))
+        begin += tensor.nbytes
+        if begin >= UNKNOWN:
+            raise ValueError(f"its tensors end at byte {begin}, which no file has")
+    return GeFile(op_name, tuple(placed), begin)
+
+
+# --- Headers of small devices, which have no protobuf ---------------------------------------------
+
+# After a magic number and a version come two lists of tensors, what the operator took and what it
+# gave, each with a tag and a length. All numbers are little-endian.
+
+# dtype, layout, kind of address; address, offset, size; length of what follows. An output has its
+# number, dtype and layout in the program besides.
+_INPUT = struct.Struct("<iiiQQQI")
+_OUTPUT = struct.Struct("<iiiiiiQQQI")
+_INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS = 4, 5
+# The devices that write the binary header number some dtypes in their own way.
+_DTYPES_OF_BINARY = {
+    0: 1,
+    1: 2,
+    2: 3,
+    3: 7,
+    4: 4,
+    6: 5,
+    7: 6,
+    8: 9,
+    9: 8,
+    10: 10,
+    11: 12,
+    12: 11,
+    **{code: code for code in range(13, 28)},
+    28: 0,
+    29: 28,
+    30: 29,
+    31: 30,
+    32: 31,
+}
+
+
+def decode_nano(header: bytes) -> list[GeTensor]:
+    """The tensors of a header, in the order of their bytes.
+
+    Raises:
+        ValueError, struct.error: it is damaged.
+    """
+    found: list[GeTensor] = []
+    seen: set[str] = set()
+    at = 8
+    while at + 12 <= len(header):
+        tag, length, count = struct.unpack_from("<III", header, at)
+        kind: GeTensorKind = "input" if tag == _INPUT_DESCRIPTIONS else "output"
+        if tag not in (_INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS) or kind in seen:
+            raise ValueError(f"a list has tag {tag}, where {sorted(seen)} came before")
+        seen.add(kind)
+        if count > MOST_TENSORS:
+            raise ValueError(f"it lists {count} tensors, where {MOST_TENSORS} are the most")
+        end, item = at + 8 + length, at + 12
+        for index in range(count):
+            tensor, item = _decode_nano_tensor(header, item, kind, index)
+            found.append(tensor)
+        if item != end:
+            raise ValueError(f"the list of the {kind}s ends at byte {item}, and not at {end}")
+        at = item
+    # Their bytes lie in this order, whichever list came first.
+    return sorted(found, key=lambda one: one.kind)
+
+
+def _decode_nano_tensor(
+    header: bytes, at: int, kind: GeTensorKind, index: int
+) -> tuple[GeTensor, int]:
+    original_format: int | None = None
+    if kind == "input":
+        dtype, layout, _, _, _, nbytes, _ = _INPUT.unpack_from(header, at)
+        at += _INPUT.size
+    else:
+        dtype, layout, _, _, _, original_format, _, _, nbytes, _ = _OUTPUT.unpack_from(header, at)
+        at += _OUTPUT.size
+    # Two shapes, and of an output a name: each with its tag, in this order, or left out.
+    parts: dict[int, bytes] = {}
+    for wanted in (0, 1) if kind == "input" else (0, 1, 2):
+        if at + 8 > len(header):
+            break
+        tag, length = struct.unpack_from("<II", header, at)
+        if tag != wanted:
+            continue
+        end = at + 8 + length
+        if end > len(header):
+            raise ValueError(f"a shape ends at byte {end} of {len(header)}")
+        parts[tag], at = header[at + 8 : end], end
+    tensor = GeTensor(
+        kind=kind,
+        index=index,
+        dtype=_DTYPES_OF_BINARY.get(dtype, -1),
+        format=layout,
+        shape=_decode_nano_dims(parts.get(0, b"")),
+        original_shape=_decode_nano_dims(parts.get(1, b"")),
+        original_format=original_format,
+        nbytes=nbytes,
+    )
+    return tensor, at
+
+
+def _decode_nano_dims(data: bytes) -> tuple[int, ...]:
+    if len(data) > 8 * MOST_DIMS or len(data) % 8:
+        raise ValueError(f"a shape has {len(data)} bytes")
+    dims = struct.unpack(f"<{len(data) // 8}Q", data)
+    return () if any(dim >= UNKNOWN for dim in dims) else dims

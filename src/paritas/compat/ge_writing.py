@@ -1,0 +1,780 @@
+"""Writing what Ascend's graph engine writes: tensor files, their tree, text graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import shutil
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paritas.compat import ge_files, ge_tensors
+from paritas.compat.ge_files import MOST_DIMS, MOST_TENSORS, decode_header, fitting_name, spell_name
+from paritas.compat.ge_tensors import code_of_dtype
+from paritas.compat.npy_tree import call_name, model_name
+from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import (
+    as_stored,
+    digest,
+    known_dtype,
+    raw_bytes,
+    stored_dtype,
+    stored_shape,
+)
+from paritas.files.folders import RANK, index_home, whole_file
+from paritas.files.records import Payload
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from paritas.compat.ge_files import GeFile, GeTensor
+    from paritas.files.records import Entry, Layout, Record, Site, TensorFacts
+
+
+# --- Tensor files and folders ---------------------------------------------------------------------
+
+# What is written here is what `ge_headers` and `ge_names` read: a file is the length of its header
+# in eight bytes, the header, and the bytes of what the operator took and gave. A file appears under
+# its name when it is whole, so that a program which looks on meets no half of one.
+
+_VERSION = b"2.0"
+_ND = 2
+_FLOAT4 = torch.float4_e2m1fn_x2
+_VARINT, _BYTES = 0, 2
+# The numbers of the fields: see `ge_headers`.
+_OUTPUT, _INPUT = 3, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeCall:
+    """One call of an operator: what makes one file.
+
+    Attributes:
+        step: which run of the graph, the engine's token.
+        model: the graph; the engine puts `_` for dots, slashes and blanks.
+        op_type: what kind of operator it is, for example `MatMul`. It has no dots in the tree.
+        op_name: the operator, as the graph spells it; the header keeps that spelling.
+        inputs: the tensors that it took, in order.
+        outputs: the tensors that it gave, in order.
+    """
+
+    step: int
+    model: str
+    op_type: str
+    op_name: str
+    inputs: Sequence[Tensor] = ()
+    outputs: Sequence[Tensor] = ()
+
+
+class GeTree:
+    """Writes the files of one rank, in the folders that the engine makes.
+
+    ::
+
+        worldsize{W}_global_rank{r}/{time}/{device}/{model}/{model id}/{step}/
+            {operator's type}.{operator}.{task}.{stream}.{time}
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device: int | None = None,
+        began: dt.datetime | None = None,
+        has_ranks: bool = True,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            root: the folder of the dump.
+            device: the number of the device; None is the rank's own.
+            began: when the run began; None is now.
+            has_ranks: False for the tree of old releases, without the uppermost folder.
+        """
+        moment = dt.datetime.now(dt.UTC) if began is None else began
+        number = rank if device is None else device
+        when = f"{moment:%Y%m%d%H%M%S}"
+        self.top = f"worldsize{world_size}_global_rank{rank}" if has_ranks else when
+        self._root = root
+        self._run = f"{self.top}/{when}/{number}" if has_ranks else f"{when}/{number}"
+        self._models: dict[str, int] = {}
+        self._tasks: dict[str, int] = {}
+        self._last_time = 0
+
+    def folder(self, model: str, step: int) -> str:
+        """The folder of a step of a model, inside the dump."""
+        name = spell_name(model) or "graph"
+        number = self._models.setdefault(name, len(self._models) + 1)
+        return f"{self._run}/{name}/{number}/{step}"
+
+    def write(self, call: GeCall) -> tuple[str, GeFile]:
+        """Write the file of a call.
+
+        Returns:
+            Its path inside the dump, and where in it the tensors are.
+
+        Raises:
+            UsageError: a tensor has a dtype that the format lacks, or no values.
+            OSError: the file cannot be written.
+        """
+        folder = self.folder(call.model, call.step)
+        place = self._root / folder
+        place.mkdir(parents=True, exist_ok=True)
+        # Two files of a folder never have the same name: the time goes on with each.
+        self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
+        task = self._tasks[folder] = self._tasks.get(folder, 0) + 1
+        kind = spell_name(call.op_type) or "Op"
+        name = f"{kind}.{_in_file_name(call.op_name)}.{task}.0.{self._last_time}"
+        file = f"{folder}/{fitting_name(place, name)}"
+        written = write_tensor_file(
+            self._root / file,
+            call.inputs,
+            call.outputs,
+            op_name=call.op_name,
+            moment=self._last_time,
+        )
+        return file, written
+
+
+def write_tensor_file(
+    path: str | os.PathLike[str],
+    inputs: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
+    *,
+    op_name: str = "",
+    moment: int | None = None,
+) -> GeFile:
+    """Write one tensor file of Ascend's graph engine ("bin format").
+
+    The file appears under its name when all of it is written; one of that name is replaced.
+    Tensors are written in the plain layout (`ND`), bit for bit.
+
+    Args:
+        path: its name says what the operator is: `{type}.{operator}.{task}.{stream}.{time}`.
+        inputs: what the operator took, in order.
+        outputs: what it gave, in order.
+        op_name: the operator, for the header.
+        moment: when that was, in microseconds since 1970; None is now.
+
+    Returns:
+        What the header says, as `read_header` would give it.
+
+    Raises:
+        UsageError: a tensor has a dtype that the format lacks, or no values.
+        OSError: the file cannot be written.
+    """
+    if len(inputs) + len(outputs) > MOST_TENSORS:
+        raise UsageError(f"a file holds {MOST_TENSORS} tensors, not {len(inputs) + len(outputs)}")
+    taken = [_store_row_major(tensor, f"input {at}") for at, tensor in enumerate(inputs)]
+    given = [_store_row_major(tensor, f"output {at}") for at, tensor in enumerate(outputs)]
+    when = time.time_ns() // 1000 if moment is None else moment
+    header = _encode_bytes(1, _VERSION) + _encode_number(2, when)
+    for at, one in enumerate(given):
+        header += _encode_bytes(_OUTPUT, _encode_output(one, op_name, at))
+    header += b"".join(_encode_bytes(_INPUT, _encode_input(one)) for one in taken)
+    header += _encode_bytes(6, op_name.encode())
+    with whole_file(Path(path)) as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for tensor in (*taken, *given):
+            if tensor.numel():
+                file.write(raw_bytes(tensor))
+    return decode_header(header)
+
+
+def _store_row_major(tensor: Tensor, which: str) -> Tensor:
+    """The values in row-major order on the CPU, what is repeated written out."""
+    try:
+        values = as_stored(tensor.detach().cpu()).expand(tensor.shape).contiguous()
+        code_of_dtype(values.dtype)
+    except UsageError as error:
+        raise UsageError(f"{which}: {error}") from error
+    if values.dim() > MOST_DIMS:
+        raise UsageError(f"{which} has {values.dim()} dimensions: {MOST_DIMS} can be read back")
+    return values
+
+
+def _encode_input(tensor: Tensor) -> bytes:
+    size = tensor.numel() * tensor.dtype.itemsize
+    return _encode_head(tensor) + _encode_number(5, size) + _encode_bytes(6, _encode_shape(tensor))
+
+
+def _encode_output(tensor: Tensor, op_name: str, index: int) -> bytes:
+    original = _encode_bytes(1, op_name.encode()) + _encode_number(2, index)
+    original += _encode_number(3, code_of_dtype(tensor.dtype)) + _encode_number(4, _ND)
+    size = tensor.numel() * tensor.dtype.itemsize
+    return (
+        _encode_head(tensor)
+        + _encode_bytes(4, original)
+        + _encode_number(6, size)
+        + _encode_bytes(7, _encode_shape(tensor))
+    )
+
+
+def _encode_head(tensor: Tensor) -> bytes:
+    return (
+        _encode_number(1, code_of_dtype(tensor.dtype))
+        + _encode_number(2, _ND)
+        + _encode_bytes(3, _encode_shape(tensor))
+    )
+
+
+def _encode_shape(tensor: Tensor) -> bytes:
+    dims = list(tensor.shape)
+    if tensor.dtype is _FLOAT4:  # torch counts the bytes, the engine the two numbers in each
+        dims = [*dims[:-1], 2 * dims[-1]] if dims else [2]
+    return _encode_bytes(1, b"".join(map(_encode_varint, dims))) if dims else b""
+
+
+def _encode_number(field: int, value: int) -> bytes:
+    """A field that holds a number; protobuf leaves a zero out."""
+    return _encode_varint(field << 3 | _VARINT) + _encode_varint(value) if value else b""
+
+
+def _encode_bytes(field: int, value: bytes) -> bytes:
+    return _encode_varint(field << 3 | _BYTES) + _encode_varint(len(value)) + value
+
+
+def _encode_varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:  # noqa: PLR2004  (seven bits to a byte)
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _in_file_name(op_name: str) -> str:
+    """The operator in the name of its file, which has no folders and no blanks."""
+    return op_name.replace("/", "_").replace("\\", "_").replace(" ", "_") or "op"
+
+
+# --- One file as a whole: `paritas.dumps.read_bin` and `write_bin` --------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class BinFile:
+    """What a call of an operator took and gave.
+
+    Attributes:
+        op_name: the operator, as the header spells it; empty where it does not say.
+        inputs: what the operator took, in the layout and dtype of the program.
+        outputs: what it gave.
+    """
+
+    op_name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def read_bin(path: str | os.PathLike[str]) -> BinFile:
+    """Read a bin file.
+
+    Device layouts (NC1HWC0, FRACTAL_NZ and so on) are undone and padding is dropped. Buffers and
+    scratch space are left out. Sizes in the header are compared with the file before they are used.
+
+    Raises:
+        UsageError: the file is missing, cut off or damaged, or has a dtype that torch lacks.
+    """
+    file = Path(path)
+    try:
+        header = ge_files.read_ge_header(file)
+        size = file.stat().st_size
+        if header.end > size:
+            raise UsageError(f"{file.name} has {size} bytes, and its header needs {header.end}")
+        found: dict[str, list[Tensor]] = {"input": [], "output": []}
+        for tensor in header.tensors:
+            if tensor.kind in found:
+                found[tensor.kind].append(ge_tensors.read_ge_values(file, tensor, size))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+    return BinFile(header.op_name, tuple(found["input"]), tuple(found["output"]))
+
+
+def write_bin(
+    path: str | os.PathLike[str],
+    inputs: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
+    *,
+    op_name: str = "",
+) -> None:
+    """Write a bin file; `read_bin` gives the same tensors back, bit for bit.
+
+    The file appears under its name when all of it is written; one of that name is replaced. A tree
+    needs names like `Add.Add_2.44.6.1706596912161941`: type, operator, task, stream, microseconds.
+
+    Args:
+        path: where to.
+        inputs: what the operator took, in order.
+        outputs: what it gave, in order.
+        op_name: the operator, for the header.
+
+    Raises:
+        UsageError: a tensor has a dtype that the format lacks, no values, or over 32 dimensions.
+        ParitasError: the file cannot be written.
+    """
+    try:
+        write_tensor_file(path, inputs, outputs, op_name=op_name)
+    except OSError as error:
+        raise ParitasError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+# --- A dump of ours in that layout ----------------------------------------------------------------
+
+# ::
+#
+#     worldsize{W}_global_rank{r}/{time}/{device}/{model}/{model id}/{step}/
+#         {operator's type}.{operator}.{task}.{stream}.{time}
+#
+# A file holds all that one call takes and gives, so values wait until their call is over. Fused
+# code is named as the engine names it: after all nodes that it computes, without a mark between.
+# Old releases had no folder of the rank, and took every folder for a part of the tree: there the
+# index of the dump lies beside the tree and not in it.
+
+FUSED_TYPE, PARTIAL_TYPE = "AutomaticBufferFusionOp", "Reformat"
+GIVEN_TYPE, RESULT_TYPE = "Data", "NetOutput"
+# Phase, graph and name of a site.
+SiteKey = tuple[str, str, str]
+
+
+class Operator(NamedTuple):
+    """What the engine would make of what is recorded under one name.
+
+    Attributes:
+        nodes: the nodes that it computes, in order.
+        takes: the nodes whose values it is given, in the order of the graph.
+    """
+
+    type: str
+    name: str
+    nodes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_buffer(
+        cls,
+        site: Site,
+        nodes: tuple[str, ...],
+        takes: tuple[str, ...] = (),
+        views: Collection[str] = (),
+    ) -> Operator:
+        """The operator that writes a buffer of fused code; with views alone, nothing is fused.
+
+        A buffer that holds no node's value must not be taken for one: its name is none of the
+        graph's, its type that of what the engine puts in by itself.
+        """
+        if not site.exact or not nodes:
+            return cls(PARTIAL_TYPE, f"{site.name}.part", nodes)
+        is_fused = sum(node not in views for node in nodes) > 1
+        kind = FUSED_TYPE if is_fused else site.op or site.level
+        return cls(kind, "".join(nodes), nodes, takes)
+
+
+class _EarlierPayload(NamedTuple):
+    """Where bytes lie that are known by their digest."""
+
+    payload: Payload
+    facts: TensorFacts
+
+
+@dataclasses.dataclass
+class _CallFile:
+    """What goes into one file; `first` says of which step and graph it is."""
+
+    operator: Operator
+    first: Entry
+    inputs: list[Entry] = dataclasses.field(default_factory=list)
+    outputs: list[Entry] = dataclasses.field(default_factory=list)
+
+
+class CallFiles:
+    """Collects the values of a call, and writes them into one file."""
+
+    def __init__(self, root: Path, layout: Layout, rank: int, world_size: int) -> None:
+        """`root` is the folder of the dump."""
+        self._root, self._home = root, index_home(root, layout)
+        self._tree = GeTree(root, rank=rank, world_size=world_size, has_ranks=layout == "ge")
+        self._operators: dict[SiteKey, Operator] = {}
+        self._pending: list[Entry] = []
+        self._earlier: dict[str, _EarlierPayload] = {}
+        self._folders: set[str] = set()
+
+    @property
+    def step(self) -> int | None:
+        """The step of what waits; None where nothing does."""
+        return self._pending[-1].step if self._pending else None
+
+    def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
+        """Say how the engine would call what is to come."""
+        self._operators.update(operators)
+
+    def is_over(self, entry: Entry) -> bool:
+        """Whether an entry belongs to another call than those that wait."""
+        return bool(self._pending) and _call_key(entry) != _call_key(self._pending[-1])
+
+    def put(self, entry: Entry) -> None:
+        """Have an entry wait for the others of its call."""
+        self._pending.append(entry)
+
+    def detach(self) -> None:
+        """Copy what waits: its memory is used again by whoever made it."""
+        for entry in self._pending:
+            if entry.stored is not None:
+                entry.stored = entry.stored.clone()
+
+    def write(self) -> list[tuple[Entry, Payload | None]]:
+        """Write what waits, and give it back with its place, in the order of the program.
+
+        What the format has no dtype for has no place: it is to be kept elsewhere.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        waiting, self._pending = self._pending, []
+        for entry in waiting:
+            if entry.stored is None and entry.tensor is not None and entry.digest:
+                entry.stored = self._recovered(entry, entry.tensor, waiting)
+        places: dict[int, Payload] = {}
+        for file in self._files(waiting):
+            # What several operators are given is read where it was found first.
+            for sequence, payload in self._write_file(file).items():
+                places.setdefault(sequence, payload)
+        return [(entry, places.get(entry.sequence)) for entry in waiting]
+
+    def _files(self, waiting: list[Entry]) -> list[_CallFile]:
+        """What belongs into one file each."""
+        files: dict[tuple[object, ...], _CallFile] = {}
+        readings = [one for one in waiting if _is_reading(one.site)]
+        for entry in waiting:
+            if _fits_format(entry) and not _is_reading(entry.site):
+                file = files.setdefault(
+                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
+                )
+                (file.inputs if _is_given(entry.site) else file.outputs).append(entry)
+        values = {_find_held_node(one.site): one for one in reversed(waiting) if _fits_format(one)}
+        taken: set[int] = set()
+        for file in files.values():
+            # A kernel is one operator for each value that it writes: each is given what it takes,
+            # be it from memory or from another of them.
+            given = [values[name] for name in file.operator.takes if name in values and readings]
+            file.inputs += given
+            taken.update(one.sequence for one in given)
+        for entry in readings:
+            if _fits_format(entry) and entry.sequence not in taken:
+                file = files.setdefault(
+                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
+                )
+                file.inputs.append(entry)
+        return list(files.values())
+
+    def remember(self, records: Sequence[Record]) -> None:
+        """Know where bytes are by now: they may come again without their values."""
+        for record in records:
+            if record.payload is not None and record.tensor is not None and record.digest:
+                place = _EarlierPayload(record.payload, record.tensor)
+                self._earlier.setdefault(record.digest, place)
+
+    def drop_step(self, step: int) -> None:
+        """Remove the files of a step."""
+        for folder in sorted(self._folders):
+            if folder.endswith(f"/{step}"):
+                shutil.rmtree(self._root / folder, ignore_errors=True)
+                self._folders.discard(folder)
+                gone = [
+                    key
+                    for key, one in self._earlier.items()
+                    if one.payload.file.startswith(f"{folder}/")
+                ]
+                for key in gone:
+                    del self._earlier[key]
+
+    def _write_file(self, file: _CallFile) -> dict[int, Payload]:
+        """Write it; where in it the values of entries are, by their number."""
+        site = file.first.site
+        call = GeCall(
+            step=file.first.step,
+            model=model_name(site.graph, site.phase),
+            op_type=file.operator.type,
+            op_name=file.operator.name,
+            inputs=[_expand_stored(entry) for entry in file.inputs],
+            outputs=[_expand_stored(entry) for entry in file.outputs],
+        )
+        path, written = self._tree.write(call)
+        self._folders.add(path.rpartition("/")[0])
+        found = {one.key: one for one in written.tensors}
+        places: dict[int, Payload] = {}
+        for side, entries in (("input", file.inputs), ("output", file.outputs)):
+            for at, entry in enumerate(entries):
+                # The value of another operator has its place in that one's file.
+                if side == "output" or _is_given(entry.site):
+                    places[entry.sequence] = _make_payload(entry, path, found[f"{side}.{at}"])
+        return places
+
+    def _operator(self, site: Site) -> Operator:
+        if _is_result(site):
+            return Operator(RESULT_TYPE, RESULT_TYPE)
+        if site.op == "placeholder":
+            return Operator(GIVEN_TYPE, site.name)
+        if site.level != "buffer":
+            return Operator(site.op or site.level, site.name)
+        known = self._operators.get((site.phase, site.graph, site.name))
+        if known is not None:
+            return known
+        # Of what is read, the nodes are those that made it.
+        return Operator.of_buffer(site, (site.name,) if site.side == "input" else site.nodes)
+
+    def _recovered(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
+        """The bytes of an entry that came without, from one that waits too or was written."""
+        dtype, shape = (
+            stored_dtype(known_dtype(facts.dtype)),
+            stored_shape(facts.shape, facts.stride),
+        )
+        for one in waiting:
+            if one.digest == entry.digest and one.stored is not None:
+                return one.stored.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+        found = self._earlier.get(entry.digest)
+        if found is None:
+            raise ParitasError(
+                f"{entry.site.id} of step {entry.step} came without its values, and no file of "
+                f"this dump holds their digest {entry.digest!r}"
+            )
+        payload, before = found
+        root = self._home if RANK.fullmatch(payload.file.partition("/")[0]) else self._root
+        with (root / payload.file).open("rb") as file:
+            file.seek(payload.begin)
+            raw = torch.frombuffer(bytearray(file.read(payload.nbytes)), dtype=torch.uint8)
+        whole = raw.view(stored_dtype(known_dtype(before.dtype))).reshape(payload.shape)
+        kept = tuple(map(slice, stored_shape(before.shape, before.stride)))
+        return whole[kept].contiguous().reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+
+
+def _expand_stored(entry: Entry) -> Tensor:
+    assert entry.stored is not None  # noqa: S101  (`_fits` has seen to it)
+    assert entry.tensor is not None  # noqa: S101
+    if not entry.digest:
+        entry.digest = digest(entry.stored)
+    return entry.stored.expand(entry.tensor.shape)
+
+
+def _make_payload(entry: Entry, file: str, tensor: GeTensor) -> Payload:
+    shape = () if entry.tensor is None else entry.tensor.shape
+    begin, nbytes = tensor.begin, tensor.nbytes
+    return Payload(file=file, key=tensor.key, begin=begin, nbytes=nbytes, shape=shape)
+
+
+def _call_key(entry: Entry) -> tuple[object, ...]:
+    """The same for what comes together; a kernel writes several buffers."""
+    site = entry.site
+    what = RESULT_TYPE if _is_result(site) else site.kernel or (site.level, site.name)
+    return entry.step, site.phase, site.graph, what, site.call
+
+
+def _file_key(entry: Entry) -> tuple[object, ...]:
+    site = entry.site
+    return (RESULT_TYPE,) if _is_result(site) else (site.level, site.name, site.call)
+
+
+def _is_result(site: Site) -> bool:
+    """Whether it is what compiled code gives back, which the engine hands to its last operator."""
+    return (site.source, site.level) == ("fused", "node") and site.op != "placeholder"
+
+
+def _is_given(site: Site) -> bool:
+    return site.side == "input" or _is_result(site)
+
+
+def _fits_format(entry: Entry) -> bool:
+    """Whether the format can hold it."""
+    if entry.tensor is None or entry.stored is None:
+        return False
+    if len(entry.tensor.shape) > MOST_DIMS:
+        return False
+    try:
+        code_of_dtype(stored_dtype(known_dtype(entry.tensor.dtype)))
+    except UsageError:
+        return False
+    return True
+
+
+def _is_reading(site: Site) -> bool:
+    """Whether it is what a kernel reads: which of its operators take it, the graph says."""
+    return site.level == "buffer" and site.side == "input"
+
+
+def _find_held_node(site: Site) -> str:
+    """The node whose value it is; empty where that is not known."""
+    if site.level == "buffer" and site.exact and site.nodes:
+        return site.nodes[-1]
+    return ""
+
+
+# --- Text graphs ----------------------------------------------------------------------------------
+
+# The syntax is protobuf's text format, the fields those of Ascend's graphs. Tools find the files of
+# an operator by the attribute `_fx_tensor_name` of what it gives, and what was fused into it by
+# `_datadump_original_op_names`.
+
+_DTYPES = {
+    "float32": "DT_FLOAT",
+    "float16": "DT_FLOAT16",
+    "float64": "DT_DOUBLE",
+    "bfloat16": "DT_BF16",
+    "int8": "DT_INT8",
+    "int16": "DT_INT16",
+    "int32": "DT_INT32",
+    "int64": "DT_INT64",
+    "uint8": "DT_UINT8",
+    "uint16": "DT_UINT16",
+    "uint32": "DT_UINT32",
+    "uint64": "DT_UINT64",
+    "bool": "DT_BOOL",
+    "complex32": "DT_COMPLEX32",
+    "complex64": "DT_COMPLEX64",
+    "complex128": "DT_COMPLEX128",
+    "float8_e4m3fn": "DT_FLOAT8_E4M3FN",
+    "float8_e5m2": "DT_FLOAT8_E5M2",
+    "float8_e8m0fnu": "DT_FLOAT8_E8M0",
+}
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PRINTABLE = range(0x20, 0x7F)
+# Well known readers of these files look for these in a line before they look for its quotes.
+_BRACES = frozenset("{}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueFacts:
+    """One result of an operator.
+
+    Attributes:
+        dtype: torch's name without `torch.`; "" for what is no tensor, or not known.
+        shape: -1 where it varies.
+    """
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeFacts:
+    """An operator of a graph.
+
+    Attributes:
+        name: of the node.
+        op: what it calls, for example `aten.mm.default`.
+        inputs: where its arguments come from, `mm:0` for the first result of `mm`.
+        outputs: its results, in order.
+        module: path of the module it belongs to.
+        line: the user's line.
+        call: what the files of its value are named after in a dump of the captured graph; made of
+            name and operator, unless it is given.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[ValueFacts, ...] = ()
+    module: str = ""
+    line: str = ""
+    call: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedFacts:
+    """A buffer that fused code writes.
+
+    Attributes:
+        node: what the buffer is named after in the dump.
+        buffer: its name in the fused code.
+        kernel: what wrote it.
+        originals: the nodes of the captured graph that it stands for, in order.
+    """
+
+    node: NodeFacts
+    buffer: str
+    kernel: str
+    originals: tuple[str, ...]
+
+
+def original_graph_text(name: str, nodes: Sequence[NodeFacts]) -> str:
+    """The graph as it was captured."""
+    return _format_graph(name, ((node, _format_origin(node)) for node in nodes))
+
+
+def optimized_graph_text(name: str, buffers: Sequence[FusedFacts]) -> str:
+    """The graph as it was fused: an operator for each buffer."""
+    return _format_graph(
+        name, ((one.node, (*_format_origin(one.node), *_format_fusion(one))) for one in buffers)
+    )
+
+
+def _format_origin(node: NodeFacts) -> Iterator[str]:
+    for key, value in (("module", node.module), ("line", node.line)):
+        if value:
+            yield from _format_attribute(key, [f"s: {_quote(value)}"])
+
+
+def _format_fusion(one: FusedFacts) -> Iterator[str]:
+    yield from _format_attribute("buffer", [f"s: {_quote(one.buffer)}"])
+    yield from _format_attribute("kernel", [f"s: {_quote(one.kernel)}"])
+    names = [f"s: {_quote(name)}" for name in one.originals]
+    listed = _format_block("list", [*names, "val_type: VT_LIST_STRING"])
+    yield from _format_attribute("_datadump_original_op_names", listed)
+
+
+def _format_graph(name: str, nodes: Iterable[tuple[NodeFacts, Iterable[str]]]) -> str:
+    lines = [f"name: {_quote(name)}"]
+    for node, attributes in nodes:
+        lines += _format_block("op", [*_format_head(node), *attributes, *_format_outputs(node)])
+    return "\n".join(lines) + "\n"
+
+
+def _format_head(node: NodeFacts) -> Iterator[str]:
+    yield f"name: {_quote(node.name)}"
+    yield f"type: {_quote(node.op)}"
+    for source in node.inputs:
+        yield f"input: {_quote(source)}"
+
+
+def _format_outputs(node: NodeFacts) -> Iterator[str]:
+    for position, value in enumerate(node.outputs):
+        stem = f"{node.call or call_name(node.name, node.op)}.OUTPUT.{position}"
+        body = [
+            f"dtype: {_DTYPES.get(value.dtype, 'DT_UNDEFINED')}",
+            *_format_block("shape", [f"dim: {size}" for size in value.shape]),
+            'layout: "ND"',
+            *_format_attribute("_fx_tensor_name", [f"s: {_quote(stem)}"]),
+        ]
+        if value.dtype:
+            meaning = f"torch.{value.dtype} of {list(value.shape)}"
+            body += _format_attribute("_meta", [f"s: {_quote(meaning)}"])
+        yield from _format_block("output_desc", body)
+
+
+def _format_attribute(key: str, value: Iterable[str]) -> list[str]:
+    return _format_block("attr", [f"key: {_quote(key)}", *_format_block("value", value)])
+
+
+def _format_block(name: str, body: Iterable[str]) -> list[str]:
+    return [f"{name} {{", *(f"  {line}" for line in body), "}"]
+
+
+def _quote(text: str) -> str:
+    """A string as the format wants it, in ASCII."""
+    pieces: list[str] = []
+    for character in text:
+        if character == " " and pieces and pieces[-1] == ":":
+            pieces.append("\\040")
+        elif character in _ESCAPES:
+            pieces.append(_ESCAPES[character])
+        elif ord(character) in _PRINTABLE and character not in _BRACES:
+            pieces.append(character)
+        else:
+            pieces += [f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape")]
+    return '"' + "".join(pieces) + '"'

@@ -1,0 +1,707 @@
+"""Torchair's tree of `.npy` files, one per value of a node: written for msit, and read."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import datetime as dt
+import math
+import os
+import re
+import shutil
+import warnings
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paritas.compat.foreign_dump import Gathered
+from paritas.compat.ge_files import fitting_name
+from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import known_dtype, stored_dtype, stored_shape
+from paritas.files.folders import TORCHAIR, whole_file
+from paritas.files.npy_files import (
+    array_place,
+    object_text,
+    python_text,
+    read_npy_header,
+    summary_of,
+)
+from paritas.files.records import Payload, Site
+from paritas.files.torch_files import only_tensor
+from paritas.files.trees import glimpse, natural_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paritas.compat.foreign_dump import ForeignDump
+    from paritas.files.records import Entry, Level, Phase, Record, Side, Source, TensorFacts
+    from paritas.files.tensor_bytes import OpenFiles
+    from paritas.files.trees import FoundFile, Problems
+
+
+# --- A tensor as one `.npy` file, and back bit for bit --------------------------------------------
+
+# numpy has no bfloat16, no float8 and no half complex numbers: these are widened to float32 and
+# complex64, which hold each of their values. The bits that tell one NaN from another would be lost
+# on that way, so they travel in the spare bits of the wider NaN.
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+
+_NATIVE = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.uint16: "uint16",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+}
+_FLOAT4 = torch.float4_e2m1fn_x2
+# The sixteen numbers that four bits stand for: a sign, two bits of exponent, one of mantissa.
+_FLOAT4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_QUIET_NAN = 0x7FC00000
+# To pick bits by: torch has few operators for the unsigned integers of two bytes.
+_CARRIERS = {1: torch.uint8, 2: torch.int16}
+
+
+def array_of(stored: Tensor, shape: tuple[int, ...]) -> Array:
+    """The values of a CPU tensor, in a dtype that numpy has.
+
+    Args:
+        stored: contiguous, with what it repeats stored once.
+        shape: with the repetitions, which other programs expect to find.
+    """
+    dtype = stored.dtype
+    if dtype in _NATIVE:
+        return _expand(stored, shape).numpy()
+    if dtype is _FLOAT4:
+        return _unpack_float4(_expand(stored.view(torch.uint8), shape))
+    if dtype is torch.complex32:
+        parts = _widen_floats(torch.view_as_real(_expand(stored, shape)).contiguous())
+        return torch.view_as_complex(parts).numpy()
+    if dtype.is_floating_point:
+        return _widen_floats(_expand(stored, shape)).numpy()
+    # Integers of less than a byte, and bits without a meaning: as they lie in memory.
+    return _expand(stored.view(_carrier_dtype(dtype)), shape).numpy()
+
+
+def tensor_of(array: Array, facts: TensorFacts) -> Tensor:
+    """The tensor that `array_of` was given, dimensions that it repeated written out."""
+    dtype = stored_dtype(known_dtype(facts.dtype))
+    values, shape = _check_array(array, facts, dtype)
+    if not values.size:
+        return torch.empty(0, dtype=torch.uint8).view(dtype).reshape(shape)
+    if dtype in _NATIVE:
+        return torch.from_numpy(values).reshape(shape)
+    if dtype is _FLOAT4:
+        return _pack_float4(values).view(_FLOAT4).reshape(shape)
+    if dtype is torch.complex32:
+        halves = _narrow_floats(
+            torch.from_numpy(values.reshape(-1)).view(torch.float32), torch.float16
+        )
+        with warnings.catch_warnings():
+            # Torch warns that few operators know these numbers. None is asked for any here.
+            warnings.simplefilter("ignore", UserWarning)
+            return halves.view(torch.complex32).reshape(shape)
+    if dtype.is_floating_point:
+        return _narrow_floats(torch.from_numpy(values.reshape(-1)), dtype).reshape(shape)
+    return torch.from_numpy(values).view(dtype).reshape(shape)
+
+
+def array_of_value(text: str) -> Array:
+    """What is no tensor, from its text: a number as one, all else as characters, never pickled."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}.get(text, text)
+    if isinstance(value, str) or value is None:
+        return np.array(str(value))
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):  # rows of different lengths, a number without end
+        return np.array(text)
+    return array if array.dtype.kind in "biufc" else np.array(text)
+
+
+def write_array(path: Path, array: Array) -> int:
+    """Write the file so that nobody ever sees half of it; its size in bytes."""
+    with whole_file(path) as file:
+        plain = np.ascontiguousarray(array).reshape(array.shape)
+        np.lib.format.write_array(file, plain, allow_pickle=False)
+        return file.tell()
+
+
+def read_array(path: Path, files: OpenFiles | None = None) -> Array:
+    """Read a file that anybody may have written: checked before memory is taken, no pickle.
+
+    Args:
+        files: to map the values by, rather than to read them.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            header = read_npy_header(file)
+            shape, dtype = header.shape, np.dtype(header.descr)
+        except (UsageError, ValueError, TypeError) as error:
+            raise ParitasError(f"{path} is no .npy file: {error}") from error
+        count = math.prod(shape)
+        needed, present = count * dtype.itemsize, size - header.begin
+        if dtype.hasobject or min(shape, default=0) < 0 or needed != present:
+            raise ParitasError(
+                f"{path} is damaged: its header says {shape} of {dtype}, which is {needed} bytes, "
+                f"and {present} follow"
+            )
+        if files is None or not needed:
+            file.seek(header.begin)
+            values = np.fromfile(file, dtype=dtype, count=count)
+        else:
+            place = (path, header.begin, needed, path.name)
+            values = files.view(*place, itemsize=dtype.itemsize).numpy().view(dtype)
+    return values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
+
+
+def _check_array(
+    array: Array, facts: TensorFacts, dtype: torch.dtype
+) -> tuple[Array, tuple[int, ...]]:
+    """Refuse a file that does not hold what the index says of it."""
+    shape, wanted = facts.shape, facts.shape
+    if dtype in _NATIVE:
+        name = _NATIVE[dtype]
+    elif dtype is torch.complex32:
+        name = "complex64"
+    elif dtype.is_floating_point:
+        name = "float32"
+        wanted = _unpacked_shape(shape) if dtype is _FLOAT4 else shape
+    else:
+        name = str(_carrier_dtype(dtype)).removeprefix("torch.")
+    if array.dtype.name != name or array.shape != wanted:
+        raise ParitasError(
+            f"the file holds {array.shape} of {array.dtype}, where {facts.dtype} of "
+            f"{shape} is kept as {wanted} of {name}"
+        )
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return np.ascontiguousarray(native).reshape(wanted), shape
+
+
+def _expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return tensor.detach().expand(shape).contiguous()
+
+
+def _carrier_dtype(dtype: torch.dtype) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[dtype.itemsize]
+
+
+def _widen_floats(narrow: Tensor) -> Tensor:
+    wide = narrow.to(torch.float32)
+    is_nan = wide.isnan()
+    if is_nan.any():
+        bits = narrow.view(_CARRIERS[narrow.itemsize])[is_nan].to(torch.int32)
+        wide.view(torch.int32)[is_nan] = (bits & _all_bits(narrow.dtype)) | _QUIET_NAN
+    return wide
+
+
+def _narrow_floats(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    narrow = wide.to(dtype)
+    is_nan = wide.isnan()
+    if is_nan.any():
+        carrier = _CARRIERS[dtype.itemsize]
+        kept = (wide.view(torch.int32)[is_nan] & _all_bits(dtype)).to(carrier)
+        # Only a NaN that was widened here carries the narrow one; another's bits are not its own.
+        is_ours = kept.view(dtype).to(torch.float32).isnan()
+        present = narrow.view(carrier)
+        present[is_nan] = torch.where(is_ours, kept, present[is_nan])
+    return narrow
+
+
+def _all_bits(dtype: torch.dtype) -> int:
+    return (1 << 8 * dtype.itemsize) - 1
+
+
+def _unpacked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+
+
+def _unpack_float4(pairs: Tensor) -> Array:
+    """Two numbers of four bits lie in a byte, the first in its lower half."""
+    signed = torch.tensor([*_FLOAT4_VALUES, *(-value for value in _FLOAT4_VALUES)])
+    halves = torch.stack((pairs & 15, pairs >> 4), dim=-1).long()
+    return signed[halves].reshape(_unpacked_shape(tuple(pairs.shape))).numpy()
+
+
+def _pack_float4(values: Array) -> Tensor:
+    magnitudes = torch.tensor(_FLOAT4_VALUES)
+    wide = torch.from_numpy(values).reshape(-1)
+    codes = torch.searchsorted(magnitudes, wide.abs())
+    if codes.numel() and (
+        codes.max() >= len(magnitudes) or not magnitudes[codes].equal(wide.abs())
+    ):
+        raise ParitasError("the file holds numbers that four bits cannot hold")
+    nibbles = (codes + 8 * wide.signbit().long()).to(torch.uint8).reshape(-1, 2)
+    return nibbles[:, 0] | (nibbles[:, 1] << 4)
+
+
+# --- Writing the tree -----------------------------------------------------------------------------
+
+# ::
+#
+#     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.INPUT.{i}[.{j}].{time}.npy
+#     worldsize{W}_global_rank{r}/{model}/{step}/{name}-{op}.OUTPUT.{i}.{time}.npy
+#
+# `model` is the graph, its backward pass a model of its own, and `eager` where there is no graph.
+# What one call takes and gives bears one time. A name that no file system would take is replaced by
+# a number, which `mapping.csv` beside it explains. The index of the dump stays what it always is.
+
+if TYPE_CHECKING:
+    _Kind = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+_LONGEST_FILE_NAME = 255
+_SIDES = {"input": "INPUT", "output": "OUTPUT"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _EarlierFile:
+    """A file that holds bytes known by their digest."""
+
+    file: str
+    facts: TensorFacts
+
+
+class NpyTree:
+    """Writes the payloads of one rank.
+
+    Bytes that are there already, in the same dtype and shape, become a second name of the same
+    file, where the file system has hard links: the tree is whole, and the disk holds them once.
+    """
+
+    def __init__(self, root: Path, rank: int, world_size: int) -> None:
+        """`root` is the folder of the dump."""
+        self._root = root
+        self._top = f"worldsize{world_size}_global_rank{rank}"
+        self._step: int | None = None
+        self._times: dict[tuple[str, str, str, str, int], str] = {}
+        self._taken: set[tuple[str, str]] = set()
+        self._last_time = dt.datetime.min.replace(tzinfo=dt.UTC)
+        self._folders: set[str] = set()
+        self._earlier: dict[str, dict[_Kind, _EarlierFile]] = {}
+
+    def write(self, entry: Entry) -> Payload:
+        """Write what an entry holds; one without its bytes must have had them written before."""
+        if entry.step != self._step:
+            self._step = entry.step
+            self._times.clear()
+            self._taken.clear()
+        file = self._place(entry)
+        if entry.tensor is None:
+            array = array_of_value(entry.value or "")
+            size = write_array(self._root / file, array)
+            return Payload(file=file, nbytes=size, shape=array.shape)
+        return self._write_tensor(file, entry, entry.tensor)
+
+    def drop_step(self, step: int) -> None:
+        """Remove the files of a step."""
+        for folder in sorted(self._folders):
+            if not folder.endswith(f"/{step}"):
+                continue
+            # Renamed first: a reader finds the whole of it, or nothing.
+            leaving = self._root / f"{folder}.leaving"
+            (self._root / folder).rename(leaving)
+            shutil.rmtree(leaving)
+            self._folders.discard(folder)
+            for known in self._earlier.values():
+                gone = [key for key, one in known.items() if one.file.startswith(f"{folder}/")]
+                for key in gone:
+                    del known[key]
+
+    def _write_tensor(self, file: str, entry: Entry, facts: TensorFacts) -> Payload:
+        path = self._root / file
+        known = self._earlier.setdefault(entry.digest, {})
+        # The same bytes in the same shape are other values, if they are repeated otherwise.
+        kind = (facts.dtype, facts.shape, stored_shape(facts.shape, facts.stride))
+        same = known.get(kind)
+        if same is not None:
+            # Some file systems have no links, and all have a limit to them.
+            with contextlib.suppress(OSError):
+                os.link(self._root / same.file, path)
+                return Payload(file=file, nbytes=path.stat().st_size, shape=facts.shape)
+        stored = entry.stored
+        if stored is None:
+            earlier = self._holder(entry)
+            if not (self._root / earlier.file).exists():
+                # Somebody converts the dump as it grows, and deleted what he had taken over. The
+                # record says which bytes it were: by their digest he has them.
+                return Payload(file=earlier.file, nbytes=0, shape=facts.shape)
+            stored = self._recover(earlier, facts)
+        size = write_array(path, array_of(stored, facts.shape))
+        if entry.digest:
+            known[kind] = _EarlierFile(file, facts)
+        return Payload(file=file, nbytes=size, shape=facts.shape)
+
+    def _recover(self, earlier: _EarlierFile, facts: TensorFacts) -> Tensor:
+        """The bytes of an entry that came without, from the file of an earlier one."""
+        whole = tensor_of(read_array(self._root / earlier.file), earlier.facts)
+        once = whole[
+            _leading_slices(stored_shape(earlier.facts.shape, earlier.facts.stride))
+        ].contiguous()
+        dtype = stored_dtype(known_dtype(facts.dtype))
+        shape = stored_shape(facts.shape, facts.stride)
+        return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+
+    def _holder(self, entry: Entry) -> _EarlierFile:
+        """The earlier file with the bytes of an entry; one that is there, if there is any."""
+        found = list(self._earlier.get(entry.digest, {}).values())
+        for one in found:
+            if (self._root / one.file).exists():
+                return one
+        if found:
+            return found[0]
+        raise ParitasError(
+            f"{entry.site.id} of step {entry.step} came without its values, and no file of this "
+            f"dump holds their digest {entry.digest!r}"
+        )
+
+    def _place(self, entry: Entry) -> str:
+        site = entry.site
+        folder = f"{self._top}/{model_name(site.graph, site.phase)}/{entry.step}"
+        if folder not in self._folders:
+            (self._root / folder).mkdir(parents=True, exist_ok=True)
+            self._folders.add(folder)
+        name = self._file_name(site)
+        if (folder, name) in self._taken:
+            # The place was seen before in this call. Nothing is ever written over.
+            self._times.pop(_call_key(site))
+            name = self._file_name(site)
+        self._taken.add((folder, name))
+        return f"{folder}/{fitting_name(self._root / folder, name, '.npy')}"
+
+    def _file_name(self, site: Site) -> str:
+        call = call_name(_name_node(site), site.op or site.level)
+        return f"{call}.{_SIDES[site.side]}.{_plain_name(site.position)}.{self._time(site)}.npy"
+
+    def _time(self, site: Site) -> str:
+        """One for all that a call takes and gives, and another for each call."""
+        call = _call_key(site)
+        if call not in self._times:
+            moment = dt.datetime.now(dt.UTC)
+            self._last_time = max(moment, self._last_time + dt.timedelta(microseconds=1))
+            self._times[call] = time_stamp(self._last_time)
+        return self._times[call]
+
+
+def _name_node(site: Site) -> str:
+    """What stands where torchair has the name of a node, which has no dots."""
+    if site.level == "module":
+        return site.name.replace(".", "_")
+    if site.level == "op":
+        module, _, op = site.name.rpartition("/")
+        short = op.split(".")[1] if "." in op else op
+        return f"{module}_{short}".replace(".", "_") if module else short
+    if (site.source, site.level) == ("fused", "node") and site.op != "placeholder":
+        return f"{site.name}.node"  # the plain name is that of the buffer with the same value
+    return site.name
+
+
+def _leading_slices(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(size) for size in shape)
+
+
+def _call_key(site: Site) -> tuple[str, str, str, str, int]:
+    return (site.phase, site.graph, site.level, site.name, site.call)
+
+
+def read_npy(path: Path, record: Record, files: OpenFiles | None = None) -> Tensor:
+    """The tensor of a record, in its own dtype and shape, bit for bit.
+
+    Args:
+        files: to map the values by, rather than to read them.
+    """
+    if record.tensor is None:
+        raise ParitasError(f"{record.id} is no tensor: its value is {record.value}")
+    try:
+        return tensor_of(read_array(path, files), record.tensor)
+    except ParitasError as error:
+        raise ParitasError(f"{record.id} of step {record.step}: {error}") from error
+
+
+def is_of_tree(name: str) -> bool:
+    """Whether what bears that name at the top of a dump belongs to this layout."""
+    return TORCHAIR.fullmatch(name) is not None
+
+
+def call_name(name: str, op: str) -> str:
+    """What the files of one call are named after."""
+    return f"{_plain_name(name)}-{_plain_name(op)}"
+
+
+def model_name(graph: str, phase: Phase) -> str:
+    """The folder for what a graph computes; torchair's rule for what a name may not hold."""
+    name = re.sub(r"[./\\ ]", "_", graph) or "eager"
+    return _plain_name(f"{name}_backward" if phase == "backward" else name)[:_LONGEST_FILE_NAME]
+
+
+def time_stamp(moment: dt.datetime) -> str:
+    """Twenty digits, down to the microsecond."""
+    return moment.strftime("%Y%m%d%H%M%S%f")
+
+
+def _plain_name(name: str) -> str:
+    """A name without what means something to a shell, a file system or a reader of these names."""
+    return re.sub(r"[^\w.\-]", "_", name, flags=re.ASCII)
+
+
+# --- Reading the tree -----------------------------------------------------------------------------
+
+# Three generations of the layout, with or without the folder `msit_fx_dump` or `msprobe_fx_dump`::
+#
+#     worldsize{W}_global_rank{r}/{model}/{token}/{file}.npy
+#     data_dump/{token + 1}/gm_{time}_dump/{file}.npy
+#     gm_{time}_dump/data_dump/{token + 1}/{file}.npy
+#
+# A file is `{node}-{target}.INPUT.{i}[.{j}].{time}.npy` or `….OUTPUT.{i}.{time}.npy`; all of one
+# call bear one time. A name that was too long is a number, which `mapping.csv` beside it explains.
+# A file `…_min_max.npy` has the least and the greatest value in the place of all. What torchair
+# records of a graph that it captured on the device, `worldsize…/{node}_device_{d}_{count}.pt`, is
+# read too; its count is taken for the step.
+#
+# A number of Python's own and a tensor without dimensions look alike in these files: an input of
+# one of the dtypes that numpy gives to Python's numbers is taken for a number, and can be read as
+# tensor.
+
+MAPPING = "mapping.csv"
+_LARGEST_MAPPING = 64 << 20
+_LONGEST_MAPPED_NAME = 4096
+_FILE = re.compile(
+    r"(?P<node>[^-]+)-(?P<op>.*)\.(?P<side>INPUT|OUTPUT)\.(?P<position>\w+(?:\.\w+)*)"
+    r"\.(?P<time>\d{10,20})(?P<summary>_min_max)?\.npy"
+)
+_DEVICE_FILE = re.compile(r"(?P<node>.+)_device_(?P<device>\d+)_(?P<count>\d{1,9})\.pt")
+_RANK = re.compile(r"worldsize(\d{1,6})_global_rank(\d{1,6})")
+_MODULE = re.compile(r"gm_(\d{1,20})_dump")
+_TOPS = ("msit_fx_dump", "msprobe_fx_dump", "data_dump")
+_NUMBER = re.compile(r"\d{1,9}")
+_SUMMARY = "_min_max.npy"
+
+
+@dataclasses.dataclass(frozen=True)
+class _FolderFacts:
+    """What the folders of a file say."""
+
+    rank: int
+    step: int
+    graph: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _TreeFile:
+    """A file, and what its name and folders say."""
+
+    file: FoundFile
+    where: _FolderFacts
+    node: str
+    op: str
+    side: Side
+    position: str
+    time: int
+    is_summary: bool = False
+
+    @property
+    def call(self) -> tuple[_FolderFacts, str, str, int]:
+        """The same for all files of one call of a node."""
+        return self.where, self.node, self.file.name.rpartition("/")[0], self.time
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """By this, they are in the order of the program."""
+        side = 0 if self.side == "input" else 1
+        where = (self.where.rank, self.where.step, self.time, self.where.graph, self.node)
+        return (*where, side, natural_key(self.position), self.file.name)
+
+
+def looks_like(path: Path) -> bool:
+    """Whether files are named as torchair names those of a graph's nodes."""
+    for name in glimpse(path):
+        *folders, own = PurePosixPath(name).parts
+        if _FILE.fullmatch(own):
+            return True
+        in_rank = any(_RANK.fullmatch(folder) for folder in (*folders, path.name))
+        if in_rank and (_DEVICE_FILE.fullmatch(own) or own.endswith(".npy")):
+            return True
+    return False
+
+
+def open_dump(path: Path) -> ForeignDump:
+    """Open such a tree, or a part of one.
+
+    Raises:
+        UsageError: there is nothing to read.
+    """
+    gathered = Gathered(path, "fx")
+    found = gathered.folder.find(
+        lambda name: name.endswith((".npy", ".pt", MAPPING)), gathered.problems
+    )
+    names = _mapped_names(gathered, found)
+    times = sorted(
+        {match[1] for file in found for match in map(_MODULE.fullmatch, file.parts) if match},
+        key=int,
+    )
+    modules = {time: f"gm_{place}" for place, time in enumerate(times)}
+    above = path.resolve().parts[-4:] if path.is_dir() else ()
+    items: list[_TreeFile] = []
+    for file in found:
+        if file.parts[-1] == MAPPING:
+            continue
+        where = _parse_folders(above, file, modules, gathered)
+        items.append(
+            _parse_file(file, names.get(file.name, file.parts[-1]), where, gathered.problems)
+        )
+    _add_files(gathered, _without_summaries_of_whole(items))
+    return gathered.dump()
+
+
+def _mapped_names(gathered: Gathered, files: list[FoundFile]) -> dict[str, str]:
+    """What files with numbers for names are called, by their paths."""
+    names: dict[str, str] = {}
+    problems = gathered.problems
+    for file in files:
+        if file.parts[-1] != MAPPING:
+            continue
+        if file.size > _LARGEST_MAPPING:
+            problems.add(f"{file.name} has {file.size} bytes: no list of names")
+            continue
+        folder = file.name.removesuffix(MAPPING)
+        with gathered.folder.locate(file.name).open("rb") as opened:
+            for line in opened.read(file.size).splitlines():
+                short, comma, full = line.decode("utf-8", "replace").strip().partition(",")
+                if not comma or len(full) > _LONGEST_MAPPED_NAME:
+                    problems.add(f"{file.name} has a line that names nothing: {short[:80]!r}")
+                    continue
+                for ending in (".npy", _SUMMARY):
+                    key = f"{folder}{short.strip().removesuffix('.npy')}{ending}"
+                    names[key] = f"{full.strip().removesuffix('.npy')}{ending}"
+    return names
+
+
+def _parse_folders(
+    above: tuple[str, ...], file: FoundFile, modules: dict[str, str], gathered: Gathered
+) -> _FolderFacts:
+    """Rank, step and graph from the folders; those above the given one count, too."""
+    folders = [*above, *file.parts[:-1]]
+    rank = 0
+    step, graph = _model_and_token([name for name in file.parts[:-1] if name not in _TOPS])
+    for place, folder in enumerate(folders):
+        if match := _RANK.fullmatch(folder):
+            gathered.world_size = max(gathered.world_size, int(match[1]))
+            rank = int(match[2])
+            step, graph = _model_and_token(folders[place + 1 :])
+        elif match := _MODULE.fullmatch(folder):
+            graph = modules.get(match[1], "gm_0")
+        elif folder == "data_dump":
+            following = folders[place + 1 :][:1]
+            # The token's folder is named one higher than the token.
+            if following and _NUMBER.fullmatch(following[0]):
+                step = max(int(following[0]) - 1, 0)
+    return _FolderFacts(rank, step, graph)
+
+
+def _model_and_token(folders: list[str]) -> tuple[int, str]:
+    if folders and _NUMBER.fullmatch(folders[-1]):
+        return int(folders[-1]), "/".join(folders[:-1])
+    return 0, "/".join(folders)
+
+
+def _parse_file(file: FoundFile, name: str, where: _FolderFacts, problems: Problems) -> _TreeFile:
+    if match := _FILE.fullmatch(name):
+        side: Side = "input" if match["side"] == "INPUT" else "output"
+        is_summary = match["summary"] is not None
+        time = int(match["time"])
+        return _TreeFile(
+            file, where, match["node"], match["op"], side, match["position"], time, is_summary
+        )
+    if match := _DEVICE_FILE.fullmatch(name):
+        there = dataclasses.replace(where, step=int(match["count"]))
+        return _TreeFile(file, there, match["node"], "", "output", "0", 0)
+    problems.add(f"{file.name} is not named after a node of a graph; it goes by its own name")
+    return _TreeFile(file, where, PurePosixPath(name).stem, "", "output", "0", 0)
+
+
+def _without_summaries_of_whole(items: list[_TreeFile]) -> list[_TreeFile]:
+    """Where a tensor was to be replaced by its summary and was not yet, the whole is taken."""
+    whole = {(*item.call, item.side, item.position) for item in items if not item.is_summary}
+    return [
+        item
+        for item in items
+        if not item.is_summary or (*item.call, item.side, item.position) not in whole
+    ]
+
+
+def _add_files(gathered: Gathered, items: Iterable[_TreeFile]) -> None:
+    calls: dict[tuple[_FolderFacts, str], dict[tuple[object, ...], int]] = {}
+    for item in sorted(items, key=lambda one: one.order):
+        numbers = calls.setdefault((item.where, item.node), {})
+        number = numbers.setdefault(item.call, len(numbers))
+        try:
+            _add_file(gathered, item, _make_site(item, number))
+        except (UsageError, OSError) as error:
+            where = item.where
+            gathered.add_unreadable(
+                where.step, where.rank, _make_site(item, number), item.file, str(error)
+            )
+
+
+def _make_site(item: _TreeFile, call: int) -> Site:
+    graph = item.where.graph
+    is_backward = graph.endswith("_backward")
+    source: Source = "fx"
+    level: Level = "node"
+    if graph.removesuffix("_backward") == "eager":
+        source, level = "eager", "op" if "." in item.op else "module"
+    elif not item.op and not item.file.name.endswith(".pt"):
+        source, level = "file", "tensor"
+    return Site(
+        source=source,
+        level=level,
+        name=item.node,
+        phase="backward" if is_backward else "forward",
+        side=item.side,
+        position=item.position,
+        op=item.op,
+        graph="" if source == "eager" else graph.removesuffix("_backward"),
+        call=call,
+    )
+
+
+def _add_file(gathered: Gathered, item: _TreeFile, site: Site) -> None:
+    step, rank, file = item.where.step, item.where.rank, item.file
+    path = gathered.folder.locate(file.name)
+    if file.name.endswith(".pt"):
+        gathered.add_tensor(step, rank, site, only_tensor(path, file.name))
+        return
+    with path.open("rb") as opened:
+        header = read_npy_header(opened)
+        if header.kind in "OUS":
+            gathered.add_text(step, rank, site, object_text(opened, header, file.size), file)
+            return
+        place = array_place(file.name, header, file.size)
+        if item.is_summary:
+            gathered.add_statistics(step, rank, site, summary_of(path, place), place.dtype)
+            return
+        text = python_text(opened, header) if site.side == "input" else None
+    if text is None:
+        gathered.add_tensor(step, rank, site, place)
+    else:
+        gathered.add_value(step, rank, site, text, place)

@@ -1,0 +1,129 @@
+"""Plain files of tensors, of no tool in particular: safetensors, numpy's, and torch's own.
+
+A tensor is named after its file and its key: `folder/file/key`, or the key alone where there is but
+one file, or where files are numbered parts of one checkpoint. Endings of file names do not count,
+so that the same tensors saved by two libraries have the same names. A folder `step3` or `rank1`
+says what it says, as long as there is one such on the way to a file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from paritas.compat.foreign_dump import Gathered
+from paritas.errors import UsageError
+from paritas.files.npy_files import array_place, read_arrays, read_npy_header
+from paritas.files.pickles import plain_text
+from paritas.files.records import Site
+from paritas.files.safetensors_files import read_entries
+from paritas.files.tensor_bytes import FilePlace
+from paritas.files.torch_files import Unreadable, read_saved
+from paritas.files.trees import glimpse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paritas.compat.foreign_dump import ForeignDump
+    from paritas.files.trees import FoundFile
+
+if TYPE_CHECKING:
+    Tensors = Iterator[tuple[str, FilePlace | Unreadable | str]]
+
+
+_SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".bin")
+_STEP = re.compile(r"(?:step|token|iter|iteration)[-_=]?(\d{1,9})", re.IGNORECASE)
+_RANK = re.compile(r"rank[-_=]?(\d{1,6})", re.IGNORECASE)
+_PART = re.compile(r"(.*?)[-_.]?\d{5}-of-\d{5}")
+
+
+def looks_like(path: Path) -> bool:
+    """Whether there are files of tensors."""
+    return any(_is_wanted(PurePosixPath(name).name) for name in glimpse(path))
+
+
+def open_dump(path: Path) -> ForeignDump:
+    """Open a file, or all files of a folder.
+
+    Raises:
+        UsageError: there is nothing to read.
+    """
+    gathered = Gathered(path, "files")
+    files = gathered.folder.find(_is_wanted, gathered.problems)
+    for file in files:
+        step, rank, name = _place_in_run(file, is_only=len(files) == 1)
+        try:
+            # All of a file or none: a damaged one has no order to be trusted.
+            items = list(_find_tensors(gathered.folder.locate(file.name), file))
+        except (UsageError, OSError) as error:
+            whole = _make_site(name or PurePosixPath(file.name).stem)
+            gathered.add_unreadable(step, rank, whole, file, str(error))
+            continue
+        if not items:
+            gathered.problems.add(f"{file.name} has no tensors")
+        for key, value in items:
+            full = "/".join(part for part in (name, key) if part)
+            site = _make_site(full or PurePosixPath(file.name).stem)
+            if isinstance(value, FilePlace):
+                gathered.add_tensor(step, rank, site, value)
+            elif isinstance(value, Unreadable):
+                why = f"{key}: {value.reason}" if key else value.reason
+                gathered.add_unreadable(step, rank, site, file, why)
+            else:
+                gathered.add_value(step, rank, site, value)
+    return gathered.dump()
+
+
+def _is_wanted(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def _make_site(name: str) -> Site:
+    return Site(source="file", level="tensor", name=name)
+
+
+def _place_in_run(file: FoundFile, *, is_only: bool) -> tuple[int, int, str]:
+    """Step, rank and the beginning of the names of a file's tensors."""
+    *folders, own = file.parts
+    numbers = []
+    for pattern in (_STEP, _RANK):
+        found = [
+            (place, match)
+            for place, name in enumerate(folders)
+            if (match := pattern.fullmatch(name))
+        ]
+        numbers.append(int(found[0][1][1]) if len(found) == 1 else 0)
+        if len(found) == 1:
+            del folders[found[0][0]]
+    if is_only:
+        return numbers[0], numbers[1], ""
+    stem = PurePosixPath(own).stem
+    part = _PART.fullmatch(stem)
+    names = [*folders, *([stem] if part is None else [])]
+    return numbers[0], numbers[1], "/".join(names)
+
+
+def _find_tensors(place: Path, file: FoundFile) -> Tensors:
+    suffix = PurePosixPath(file.name).suffix.lower()
+    if suffix == ".npy":
+        with place.open("rb") as opened:
+            yield "", array_place(file.name, read_npy_header(opened), file.size)
+    elif suffix == ".npz":
+        yield from read_arrays(place, file.name)
+    elif suffix == ".safetensors":
+        yield from read_entries(place, file.name)
+    else:
+        yield from _find_saved(place, file.name)
+
+
+def _find_saved(place: Path, name: str) -> Tensors:
+    saved = read_saved(place, name)
+    for leaf in saved.leaves(saved.tree):
+        key = ".".join(leaf.way)
+        if isinstance(leaf.value, (FilePlace, Unreadable)):
+            yield key, leaf.value
+        else:
+            text = plain_text(leaf.value.value)
+            yield key, text if text is not None else Unreadable("it is neither tensor nor number")

@@ -1,0 +1,245 @@
+"""From a wrong tensor to its diagnosis: where it is wrong, what explains it, how surely."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from paritas.diagnosis.case import Case, Context, narrowed
+from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
+from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
+from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
+from paritas.diagnosis.patterns.operations import (
+    propose_masks,
+    propose_operands,
+    propose_selections,
+    propose_ties,
+)
+from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.reductions import (
+    propose_norms,
+    propose_partial_sums,
+    propose_reductions,
+)
+from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.results.findings import Diagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.diagnosis.search import CaseSurvey
+    from paritas.results.findings import Pattern
+
+
+# --- How often a statement of some raw confidence was right ---------------------------------------
+
+# Counted by `benchmarks/bench_diagnosis.py` on its tuning half: planted faults, faults that have no
+# name (where every claim is a wrong one) and rounding. It also prints the held-out half beside
+# this.
+
+# From this raw confidence on: what is stated, and the counts that it rests on (right, of all).
+BUCKETS: tuple[tuple[float, float, int, int], ...] = (
+    (0.0, 0.42, 11, 26),
+    (0.7, 0.97, 132, 136),
+    # All of them; but no count of some hundreds bears a certainty.
+    (0.98, 0.99, 815, 815),
+)
+
+
+def calibrate(raw: float) -> float:
+    """The share of such statements that turned out to be right; nothing for what is no number."""
+    stated = 0.0
+    for low, share, _, _ in BUCKETS:
+        if raw >= low:
+            stated = share
+    return stated
+
+
+# --- Which of the patterns that fit is reported ---------------------------------------------------
+
+# Every pattern that is proposed fits. So what decides is what it takes for granted: a formula that
+# has nothing to fit comes before a number that was fitted, one number before one per row, an order
+# with a name before any order, and what is only alike in distribution comes last.
+
+# Who proposes patterns, with the simplest kind of each, in the order of these.
+_PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], str], ...] = (
+    (propose_ties, "tie-breaking"),
+    (propose_nonfinite, "nonfinite"),
+    (propose_wrapped, "wrapped"),
+    (propose_clipping, "clipped"),
+    (propose_constants, "zeros"),
+    (propose_partial_sums, "doubled reduction"),
+    (propose_operands, "swapped operands"),
+    (propose_reductions, "off by one reduction"),
+    (propose_norms, "off by one reduction"),
+    (propose_masks, "mask"),
+    (propose_signs, "sign"),
+    (propose_scales, "scale"),
+    (propose_offsets, "offset"),
+    (propose_selections, "shift"),
+    (propose_shifts, "shift"),
+    (propose_permutations, "transpose"),
+    (propose_precision, "precision"),
+    (propose_random_streams, "different random stream"),
+)
+# From simple to anything goes; a kind that is not named here comes after all of them.
+ORDER = (
+    "tie-breaking",
+    "nonfinite",
+    "overflow",
+    "wrapped",
+    "clipped",
+    "zeros",
+    "doubled reduction",
+    "partial sum",
+    "swapped operands",
+    "off by one reduction",
+    "mask",
+    "eps",
+    "sign",
+    "stale",
+    "copy",
+    "constant",
+    "scale",
+    "offset",
+    "residual",
+    "shift",
+    "transpose",
+    "permutation",
+    "uninitialised",
+    "axis offset",
+    "axis scale",
+    "precision",
+    "different random stream",
+)
+# Below this a pattern is a guess, and gives way to every one that is not.
+_GUESS = 0.5
+# To be worth saying beside a simpler one, a pattern has to explain so much more.
+_MORE = 0.01
+
+
+def propose_all(case: Case, *, enough: bool = False) -> list[Pattern]:
+    """All that fits, with raw confidence, in no order.
+
+    Args:
+        enough: stop as soon as nothing that is still to be asked could be ranked before, or be
+            worth saying beside, what has been found.
+    """
+    found: list[Pattern] = []
+    for propose, simplest in _PROPOSERS:
+        settled = (
+            one.confidence >= _GUESS
+            and _explained_share(one) + _MORE >= 1
+            and _simplicity(one.kind) < _simplicity(simplest)
+            for one in found
+        )
+        if enough and any(settled):
+            break
+        found += propose(case)
+    return found
+
+
+def rank_raw(case: Case) -> list[Pattern]:
+    """What fits, best first; what a simpler one explains as well is left out."""
+    kept: list[Pattern] = []
+    for pattern in sorted(propose_all(case, enough=True), key=_rank_key):
+        if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
+            kept.append(pattern)
+    return kept
+
+
+def rank_patterns(case: Case) -> tuple[Pattern, ...]:
+    """What fits, best first, each with how often such a statement turned out to be right."""
+    return tuple(
+        msgspec.structs.replace(pattern, confidence=calibrate(pattern.confidence))
+        for pattern in rank_raw(case)
+    )
+
+
+def _rank_key(pattern: Pattern) -> tuple[bool, int, float, float]:
+    guess = pattern.confidence < _GUESS
+    return guess, _simplicity(pattern.kind), -_explained_share(pattern), -pattern.confidence
+
+
+def _simplicity(kind: str) -> int:
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
+def _explained_share(pattern: Pattern) -> float:
+    """Share of the wrong elements that it explains; what says nothing of it explains the least."""
+    value = pattern.evidence.get("explained", 0.0)
+    return value if isinstance(value, float) else 0.0
+
+
+# --- The diagnosis --------------------------------------------------------------------------------
+
+# Beyond so many elements patterns are looked for in a part that tells as much.
+MOST_ELEMENTS = 1 << 20
+
+
+def diagnose(
+    candidate: Tensor,
+    reference: Tensor,
+    *,
+    arbiter: Tensor | None = None,
+    noise: Tensor | None = None,
+    context: Context | None = None,
+) -> Diagnosis:
+    """Name where a tensor is wrong and what kind of wrong it is; nothing where none fits.
+
+    Args:
+        candidate: what was computed.
+        reference: what should have been, as the reference computed it natively.
+        arbiter: the same in float64, if it is known: it tells more.
+        noise: per element, what the judge allowed for.
+        context: the operator, its inputs, ranks and what else is known.
+    """
+    from paritas.diagnosis.region import find_region
+
+    if candidate.shape != reference.shape:
+        return Diagnosis()
+    case = Case(candidate, reference, arbiter, noise, context or Context())
+    if reference.numel() > MOST_ELEMENTS:
+        return _diagnose_large(case)
+    if not bool(case.wrong.any()):
+        return Diagnosis()
+    return Diagnosis(where=find_region(case), patterns=rank_patterns(case))
+
+
+def _diagnose_large(case: Case) -> Diagnosis:
+    """In memory that does not grow with the tensor."""
+    from paritas.diagnosis.region import find_region
+    from paritas.diagnosis.search import CaseSurvey
+
+    survey = CaseSurvey(case)
+    if not survey.base.number:
+        return Diagnosis()
+    return Diagnosis(
+        where=find_region(case, survey), patterns=rank_patterns(_most_wrong_part(survey))
+    )
+
+
+def _most_wrong_part(survey: CaseSurvey) -> Case:
+    """Of a large tensor neighbouring slices along its longest axis, where it is wrong most.
+
+    What was computed of other tensors cannot be cut with it, and is left out.
+    """
+    case = survey.case
+    axis = max(range(len(case.shape)), key=lambda one: case.shape[one])
+    size = case.shape[axis]
+    counts = survey.base.axes[axis]
+    groups = max(1, size * MOST_ELEMENTS // case.reference.numel() // counts.each)
+    total = counts.counts.cumsum()
+    within = total[groups - 1 :].copy()
+    within[1:] -= total[:-groups]
+    width = groups * counts.each
+    start = min(int(within.argmax()) * counts.each, size - width)
+    part = narrowed(case, axis, start, width, survey.scale)
+    context = dataclasses.replace(
+        case.context, operator="", inputs=(), parts=(), named={}, earlier={}
+    )
+    return Case(part.candidate, part.reference, part.right, part.allowed, context)

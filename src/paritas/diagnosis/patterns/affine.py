@@ -1,0 +1,521 @@
+"""Scaled or offset: a factor, a sign, a number or a known tensor too much or too little."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.scores import (
+    Weight,
+    beyond_noise,
+    both_finite,
+    noise_of,
+    own_unit,
+    proportion,
+    refined_proportion,
+    robust_proportion,
+    weigh,
+)
+from paritas.numerics.criterion import unit_roundoff
+from paritas.results.findings import Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+
+
+# --- Signs ----------------------------------------------------------------------------------------
+
+
+def propose_signs(case: Case) -> list[Pattern]:
+    """`sign`: the negative of it; of truths the inverse, of complex numbers the conjugate."""
+    if not beyond_noise(case):
+        return []
+    if case.reference.dtype == torch.bool:
+        # Where a truth is wrong it is the inverse: that says something only of the whole.
+        if case.right.numel() < 2 or not bool(case.wrong.all()):  # noqa: PLR2004
+            return []
+        weight = weigh(case, 1.0 - case.right)
+        sentence = "every truth value is inverted"
+    else:
+        weight = weigh(case, -case.right, bits=1.0)
+        sentence = _describe_sign(case)
+        if weight is None and case.right.is_complex():
+            weight = weigh(case, case.right.conj().resolve_conj(), bits=1.0)
+            sentence = "the sign of the imaginary part is flipped: the complex conjugate"
+    if weight is None:
+        return []
+    return [
+        Pattern(
+            kind="sign",
+            confidence=weight.confidence,
+            sentence=sentence,
+            evidence=weight.evidence,
+        )
+    ]
+
+
+def _describe_sign(case: Case) -> str:
+    if case.right.is_complex():
+        return "the sign is flipped"
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    one_sided = bool((wrong < 0).all()) or bool((wrong > 0).all())
+    same = clear[(clear != 0) & (torch.sign(clear) == torch.sign(wrong[0]))]
+    if one_sided and clear.numel() and same.numel() <= 0.02 * case.right.numel():
+        lost = "negative" if bool((wrong < 0).all()) else "positive"
+        return (
+            f"the sign is lost: {lost} values come out with the other sign, as of an absolute value"
+        )
+    return "the sign is flipped"
+
+
+# --- Factors that have a name ---------------------------------------------------------------------
+
+_STANDARD_ERRORS = 4.0
+# A name is given only if the estimate is at least so close to it...
+_CLOSEST = 0.02
+# ... and so much nearer to it than it is to no fault at all.
+_APART = 0.25
+_SIZES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedFactor:
+    """A number with a meaning."""
+
+    value: float
+    name: str
+
+
+def named_factors(case: Case) -> list[NamedFactor]:
+    """The factors that have a meaning here, the likeliest first; neither 0 nor 1 nor -1."""
+    found: dict[float, NamedFactor] = {}
+    for factor in (
+        *_rank_factors(case),
+        *_argument_factors(case),
+        *_usual_factors(),
+        *_size_factors(case),
+    ):
+        if factor.value not in {0.0, 1.0, -1.0}:
+            found.setdefault(round(factor.value, 12), factor)
+    return list(found.values())
+
+
+def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
+    """The names of an estimated factor, the likeliest first; empty if it is none of them.
+
+    A constant that was kept in the candidate's own dtype is off by a rounding: that much is
+    allowed beside the error of the estimate.
+    """
+    names = []
+    for factor in named_factors(case):
+        size = abs(factor.value)
+        tolerance = max(_STANDARD_ERRORS * error, 2 * own_unit(case) * size, 1e-12 * size)
+        tolerance = min(tolerance, _CLOSEST * size, _APART * abs(factor.value - 1))
+        if abs(value - factor.value) <= tolerance:
+            names.append(factor)
+    return names
+
+
+def _rank_factors(case: Case) -> Iterator[NamedFactor]:
+    world = case.context.world
+    total = math.prod(world.values())
+    whole = [("the world size", total)] if total > 1 else []
+    axes = [(f"the size of the mesh axis {name}", size) for name, size in world.items()]
+    for name, size in whole + (axes if len(axes) > 1 else []):
+        if size > 1:
+            yield NamedFactor(float(size), f"{name}, {size}")
+            yield NamedFactor(1 / size, f"1 / {size}, one over {name}")
+            yield NamedFactor(float(size * size), f"{size}^2, {name} squared")
+            yield NamedFactor(1 / size**2, f"1 / {size}^2, one over {name} squared")
+
+
+def _argument_factors(case: Case) -> Iterator[NamedFactor]:
+    for name, value in case.context.arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        number = float(value)
+        if not math.isfinite(number) or number == 0:
+            continue
+        if 0 < number < 1 and (name in {"p", "1"} or "drop" in name):
+            yield NamedFactor(
+                1 / (1 - number), f"1 / (1 - {name}), one over the share that is kept"
+            )
+            yield NamedFactor(1 - number, f"1 - {name}, the share that is kept")
+        if isinstance(value, float):
+            yield NamedFactor(number, f"the argument {name}")
+            yield NamedFactor(1 / number, f"one over the argument {name}")
+
+
+def _usual_factors() -> Iterator[NamedFactor]:
+    yield NamedFactor(2.0, "twice")
+    yield NamedFactor(0.5, "one half")
+    yield NamedFactor(math.log(2), "ln 2")
+    yield NamedFactor(1 / math.log(2), "log2 e")
+    yield NamedFactor(math.sqrt(2), "sqrt(2)")
+    yield NamedFactor(math.sqrt(0.5), "1 / sqrt(2)")
+
+
+def _size_factors(case: Case) -> Iterator[NamedFactor]:
+    sizes = _known_sizes(case)
+    for size, where in sizes.items():
+        yield NamedFactor(math.sqrt(size), f"sqrt({size}), of {where}")
+        yield NamedFactor(1 / math.sqrt(size), f"1 / sqrt({size}), of {where}")
+    for size, where in sizes.items():
+        yield NamedFactor(float(size), f"{size}, {where}: a sum for a mean")
+        yield NamedFactor(1 / size, f"1 / {size}, of {where}: a mean for a sum")
+    for size, where in sizes.items():
+        yield NamedFactor(size / (size - 1), f"n / (n - 1) for n = {size}, {where}")
+        yield NamedFactor((size - 1) / size, f"(n - 1) / n for n = {size}, {where}")
+
+
+def _known_sizes(case: Case) -> dict[int, str]:
+    """The lengths that occur, and where."""
+    found: dict[int, str] = {}
+    for dim in reversed(range(len(case.shape))):
+        found.setdefault(case.shape[dim], f"the size of dimension {dim}")
+    for position, tensor in enumerate(case.context.inputs):
+        for dim in reversed(range(tensor.dim())):
+            found.setdefault(tensor.shape[dim], f"the size of input {position}'s dimension {dim}")
+    for name, value in case.context.arguments.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            found.setdefault(value, f"the argument {name}")
+    found.setdefault(math.prod(case.shape), "the number of elements")
+    return {size: where for size, where in list(found.items())[:_SIZES] if size > 1}
+
+
+# --- Scales: one factor for all, or one per index -------------------------------------------------
+
+# A factor so small, in standard errors, is none.
+_NOT_ZERO = 8.0
+# Those with a module of their own.
+_SIGN = -1.0
+
+
+def propose_scales(case: Case) -> list[Pattern]:
+    """A `scale`, or where there is none an `axis scale`."""
+    if case.reference.dtype == torch.bool or not beyond_noise(case):
+        return []
+    return _one_factor(case) or _factor_per_index(case)
+
+
+def _one_factor(case: Case) -> list[Pattern]:
+    factor, error = robust_proportion(case, case.right, case.given)
+    if not math.isfinite(factor) or abs(factor) <= _NOT_ZERO * error:
+        return []
+    weight = _weigh_factor(case, factor)
+    if weight is None:
+        return []
+    if weight.whole:
+        # Choosing the elements with the largest errors leans towards them; now all may speak.
+        factor, error = refined_proportion(case, case.right, case.given, factor)
+    if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
+        return []
+    names = name_factor(case, factor, error)
+    if names:
+        weight = weight.charged(bits=math.log2(len(named_factors(case)) + 1))
+        text, known = f"scaled by {names[0].name}", names[0].name
+    else:
+        weight = weight.charged(parameters=1.0)
+        text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
+    if weight is None:
+        return []
+    evidence = {"factor": factor, "standard error": error, **weight.evidence}
+    if known:
+        evidence["name"] = known
+    if len(names) > 1:
+        evidence["or"] = "; ".join(other.name for other in names[1:3])
+    confidence = weight.confidence
+    return [Pattern(kind="scale", confidence=confidence, sentence=text, evidence=evidence)]
+
+
+def _weigh_factor(case: Case, factor: float) -> Weight | None:
+    if case.is_exact:
+        factor = round(factor, 9)
+    return weigh(case, factor * case.right, slack=max(1.0, abs(factor)))
+
+
+def _known_digits(factor: float, error: float) -> int:
+    """As many digits as are known, of 3 to 7."""
+    known = math.log10(abs(factor) / error) if error > 0 else math.inf
+    return int(min(max(known, 3), 7))
+
+
+def _factor_per_index(case: Case) -> list[Pattern]:
+    best: list[Pattern] = []
+    over, under = _in_units_of_noise(case)
+    for axis, size in enumerate(case.shape):
+        if size == 1 or case.right.dim() == 1 or case.given.is_complex():
+            continue
+        factors = _factors_along(over, under, axis)
+        view = [size if dim == axis else 1 for dim in range(case.right.dim())]
+        others = [dim for dim in range(case.right.dim()) if dim != axis]
+        touched = case.wrong.any(dim=others)
+        used = factors[touched]
+        if float(used.abs().max()) <= own_unit(case) or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
+            continue  # zeros and signs have words of their own
+        weight = weigh(
+            case,
+            factors.view(view) * case.right,
+            parameters=int(touched.sum()),
+            slack=max(1.0, float(used.abs().median())),
+        )
+        if weight is None:
+            continue
+        low, high = float(used.min()), float(used.max())
+        text = (
+            f"scaled by another factor at each index of dimension {axis}: {low:.4g} to {high:.4g}"
+        )
+        text = _name_vector(case, factors) or text
+        pattern = Pattern(
+            kind="axis scale",
+            confidence=0.95 * weight.confidence,
+            sentence=text,
+            evidence={"axis": float(axis), "least": low, "most": high, **weight.evidence},
+        )
+        best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
+    return best
+
+
+def _in_units_of_noise(case: Case) -> tuple[Tensor, Tensor]:
+    """What it should be and what it is, where it is wrong; 0 elsewhere."""
+    if case.given.is_complex():
+        return case.right, case.given
+    weight = torch.where(case.wrong & both_finite(case), 1 / noise_of(case), 0.0)
+    return (case.right * weight).nan_to_num(0.0), (case.given * weight).nan_to_num(0.0)
+
+
+def _factors_along(over: Tensor, under: Tensor, axis: int) -> Tensor:
+    """One factor per index of an axis, from its wrong elements; 1 where none is wrong."""
+    others = [dim for dim in range(over.dim()) if dim != axis]
+    below = over.square().sum(dim=others)
+    return torch.where(below > 0, (over * under).sum(dim=others) / below, 1.0)
+
+
+def _name_vector(case: Case, factors: Tensor) -> str:
+    """Whether the factors are a known vector: a weight that is applied twice, or not at all."""
+    known = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
+    for name, tensor in {**known, **case.context.named}.items():
+        vector = tensor.detach().cpu().double().flatten()
+        if vector.numel() != factors.numel() or not bool((vector != 0).all()):
+            continue
+        for other, text in ((vector, "applied once too often"), (1 / vector, "missing")):
+            apart = float((factors / other - 1).abs().max())
+            if apart < 0.02:  # noqa: PLR2004
+                return f"the factor {name} is {text}"
+    return ""
+
+
+# --- Known tensors added too seldom or too often --------------------------------------------------
+
+# A tensor that follows what is right to so much of it is a scale in disguise.
+_ALIKE = 0.25
+
+
+def propose_addends(case: Case) -> list[Pattern]:
+    """Where the error is a multiple of a tensor that is known: `residual`, `axis offset`."""
+    found = []
+    for name, tensor, kind in _broadcast_known(case):
+        times, error = robust_proportion(case, tensor, case.error)
+        if not math.isfinite(times) or abs(times) <= 2 * _STANDARD_ERRORS * error:
+            continue
+        text = _describe_times(case, name, times, error)
+        weight = weigh(
+            case,
+            case.right + times * tensor,
+            parameters=0.0 if text else 1.0,
+            slack=max(1.0, abs(times)),
+            bits=3.0 if text else 0.0,
+        )
+        if weight is None or _is_like(case, tensor):
+            continue
+        sentence = text or f"{times:.4g} times {name} is added beside what should be"
+        evidence = {"times": times, "standard error": error, "tensor": name, **weight.evidence}
+        confidence = weight.confidence * (1.0 if text else 0.9)
+        found.append(
+            Pattern(kind=kind, confidence=confidence, sentence=sentence, evidence=evidence)
+        )
+    return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
+
+
+def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, str]]:
+    """The known tensors, each brought to the shape in every way that it may have been added."""
+    known = dict(case.context.named)
+    known |= {f"input {place}": tensor for place, tensor in enumerate(case.context.inputs)}
+    for name, tensor in known.items():
+        if tensor.dtype == torch.bool or not tensor.numel() or not bool((tensor != 0).any()):
+            continue
+        value = tensor.detach().cpu()
+        value = value.to(torch.complex128 if case.given.is_complex() else torch.float64)
+        for shape in _broadcast_shapes(case.shape, tuple(value.shape)):
+            kind = "residual" if value.numel() == case.right.numel() else "axis offset"
+            if value.numel() == 1 and case.right.numel() != 1:
+                kind = "offset"
+            yield name, value.reshape(shape).expand(case.shape), kind
+
+
+def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """In which shapes a tensor can be broadcast; a vector also along each axis of its length."""
+    found = []
+    padded = (1,) * (len(target) - len(shape)) + shape
+    if len(padded) == len(target) and all(
+        mine in {1, whole} for mine, whole in zip(padded, target, strict=True)
+    ):
+        found.append(padded)
+    if len(shape) == 1:
+        for axis, size in enumerate(target):
+            view = tuple(size if dim == axis else 1 for dim in range(len(target)))
+            if size == shape[0] and view not in found:
+                found.append(view)
+    return found
+
+
+def _is_like(case: Case, tensor: Tensor) -> bool:
+    """Whether the tensor is what is right, but for a factor."""
+    finite = torch.isfinite(tensor) & torch.isfinite(case.right)
+    factor, _ = proportion(case, tensor, case.right, finite)
+    if not math.isfinite(factor):
+        return True
+    left = (case.right - factor * tensor)[finite].abs().square().sum()
+    return float(left) <= _ALIKE**2 * float(case.right[finite].abs().square().sum())
+
+
+def _describe_times(case: Case, name: str, times: float, error: float) -> str:
+    """What a person says of so many times too much of it; nothing if the number has no meaning."""
+    sizes = list(dict.fromkeys([math.prod(case.context.world.values()), *_mesh_sizes(case)]))
+    meanings = [
+        (-1.0, f"{name} is missing"),
+        (1.0, f"{name} is added once too often"),
+        (-2.0, f"{name} is subtracted instead of added"),
+        (2.0, f"{name} is added instead of subtracted, or twice too often"),
+    ]
+    for size in sizes:
+        if size > 1:
+            meanings += [
+                (size - 1.0, f"{name} is added {size} times: once per rank"),
+                (1 / size - 1.0, f"only 1 / {size} of {name} is added: divided by the world size"),
+                (1 - 1.0 / size, f"{name} is added whole where 1 / {size} of it belongs"),
+            ]
+    for value, text in meanings:
+        tolerance = max(_STANDARD_ERRORS * error, 2 * own_unit(case) * abs(value), 1e-9)
+        if abs(times - value) <= min(tolerance, 0.05 * abs(value)):
+            return text
+    return ""
+
+
+def _mesh_sizes(case: Case) -> list[int]:
+    return [size for size in case.context.world.values() if size > 1]
+
+
+# --- Offsets: one number, or a vector along an axis -----------------------------------------------
+
+_OFFSET_STANDARD_ERRORS = 8.0
+
+
+def propose_offsets(case: Case) -> list[Pattern]:
+    """Known tensors first; then one number; then a vector that is nowhere known."""
+    if case.reference.dtype == torch.bool or not beyond_noise(case):
+        return []
+    known = propose_addends(case)
+    return known + (_one_number(case) or ([] if known else _offsets_along_axes(case)))
+
+
+def _one_number(case: Case) -> list[Pattern]:
+    ones = torch.ones_like(case.right)
+    offset, error = robust_proportion(case, ones, case.error)
+    if not math.isfinite(offset) or abs(offset) <= _OFFSET_STANDARD_ERRORS * error:
+        return []
+    weight = _weigh_offset(case, offset)
+    if weight is None:
+        return []
+    if weight.whole:
+        offset, error = refined_proportion(case, ones, case.error, offset)
+    evidence = {"offset": offset, "standard error": error, **weight.evidence}
+    sentence = (
+        f"{_describe_amount(case, offset, error)} is {'added' if offset > 0 else 'subtracted'}"
+    )
+    return [
+        Pattern(kind="offset", confidence=weight.confidence, sentence=sentence, evidence=evidence)
+    ]
+
+
+def _weigh_offset(case: Case, offset: float) -> Weight | None:
+    if case.is_exact:
+        offset = round(offset)
+    return weigh(case, case.right + offset, parameters=1.0, slack=_noise_growth(case, offset))
+
+
+def _noise_growth(case: Case, offset: float) -> float:
+    """How much more noise there is: sums with a large number are rounded at its size."""
+    if case.is_exact:
+        return 1.0
+    usual = float(noise_of(case).median())
+    return max(1.0, unit_roundoff(case.candidate.dtype) * abs(offset) / usual)
+
+
+def _describe_amount(case: Case, offset: float, error: float) -> str:
+    """The number, or what it is called."""
+    for name, value in case.context.arguments.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and value:
+            tolerance = min(max(4 * error, 1e-6 * abs(value)), 0.02 * abs(value))
+            if abs(abs(offset) - abs(value)) <= tolerance:
+                return f"the argument {name} ({value:g})"
+    finite = case.right[torch.isfinite(case.right)]
+    mean = float(finite.mean().real) if finite.is_complex() else float(finite.mean())
+    spread = float(finite.std(correction=0)) if finite.numel() else 0.0
+    if spread and mean and abs(abs(offset) - abs(mean)) <= min(4 * error, 0.02 * abs(mean)):
+        return f"the tensor's mean ({mean:.4g})"
+    known = math.log10(abs(offset) / error) if error > 0 else math.inf
+    return f"{abs(offset):.{int(min(max(known, 3), 7))}g}"
+
+
+def _offsets_along_axes(case: Case) -> list[Pattern]:
+    """A vector along one axis, or the same for all indices of one axis."""
+    dims = [dim for dim, size in enumerate(case.shape) if size > 1]
+    if len(dims) < 2:  # noqa: PLR2004
+        return []
+    kept: list[tuple[int, ...]] = [(dim,) for dim in dims]
+    if len(dims) > 2:  # noqa: PLR2004
+        kept += [tuple(other for other in dims if other != dim) for dim in dims]
+    mask = case.wrong & both_finite(case)
+    weight = torch.where(mask, noise_of(case) ** -2, 0.0)
+    error = (weight * torch.where(mask, case.error, torch.zeros_like(case.error)), weight)
+    found = [pattern for keep in kept if (pattern := _axis_offset(case, keep, error)) is not None]
+    # The one with the fewest numbers in it that explains as much.
+    return sorted(found, key=lambda pattern: -round(pattern.confidence, 2))[:1]
+
+
+def _axis_offset(
+    case: Case, keep: tuple[int, ...], weighted: tuple[Tensor, Tensor]
+) -> Pattern | None:
+    """From the errors times their weights, and the weights."""
+    dims = [dim for dim in range(case.right.dim()) if dim not in keep]
+    above, below = (part.sum(dim=dims, keepdim=True) for part in weighted)
+    vector = above / torch.where(below > 0, below, 1.0)
+    touched = int((below > 0).sum())
+    verdict = weigh(
+        case,
+        case.right + vector,
+        parameters=touched,
+        slack=_noise_growth(case, float(vector.abs().median())),
+    )
+    if verdict is None:
+        return None
+    name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
+    size = float(vector.abs().square().mean().sqrt())
+    return Pattern(
+        kind="axis offset",
+        confidence=(0.95 if len(keep) == 1 else 0.9) * verdict.confidence,
+        sentence=f"off by a vector along {name}, as a bias that is missing or added twice",
+        evidence={"axis": _join_axes(keep), "rms": size, **verdict.evidence},
+    )
+
+
+def _join_axes(keep: tuple[int, ...]) -> str:
+    return " and ".join(map(str, keep))

@@ -1,0 +1,521 @@
+"""Right values in the wrong place: shifted, flipped, transposed, permuted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.case import Case
+from paritas.diagnosis.scores import (
+    Probe,
+    WrongBlock,
+    axis_name,
+    beyond_noise,
+    supported_pattern,
+    unravel,
+    wrong_block,
+)
+from paritas.numerics.criterion import MAX_Z
+from paritas.results.findings import Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+# --- Orders of the indices of one axis ------------------------------------------------------------
+
+# Longer axes have more divisors and pairs than are worth trying.
+_MOST_ROWS = 1024
+_COLUMNS = 48
+_NAMED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A way to number an axis otherwise: index i takes its values from `source[i]`."""
+
+    source: Tensor
+    sentence: str
+    cost: float
+
+
+def regular_orders(size: int) -> Iterator[Order]:
+    """Flipped; (h d) read as (d h); each pair of neighbours, or of halves, exchanged.
+
+    One by one: of a long axis, all of them are fifty times as large as the axis.
+    """
+    if size < 2:  # noqa: PLR2004
+        return
+    index = torch.arange(size)
+    yield Order(index.flip(0), "flipped", 2.0)
+    inner = [one for one in range(2, size // 2 + 1) if size % one == 0]
+    for width in inner:
+        count = size // width
+        text = f"interleaved otherwise: {count} groups of {width} read as {width} groups of {count}"
+        source = index.reshape(count, width).T.flatten()
+        yield Order(source, text, 2 + math.log2(1 + len(inner)))
+    for width in [1, *inner]:
+        if (size // width) % 2:
+            continue
+        source = index.reshape(-1, 2, width).flip(1).flatten()
+        text = f"neighbouring blocks of {width} exchanged" if width > 1 else "neighbours exchanged"
+        if width * 2 == size:
+            text = "the two halves exchanged"
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
+    for width in inner:
+        source = index.reshape(-1, width).flip(1).flatten()
+        text = f"flipped within each block of {width}"
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
+
+
+def matched_rows(case: Case, axis: int) -> Tensor | None:
+    """From which slice each slice along an axis was taken; None if some have no likeness.
+
+    A few columns where something is wrong are enough to know a slice again.
+    """
+    size = case.shape[axis]
+    if not 2 <= size <= _MOST_ROWS:  # noqa: PLR2004
+        return None
+    hit = case.wrong.movedim(axis, 0).reshape(size, -1)
+    columns = hit.sum(dim=0).topk(min(_COLUMNS, hit.shape[1])).indices
+    mine = case.given.movedim(axis, 0).reshape(size, -1)[:, columns]
+    theirs = case.right.movedim(axis, 0).reshape(size, -1)[:, columns]
+    allowed = MAX_Z * case.allowed.movedim(axis, 0).reshape(size, -1)[:, columns]
+    if not bool(torch.isfinite(mine).all() and torch.isfinite(theirs).all()):
+        return None
+    source = torch.arange(size)
+    rows = hit.any(dim=1).nonzero().flatten()
+    apart = torch.cdist(mine[rows], theirs, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = apart.argmin(dim=1)
+    limit = torch.maximum(allowed[rows], allowed[nearest])
+    near = (mine[rows] - theirs[nearest]).abs() <= limit
+    if float(near.double().mean()) < 0.9:  # noqa: PLR2004
+        return None
+    source[rows] = nearest
+    return source
+
+
+def describe_order(source: Tensor) -> str:
+    """An order of slices in words."""
+    moved = (source != torch.arange(len(source))).nonzero().flatten().tolist()
+    taken = source.tolist()
+    if len(moved) == 2 and taken[moved[0]] == moved[1] and taken[moved[1]] == moved[0]:  # noqa: PLR2004
+        return f"slices {moved[0]} and {moved[1]} are exchanged"
+    blocks = _exchanged_blocks(moved, taken)
+    if blocks:
+        return blocks
+    listed = ", ".join(f"{taken[one]} at {one}" for one in moved[:_NAMED])
+    more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
+    if len(set(taken)) < len(taken):
+        return f"slices taken from the wrong place: slice {listed}{more}"
+    return f"slices are permuted: slice {listed}{more}"
+
+
+def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
+    """Two runs of indices that have changed places, if that is all."""
+    if len(moved) < 4 or len(moved) % 2:  # noqa: PLR2004
+        return ""
+    first, second = moved[: len(moved) // 2], moved[len(moved) // 2 :]
+    runs = all(part == list(range(part[0], part[-1] + 1)) for part in (first, second))
+    if runs and [taken[one] for one in moved] == second + first:
+        left, right = f"{first[0]}:{first[-1] + 1}", f"{second[0]}:{second[-1] + 1}"
+        return f"blocks {left} and {right} are exchanged"
+    return ""
+
+
+# --- Axes exchanged, flipped, interleaved; rows permuted ------------------------------------------
+
+# Axes beyond which not all orders of them are tried.
+_MOST_AXES = 4
+# Of the values, so many have to be distinct for "the same ones in another order" to mean a thing.
+_DISTINCT = 0.5
+_FEWEST = 8
+_SAME = 0.98
+
+
+def propose_permutations(case: Case) -> list[Pattern]:
+    """The simplest reordering of the right values that gives the wrong ones."""
+    if not beyond_noise(case) or not case.shape or case.reference.numel() < 2:  # noqa: PLR2004
+        return []
+    part = wrong_block(case)
+    blocks = [case]
+    if not part.is_whole and all(map(part.is_run, _long_axes(part.case.shape))):
+        blocks.append(part.case)
+    probes = [Probe(block) for block in blocks]
+    for search in (_axes_exchanged, _read_otherwise, _regular_order, _permuted_rows, _same_values):
+        # A block that is wrong for itself may be reordered for itself, or as the whole is.
+        for block, probe in zip(blocks, probes, strict=True):
+            pattern = search(block, probe)
+            if pattern is not None:
+                return [pattern]
+    return []
+
+
+def _long_axes(shape: tuple[int, ...]) -> list[int]:
+    return [axis for axis, size in enumerate(shape) if size > 1]
+
+
+def _axes_exchanged(case: Case, probe: Probe) -> Pattern | None:
+    rank = len(case.shape)
+    orders = (
+        list(itertools.permutations(range(rank)))
+        if rank <= _MOST_AXES
+        else [_swapped(rank, a, b) for a, b in itertools.combinations(range(rank), 2)]
+    )
+    for order in orders:
+        view = case.right.permute(order)
+        if tuple(order) == tuple(range(rank)) or tuple(view.shape) != case.shape:
+            continue
+        noise = case.allowed.permute(order)
+        if not probe.meets_view(view, noise):
+            continue
+        moved = [axis for axis in range(rank) if order[axis] != axis]
+        names = [axis_name(case.context, axis, rank) for axis in moved]
+        text = f"the axes are in the order {order}"
+        if len(moved) == 2:  # noqa: PLR2004
+            text = f"{names[0]} and {names[1]} are exchanged"
+        pattern = supported_pattern(
+            case,
+            view,
+            "transpose",
+            f"transposed: {text}",
+            cost=math.log2(len(orders)),
+            noise=noise,
+            evidence={"order": str(tuple(order))},
+        )
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
+    order = list(range(rank))
+    order[a], order[b] = b, a
+    return tuple(order)
+
+
+def _read_otherwise(case: Case, probe: Probe) -> Pattern | None:
+    """The values in the memory order of a transposed tensor, taken for those of this one."""
+    numbers = torch.arange(case.right.numel()).reshape(case.shape)
+    flat, allowed = case.right.flatten(), case.allowed.flatten()
+    pairs = list(itertools.combinations(range(len(case.shape)), 2))
+    for a, b in pairs:
+        if 1 in (case.shape[a], case.shape[b]):
+            continue
+        swapped = numbers.transpose(a, b)
+        for source in (swapped.reshape(case.shape), numbers.reshape(swapped.shape).transpose(a, b)):
+            taken = source[probe.at]
+            if not probe.meets(flat[taken], allowed[taken]):
+                continue
+            names = [axis_name(case.context, axis, len(case.shape)) for axis in (a, b)]
+            pattern = supported_pattern(
+                case,
+                flat[source],
+                "permutation",
+                f"reshaped without a transpose (or the other way round): the values of {names[0]} "
+                f"and {names[1]} lie in memory in the other order",
+                cost=math.log2(2 * len(pairs)),
+                noise=allowed[source],
+                evidence={"axes": f"{a}, {b}"},
+            )
+            if pattern is not None:
+                return pattern
+    return None
+
+
+def _regular_order(case: Case, probe: Probe) -> Pattern | None:
+    for axis, order in _all_orders(case):
+        if not probe.meets_map(axis, order.source):
+            continue
+        pattern = _reordered(case, axis, order.source, order.sentence, order.cost)
+        if pattern is not None:
+            return pattern
+    return _flipped_twice(case, probe)
+
+
+def _all_orders(case: Case) -> Iterator[tuple[int, Order]]:
+    for axis, size in enumerate(case.shape):
+        for order in regular_orders(size):
+            yield axis, order
+
+
+def _flipped_twice(case: Case, probe: Probe) -> Pattern | None:
+    pairs = list(itertools.combinations(range(len(case.shape)), 2))
+    for pair in pairs:
+        at = tuple(
+            case.shape[axis] - 1 - index if axis in pair else index
+            for axis, index in enumerate(probe.at)
+        )
+        if not probe.meets(case.right[at], case.allowed[at]):
+            continue
+        pattern = supported_pattern(
+            case,
+            case.right.flip(pair),
+            "permutation",
+            f"flipped along the axes {pair[0]} and {pair[1]}",
+            cost=math.log2(len(pairs)) + 1,
+            noise=case.allowed.flip(pair),
+            evidence={"axes": f"{pair[0]}, {pair[1]}"},
+        )
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float) -> Pattern | None:
+    return supported_pattern(
+        case,
+        case.right.index_select(axis, source),
+        "permutation",
+        f"{sentence} along {axis_name(case.context, axis, len(case.shape))}",
+        cost=cost,
+        noise=case.allowed.index_select(axis, source),
+        evidence={"axis": axis},
+    )
+
+
+def _permuted_rows(case: Case, _probe: Probe) -> Pattern | None:
+    """Whole slices stand at other places of an axis, in no regular order."""
+    if len(case.shape) < 2 or case.given.is_complex():  # noqa: PLR2004
+        return None
+    for axis, size in enumerate(case.shape):
+        source = matched_rows(case, axis)
+        if source is None:
+            continue
+        moved = int((source != torch.arange(size)).sum())
+        cost = moved * math.log2(size) + 1
+        pattern = _reordered(case, axis, source, describe_order(source), cost)
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def _same_values(case: Case, probe: Probe) -> Pattern | None:
+    """The same values, bit for bit, in an order that has no name."""
+    wrong = case.wrong
+    if case.given.is_complex() or int(wrong.sum()) < _FEWEST:
+        return None
+    # A few values first: most of them have to be there at all.
+    few = torch.isin(probe.given, case.reference.detach().cpu().double()[wrong])
+    if float(few.double().mean()) < _SAME:
+        return None
+    mine = case.given[wrong].sort().values
+    theirs = case.reference.detach().cpu().double()[wrong].sort().values
+    distinct = len(torch.unique(theirs)) / len(theirs)
+    same = float((mine == theirs).double().mean())
+    if distinct < _DISTINCT or same < _SAME:
+        return None
+    # Bit for bit, of mostly distinct values: drawn anew they would not agree.
+    return Pattern(
+        kind="permutation",
+        confidence=0.9 * same,
+        sentence="the same values in another order",
+        evidence={"same values": same, "distinct": distinct},
+    )
+
+
+# --- Moved along an axis, or in memory ------------------------------------------------------------
+
+# Lines along an axis that are correlated to find the distance, and their greatest length.
+_LINES = 32
+_LOOKED_AT = 2048
+_LONGEST = 1 << 15
+_PEAKS = 4
+_FILLS = ("wrap", "zeros", "edge", "kept")
+
+
+def propose_shifts(case: Case) -> list[Pattern]:
+    """Rolled or shifted by k along an axis, in the whole or inside the block that is wrong."""
+    if not beyond_noise(case) or not case.shape or case.given.is_complex():
+        return []
+    part = wrong_block(case)
+    axes = range(len(case.shape))
+    inner = Probe(part.case)
+    # A roll of few slices, or of some that are not neighbours, is an exchange of them.
+    found = [_shifted_along(part.case, axis, inner) for axis in axes if part.is_run(axis)]
+    found += [
+        _from_outside(case, part, axis)
+        for axis in axes
+        if len(part.indices[axis]) < case.shape[axis] and part.is_run(axis)
+    ]
+    if len(case.shape) > 1 and not any(found):
+        found.append(_in_memory(case))
+    return [pattern for pattern in found if pattern is not None]
+
+
+def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
+    size = case.shape[axis]
+    if size < 2:  # noqa: PLR2004
+        return None
+    name = axis_name(case.context, axis, len(case.shape))
+    found = []
+    for distance in _distances(case.given, case.right, case.wrong, axis):
+        # The ends may hold anything after a shift: the rest decides whether it is one.
+        inside = _source_indices(size, distance, "zeros")
+        wrapped = _source_indices(size, distance, "wrap")
+        if not (probe.meets_map(axis, inside, partly=True) or probe.meets_map(axis, wrapped)):
+            continue
+        for fill in _FILLS:
+            source = _source_indices(size, distance, fill)
+            prediction, noise = _read_from(case, axis, source)
+            pattern = supported_pattern(
+                case,
+                prediction,
+                "shift",
+                _describe_shift(distance, name, fill),
+                cost=math.log2(size * 4),
+                noise=noise,
+                evidence={"distance": distance, "axis": axis, "fill": fill},
+            )
+            if pattern is not None:
+                found.append(pattern)
+                if _goodness(pattern) == 1:
+                    break
+        if found:
+            return max(found, key=_goodness)
+    return None
+
+
+def _goodness(pattern: Pattern) -> float:
+    """What fills the gap shows in a few elements only."""
+    return float(pattern.evidence["explained"]) - float(pattern.evidence["spoiled"])
+
+
+def _from_outside(case: Case, part: WrongBlock, axis: int) -> Pattern | None:
+    """Inside the block stand the values of places beside it, some of them outside of it."""
+    size = case.shape[axis]
+    probe = Probe(case)
+    for distance in _distances(case.given, case.right, case.wrong, axis):
+        if not probe.meets_map(axis, _source_indices(size, distance, "wrap")):
+            continue
+        source = (part.indices[axis] - distance) % size
+        prediction, noise = case.right, case.allowed
+        for one, kept in enumerate(part.indices):
+            prediction = prediction.index_select(one, source if one == axis else kept)
+            noise = noise.index_select(one, source if one == axis else kept)
+        name = axis_name(case.context, axis, len(case.shape))
+        pattern = supported_pattern(
+            part.case,
+            prediction,
+            "shift",
+            _describe_shift(distance, name, "block"),
+            cost=math.log2(size * 4) + 1,
+            noise=noise,
+            evidence={"distance": distance, "axis": axis, "fill": "from beside the block"},
+        )
+        if pattern is not None:
+            return pattern
+    return None
+
+
+def _in_memory(case: Case) -> Pattern | None:
+    """The whole tensor read from k elements further on: a wrong pointer, not a wrong index."""
+    flat = Case(
+        case.candidate.detach().cpu().flatten(),
+        case.reference.detach().cpu().flatten(),
+        case.right.flatten(),
+        case.allowed.flatten(),
+    )
+    pattern = _shifted_along(flat, 0, Probe(flat))
+    if pattern is None:
+        return None
+    distance = int(pattern.evidence["distance"])
+    many = f"{abs(distance)} element{'s' * (abs(distance) != 1)}"
+    sentence = (
+        f"every value stands {many} {_before_or_after(distance)} in memory of where it belongs"
+    )
+    return type(pattern)(
+        kind="shift",
+        confidence=pattern.confidence,
+        sentence=sentence,
+        evidence={**pattern.evidence, "axis": "memory"},
+    )
+
+
+def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[int]:
+    """Where the correlation along an axis is highest: the few distances worth a test."""
+    size = right.shape[axis]
+    if size < 2:  # noqa: PLR2004
+        return []
+    kept = min(size, _LONGEST)
+
+    # Few lines are enough, if they are among those that are wrong most.
+    others = [length for dim, length in enumerate(right.shape) if dim != axis]
+    step = max(1, math.prod(others) // _LOOKED_AT)
+    starts = torch.arange(0, math.prod(others), step)
+    at = list(unravel(starts, others))
+
+    def lines(value: Tensor) -> Tensor:
+        moved = value.narrow(axis, 0, kept).movedim(axis, -1)
+        return moved[tuple(at)] if at else moved.unsqueeze(0)
+
+    hit = lines(wrong).sum(dim=-1)
+    chosen = hit.topk(min(_LINES, len(hit))).indices
+    at = [one[chosen] for one in at]
+    left, source = lines(given), lines(right)
+    bad = ~(torch.isfinite(left) & torch.isfinite(source))
+    left, source = left.masked_fill(bad, 0.0), source.masked_fill(bad, 0.0)
+    left = left - left.mean(dim=-1, keepdim=True)
+    source = source - source.mean(dim=-1, keepdim=True)
+    spectrum = torch.fft.rfft(left, n=kept) * torch.fft.rfft(source, n=kept).conj()
+    correlation = torch.fft.irfft(spectrum.sum(dim=0), n=kept)
+    peaks = correlation.topk(min(_PEAKS, kept)).indices.tolist()
+    found = [peak if peak <= kept // 2 else peak - kept for peak in peaks]
+    # Next to none, what loops are off by: the correlation of smooth values cannot tell them apart.
+    return [one for one in dict.fromkeys([*found, 1, -1]) if one % size]
+
+
+def _source_indices(size: int, distance: int, fill: str) -> Tensor:
+    """From which index each index takes its value; -1 for zeros."""
+    index = torch.arange(size)
+    plain = index - distance
+    inside = (plain >= 0) & (plain < size)
+    match fill:
+        case "zeros":
+            return torch.where(inside, plain, -1)
+        case "edge":
+            return plain.clamp(0, size - 1)
+        case "kept":
+            return torch.where(inside, plain, index)
+    return plain % size
+
+
+def _read_from(case: Case, axis: int, source: Tensor) -> tuple[Tensor, Tensor]:
+    """The tensor read so, and the noise that the values bring with them."""
+    values = case.right.index_select(axis, source.clamp(min=0))
+    if bool((source < 0).any()):
+        shape = [1] * len(case.shape)
+        shape[axis] = len(source)
+        values = torch.where((source < 0).reshape(shape), 0.0, values)
+    return values, case.allowed.index_select(axis, source.clamp(min=0))
+
+
+def _before_or_after(distance: int) -> str:
+    return "after" if distance > 0 else "before"
+
+
+def _describe_shift(distance: int, name: str, fill: str) -> str:
+    if fill == "wrap":
+        return (
+            f"rolled by {distance} along {name}: every value stands {_describe_distance(distance)}"
+        )
+    ends = {
+        "zeros": ", with zeros where nothing was moved to",
+        "edge": ", with the last value repeated at the end",
+        "kept": ", and the end left as it was",
+    }
+    off = "off by one" if abs(distance) == 1 else f"shifted by {distance}"
+    return (
+        f"{off} along {name}: every value stands {_describe_distance(distance)}{ends.get(fill, '')}"
+    )
+
+
+def _describe_distance(distance: int) -> str:
+    count = abs(distance)
+    return f"{count} place{'s' * (count != 1)} {_before_or_after(distance)} its own"

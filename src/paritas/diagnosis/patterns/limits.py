@@ -1,0 +1,485 @@
+"""Beyond the limits of a format: NaN and infinity, values cut off, integers wrapped around."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.scores import beyond_noise, noise_of, sample_wrong, weigh
+from paritas.numerics.criterion import MAX_Z
+from paritas.results.findings import Pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+
+
+# --- Conditions on the inputs that give NaN or infinity -------------------------------------------
+
+_ROWS = frozenset(
+    """
+    softmax _softmax log_softmax _log_softmax logsumexp scaled_dot_product_attention layer_norm
+    native_layer_norm rms_norm normalize norm linalg_vector_norm var std mean sum nanmean
+    cosine_similarity group_norm batch_norm
+    """.split()  # noqa: SIM905  (quoted names are harder to read)
+)
+_EXPONENTIALS = frozenset(
+    """
+    softmax _softmax log_softmax _log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
+    logaddexp gelu mish log_sigmoid elu expm1 scaled_dot_product_attention
+    """.split()  # noqa: SIM905
+)
+_ROOTS = {
+    "sqrt": "the square root",
+    "rsqrt": "the root",
+    "pow": "a power",
+    "log": "the logarithm",
+    "log2": "the logarithm",
+    "log10": "the logarithm",
+    "log1p": "the logarithm",
+    "xlogy": "the logarithm",
+}
+_LARGEST = (("float16", 65504.0), ("float32", 3.4e38), ("float64", 1.79e308))
+
+
+@dataclasses.dataclass(frozen=True)
+class NonfiniteCause:
+    """Where a condition holds, in the shape of the result.
+
+    Attributes:
+        name: in short, `0 * inf`.
+        sentence: goes on after "NaN ".
+        mask: where.
+        is_specific: whether the operator is known to meet it, and not only the inputs.
+    """
+
+    name: str
+    sentence: str
+    mask: Tensor
+    is_specific: bool
+
+
+def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
+    """All conditions that hold somewhere, the most telling first."""
+    found = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
+    for cause in sorted(found, key=lambda cause: not cause.is_specific):
+        if bool(cause.mask.any()):
+            yield cause
+
+
+def _operator_name(case: Case) -> str:
+    parts = case.context.operator.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
+    """The inputs that can be laid over the result element by element."""
+    found = []
+    for place, tensor in enumerate(case.context.inputs):
+        try:
+            shape = torch.broadcast_shapes(tensor.shape, case.shape)
+        except RuntimeError:
+            continue
+        if tuple(shape) == case.shape and not tensor.is_complex():
+            found.append((place, tensor.detach().cpu().double().expand(case.shape)))
+    return found
+
+
+def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
+    inputs, name = _elementwise(case), _operator_name(case)
+    for first, a in inputs:
+        for second, b in inputs:
+            if first == second:
+                continue
+            both = f"of inputs {first} and {second}"
+            zero_inf = (a == 0) & torch.isinf(b)
+            yield NonfiniteCause(
+                "0 * inf", f"from 0 * inf {both}", zero_inf, name in {"mul", "where", ""}
+            )
+            if first < second:
+                infs = torch.isinf(a) & torch.isinf(b)
+                known = name in {"add", "sub", "rsub"}
+                yield NonfiniteCause("inf - inf", f"from inf - inf {both}", infs, known)
+                zeros = (a == 0) & (b == 0)
+                yield NonfiniteCause("0 / 0", f"from 0 / 0 {both}", zeros, name in {"div", "where"})
+
+
+def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
+    name = _operator_name(case)
+    for place, x in _elementwise(case):
+        yield NonfiniteCause(
+            "NaN of an input", f"that came in with input {place}", torch.isnan(x), True
+        )
+        if name in _ROOTS:
+            what = f"from {_ROOTS[name]} of negative numbers in input {place}"
+            yield NonfiniteCause("root or log of a negative", what, x < 0, True)
+        if name in _EXPONENTIALS - _ROWS:
+            yield from _overflow_causes(f"input {place}", x)
+        zero = f"where input {place} is 0: 0 / 0, 0 * inf or the logarithm of 0"
+        yield NonfiniteCause(
+            "zero", zero, x == 0, name in {"div", "log", "xlogy", "reciprocal", "rsqrt"}
+        )
+        infinite = f"where input {place} is infinite: inf - inf or 0 * inf"
+        yield NonfiniteCause("inf - inf or 0 * inf", infinite, torch.isinf(x), False)
+        negative = f"where input {place} is negative, as from its root or logarithm"
+        yield NonfiniteCause("negative", negative, x < 0, False)
+
+
+def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
+    """exp(x) runs over, and inf / inf follows."""
+    for name, largest in _LARGEST:
+        limit = math.log(largest)
+        mask = (x > limit) & torch.isfinite(x)
+        text = f"from inf / inf: exp of {what} is too large for {name} (over {limit:.4g})"
+        yield NonfiniteCause("inf / inf", text, mask, True)
+        twice = f"from inf / inf: exp of twice {what} is too large for {name}"
+        yield NonfiniteCause("inf / inf", twice, (2 * x.abs() > limit) & torch.isfinite(x), True)
+
+
+def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
+    """Conditions on a row of the first input as a whole."""
+    name = _operator_name(case)
+    if not case.context.inputs or name not in _ROWS:
+        return
+    x = case.context.inputs[0].detach().cpu()
+    dim = case.context.arguments.get("dim", -1)
+    dim = dim[0] if isinstance(dim, list | tuple) and dim else dim
+    if x.is_complex() or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        return
+    x = x.double()
+    rows = [
+        ("-inf - -inf", "from -inf - -inf: all of the row is masked", torch.isneginf(x).all(dim)),
+        ("0 / 0", "from 0 / 0: all of the row is 0", (x == 0).all(dim)),
+        ("0 / 0", "from 0 / 0: all of the row is the same", x.amin(dim) == x.amax(dim)),
+        ("inf - inf", "from inf - inf: infinity in the row", torch.isposinf(x).any(dim)),
+        ("NaN of an input", "that came in with input 0", torch.isnan(x).any(dim)),
+    ]
+    if name in _EXPONENTIALS:
+        large = _overflow_causes("the row's largest", x.amax(dim))
+        rows += [(cause.name, cause.sentence, cause.mask) for cause in large]
+    for short, text, mask in rows:
+        for shaped in (mask.unsqueeze(dim), mask):
+            if _broadcasts_to(shaped, case.shape):
+                yield NonfiniteCause(short, text, shaped.expand(case.shape), True)
+                break
+
+
+def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
+    """0 * inf and inf - inf among the terms of a matrix product."""
+    if _operator_name(case) not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
+        return
+    a, b = (tensor.detach().cpu().double() for tensor in case.context.inputs)
+    if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
+        return
+    zero = _any_pair(torch.isinf(a), b == 0) | _any_pair(a == 0, torch.isinf(b))
+    above = _any_pair(a == torch.inf, b > 0) | _any_pair(a == -torch.inf, b < 0)
+    above |= _any_pair(a > 0, b == torch.inf) | _any_pair(a < 0, b == -torch.inf)
+    below = _any_pair(a == torch.inf, b < 0) | _any_pair(a == -torch.inf, b > 0)
+    below |= _any_pair(a < 0, b == torch.inf) | _any_pair(a > 0, b == -torch.inf)
+    if tuple(zero.shape) == case.shape:
+        yield NonfiniteCause(
+            "0 * inf", "from 0 * inf among the products that are summed", zero, True
+        )
+        yield NonfiniteCause(
+            "inf - inf", "from inf - inf among the terms of a sum", above & below, True
+        )
+
+
+def _any_pair(left: Tensor, right: Tensor) -> Tensor:
+    return (left.float() @ right.float()) > 0
+
+
+def _broadcasts_to(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    try:
+        return tuple(torch.broadcast_shapes(mask.shape, shape)) == shape
+    except RuntimeError:
+        return False
+
+
+# --- NaN and infinity -----------------------------------------------------------------------------
+
+# Beyond which a number rounds to infinity.
+_OVERFLOWS = {"float8_e5m2": 61440.0, "float16": 65520.0, "float32": 3.4028235677973366e38}
+_MOST = 0.98
+_HALF = 0.5
+_NEAR = 256.0
+
+
+def propose_nonfinite(case: Case) -> list[Pattern]:
+    """`overflow` and `nonfinite`."""
+    wrong = case.wrong
+    if not bool(wrong.any()) or case.is_exact or case.given.is_complex():
+        return []
+    infinite = wrong & torch.isinf(case.given)
+    made = wrong & torch.isnan(case.given)
+    swallowed = wrong & torch.isfinite(case.given) & ~torch.isfinite(case.right)
+    found = _overflow(case) if bool(infinite.any()) else []
+    for mask, name in ((made, "NaN"), (infinite, "an infinity"), (swallowed, "")):
+        share = float(mask.sum()) / float(wrong.sum())
+        if share < _HALF or (found and name == "an infinity"):
+            continue
+        found.append(
+            _swallowed(case, mask, share)
+            if not name
+            else _became_nonfinite(case, mask, name, share)
+        )
+    return found
+
+
+def _overflow(case: Case) -> list[Pattern]:
+    """Infinite where it should be beyond a format's range, and only there.
+
+    What is within the range may be wrong in its own way: a format that is too narrow rounds, too.
+    """
+    infinite = torch.isinf(case.given) & torch.isfinite(case.right)
+    share = float((infinite & case.wrong).sum()) / float(case.wrong.sum())
+    own = str(case.candidate.dtype).removeprefix("torch.")
+    for name, limit in sorted(_OVERFLOWS.items(), key=lambda item: item[0] != own):
+        beyond = case.right.abs() > limit
+        if name != own and not _is_tried(case.right.abs(), limit):
+            continue
+        prediction = torch.where(beyond, torch.copysign(_infinity(case), case.right), case.given)
+        agreed = float((infinite & (case.given == prediction) & beyond).sum())
+        if agreed < _MOST * float(infinite.sum()) or agreed < _MOST * float(beyond.sum()):
+            continue
+        count = int(infinite.sum())
+        return [
+            Pattern(
+                kind="overflow",
+                confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
+                sentence=f"overflow: what is too large for {name} comes out as infinity",
+                evidence={
+                    "format": name,
+                    "limit": limit,
+                    "elements": float(count),
+                    "share of the wrong": share,
+                },
+            )
+        ]
+    return []
+
+
+def _is_tried(sizes: Tensor, limit: float) -> bool:
+    """Whether some value is near a format's limit: a gap of many powers of ten tells of no limit.
+
+    The dtype's own limit needs no such evidence.
+    """
+    return bool(((sizes > limit / _NEAR) & (sizes < limit * _NEAR)).any())
+
+
+def _infinity(case: Case) -> Tensor:
+    return torch.full_like(case.right, torch.inf)
+
+
+def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Pattern:
+    """What came to be not finite, with the cause if the inputs show one."""
+    count = int(mask.sum())
+    evidence: dict[str, float | str] = {"elements": float(count), "share of the wrong": share}
+    cause = _find_cause(case, mask)
+    if cause is None:
+        sentence = f"{name} where a number should be"
+        if bool((case.right[mask] == 0).all()):
+            sentence += ", everywhere 0"
+        confidence = 0.9
+    else:
+        sentence = f"{name} {cause.sentence}"
+        evidence["cause"] = cause.name
+        # Of few elements many conditions hold.
+        confidence = (0.97 if cause.is_specific else 0.9) * (1 - 2.0 ** -(count + 3))
+    return Pattern(
+        kind="nonfinite", confidence=confidence * share, sentence=sentence, evidence=evidence
+    )
+
+
+def _find_cause(case: Case, mask: Tensor) -> NonfiniteCause | None:
+    """The first condition on the inputs that holds where it is not finite, and nowhere else."""
+    count, others = int(mask.sum()), int((~mask).sum())
+    for cause in nan_causes(case):
+        here = int((cause.mask & mask).sum())
+        elsewhere = int((cause.mask & ~mask & torch.isfinite(case.given)).sum())
+        # A condition that holds everywhere says nothing.
+        if here >= _MOST * count and elsewhere <= (1 - _MOST) * min(count, others) and others:
+            return cause
+    return None
+
+
+def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
+    right, given = case.right[mask], case.given[mask]
+    lost = "NaN" if bool(torch.isnan(right).all()) else "infinity"
+    if not (bool(torch.isnan(right).all()) or bool(torch.isinf(right).all())):
+        lost = "NaN or infinity"
+    value = float(given[0])
+    constant = bool((given == value).all())
+    sentence = (
+        f"{value:.6g} in the place of {lost}" if constant else f"a number in the place of {lost}"
+    )
+    evidence: dict[str, float | str] = {
+        "elements": float(mask.sum()),
+        "share of the wrong": share,
+        "cause": f"{lost} swallowed",
+    }
+    return Pattern(kind="nonfinite", confidence=0.97 * share, sentence=sentence, evidence=evidence)
+
+
+# --- Values cut off at a bound --------------------------------------------------------------------
+
+# The largest numbers of formats, by what they are called.
+LIMITS = {
+    127.0: "the largest int8",
+    -128.0: "the smallest int8",
+    -127.0: "the smallest int8 of a symmetric range",
+    255.0: "the largest uint8",
+    32767.0: "the largest int16",
+    -32768.0: "the smallest int16",
+    65535.0: "the largest uint16",
+    2.0**31 - 1: "the largest int32",
+    -(2.0**31): "the smallest int32",
+    2.0**32 - 1: "the largest uint32",
+    448.0: "the largest float8_e4m3",
+    -448.0: "the smallest float8_e4m3",
+    240.0: "the largest float8_e4m3fnuz",
+    -240.0: "the smallest float8_e4m3fnuz",
+    57344.0: "the largest float8_e5m2",
+    -57344.0: "the smallest float8_e5m2",
+    65504.0: "the largest float16",
+    -65504.0: "the smallest float16",
+    float(torch.finfo(torch.bfloat16).max): "the largest bfloat16",
+    float(torch.finfo(torch.bfloat16).min): "the smallest bfloat16",
+    float(torch.finfo(torch.float32).max): "the largest float32",
+    float(torch.finfo(torch.float32).min): "the smallest float32",
+}
+
+
+def propose_clipping(case: Case) -> list[Pattern]:
+    """`clipped`: all beyond a bound is the bound, and nothing is beyond it."""
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+        return []
+    if not _may_be_cut_off(case):
+        return []
+    high, low = _bound(case, 1.0), _bound(case, -1.0)
+    if high is None and low is None:
+        return []
+    prediction = case.right.clamp(
+        min=-math.inf if low is None else low, max=math.inf if high is None else high
+    )
+    inside = (prediction == case.right) & ~case.wrong
+    if not bool(inside.any()):
+        return []  # nothing that went through: a constant, rather
+    bounds = [bound for bound in (low, high) if bound is not None]
+    known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
+    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), bits=2.0)
+    if weight is None or not weight.whole:
+        return []
+    evidence = dict(weight.evidence)
+    if low is not None:
+        evidence["lower bound"] = low
+    if high is not None:
+        evidence["upper bound"] = high
+    return [
+        Pattern(
+            kind="clipped",
+            confidence=weight.confidence,
+            sentence=_describe_bounds(low, high),
+            evidence=evidence,
+        )
+    ]
+
+
+def _may_be_cut_off(case: Case) -> bool:
+    """Whether there are no more than two values, by a look at some of them."""
+    some = case.given.reshape(-1)[sample_wrong(case)]
+    ends = (some == some.amax()) | (some == some.amin()) | ~torch.isfinite(some)
+    middle = some.median()
+    return float((ends | (some == middle)).double().mean()) >= 1 - 2 * (1 - _MOST)
+
+
+def _bound(case: Case, side: float) -> float | None:
+    """The value at which it is cut off above (side 1) or below (-1)."""
+    cut = case.wrong & (side * (case.right - case.given) > 0) & torch.isfinite(case.given)
+    if not bool(cut.any()):
+        return None
+    values = case.given[cut]
+    bound = float(values.median())
+    if float((values == bound).double().mean()) < _MOST:
+        return None
+    # Nothing may be beyond a bound.
+    beyond = side * (case.given - bound) > MAX_Z * noise_of(case) * (0 if case.is_exact else 1)
+    return None if float(beyond.double().mean()) > 1 - _MOST else bound
+
+
+def _describe_bounds(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"cut off below {low:.7g} and above {high:.7g}{_name_bound(high)}"
+    side, bound = ("above", high) if low is None else ("below", low)
+    if bound == 0.0:
+        kind = "negative" if side == "below" else "positive"
+        return f"cut off at 0: {kind} values come out as zero"
+    return f"cut off {side} {bound:.7g}{_name_bound(bound)}"
+
+
+def _name_bound(bound: float | None) -> str:
+    name = LIMITS.get(bound) if bound is not None else None
+    return f", {name}" if name else ""
+
+
+# --- Whole numbers that wrapped around ------------------------------------------------------------
+
+_WIDTHS = (4, 8, 16, 32)
+
+
+def propose_wrapped(case: Case) -> list[Pattern]:
+    """`wrapped`: modulo a power of two, signed or not; also of whole numbers kept in floats."""
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+        return []
+    some = case.given.reshape(-1)[sample_wrong(case)]
+    if not case.is_exact and not (_are_whole(some) and _are_different(some)):
+        return []
+    # Of floats, the rounding to whole numbers came before.
+    whole = case.right if case.is_exact else case.right.round()
+    for bits in _WIDTHS:
+        for signed in (True, False):
+            wrapped = _wrap(_as_int64(case, whole), bits, signed=signed)
+            weight = weigh(case, wrapped.double(), bits=3.0)
+            if weight is None:
+                continue
+            name = f"{'' if signed else 'u'}int{bits}"
+            evidence = {"bits": float(bits), "signed": str(signed).lower(), **weight.evidence}
+            return [
+                Pattern(
+                    kind="wrapped",
+                    confidence=weight.confidence,
+                    sentence=f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it",
+                    evidence=evidence,
+                )
+            ]
+    return []
+
+
+def _are_whole(values: Tensor) -> bool:
+    finite = bool(torch.isfinite(values).all())
+    return finite and bool((values == values.round()).all()) and values.numel() > 0
+
+
+def _are_different(values: Tensor) -> bool:
+    """Zeros or another constant are no remainders."""
+    return bool((values != values[0]).any())
+
+
+def _as_int64(case: Case, whole: Tensor) -> Tensor:
+    """As int64; from the reference itself where float64 is too short."""
+    if case.is_exact and case.arbiter is None:
+        return case.reference.detach().cpu().to(torch.int64)
+    finite = torch.where(torch.isfinite(whole), whole, 0.0)
+    return finite.clamp(-(2.0**62), 2.0**62).to(torch.int64)
+
+
+def _wrap(value: Tensor, bits: int, *, signed: bool) -> Tensor:
+    modulus = 1 << bits
+    kept = value.remainder(modulus)
+    return torch.where(kept >= modulus // 2, kept - modulus, kept) if signed else kept

@@ -1,0 +1,299 @@
+"""Values that this computation did not make.
+
+Zeros, a constant, stale values, copies, garbage, other random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.scores import beyond_noise, sample_wrong, weigh
+from paritas.numerics.criterion import MAX_Z
+from paritas.results.findings import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+
+
+# --- Zeros, constants, stale values, copies, garbage ----------------------------------------------
+
+_MOST = 0.98
+# Fewer elements of one value may be chance.
+_FEWEST_EQUAL = 3
+_FEWEST_GARBAGE = 6
+_SOME = 1 << 14
+# Spread of the binary exponents of random bits over that of numbers: 8 bits of exponent give 74.
+_GARBAGE_SPREAD = 16.0
+_GARBAGE_SPREAD_HALF = 5.0
+
+
+def propose_constants(case: Case) -> list[Pattern]:
+    """`zeros`, `constant`, `stale`, `copy` and `uninitialised`."""
+    if not beyond_noise(case) or case.reference.dtype == torch.bool:
+        return []
+    found = [*_stale(case), *_copies(case), *_one_value(case)]
+    return found or _garbage(case)
+
+
+def _one_value(case: Case) -> list[Pattern]:
+    """Zeros or another constant where it is wrong."""
+    some = case.given.reshape(-1)[sample_wrong(case)]
+    if not some.is_complex() and float((some == some.median()).double().mean()) < _MOST:
+        return []
+    values = case.given[case.wrong]
+    finite = values[torch.isfinite(values)]
+    if not finite.numel() or finite.is_complex():
+        zero = bool((values == 0).all())
+        return _zeros(case) if zero else []
+    if float((values == 0).double().mean()) >= _MOST:
+        return _zeros(case)
+    value = float(finite.median())
+    count = int((values == value).sum())
+    if count < _FEWEST_EQUAL or count < _MOST * values.numel():
+        return []
+    weight = weigh(case, torch.full_like(case.right, value), parameters=1.0)
+    if weight is None:
+        return []
+    # Cut off at a bound is the better word where all of it should be beyond the value.
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    room = MAX_Z * case.allowed[~case.wrong]
+    above = bool((wrong >= value).all()) and bool((clear <= value + room).all())
+    below = bool((wrong <= value).all()) and bool((clear >= value - room).all())
+    one_sided = clear.numel() > 0 and (above or below)
+    evidence = {"value": value, **weight.evidence}
+    return [
+        Pattern(
+            kind="constant",
+            confidence=weight.confidence * (0.7 if one_sided else 1.0),
+            sentence=f"{value:.7g} in every wrong element",
+            evidence=evidence,
+        )
+    ]
+
+
+def _zeros(case: Case) -> list[Pattern]:
+    weight = weigh(case, torch.zeros_like(case.right))
+    if weight is None:
+        return []
+    factor = 0.8 if _looks_cut_off(case) else 1.0
+    return [
+        Pattern(
+            kind="zeros",
+            confidence=factor * weight.confidence,
+            sentence="zero instead of a value",
+            evidence=weight.evidence,
+        )
+    ]
+
+
+def _looks_cut_off(case: Case) -> bool:
+    """Whether it is the negative ones that are zero, or the positive ones, and only these."""
+    if case.right.is_complex():
+        return False
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    beyond = clear[clear.abs() > MAX_Z * case.allowed[~case.wrong]]
+    if not beyond.numel():
+        return False
+    negative = bool((wrong < 0).all()) and float((beyond > 0).double().mean()) >= _MOST
+    positive = bool((wrong > 0).all()) and float((beyond < 0).double().mean()) >= _MOST
+    return negative or positive
+
+
+def _stale(case: Case) -> list[Pattern]:
+    """What it was before."""
+    found = []
+    for name, value in case.context.earlier.items():
+        if tuple(value.shape) != case.shape:
+            continue
+        weight = weigh(case, _widen_like(case, value), bits=math.log2(len(case.context.earlier)))
+        if weight is not None:
+            evidence = {"equals": name, **weight.evidence}
+            found.append(
+                Pattern(
+                    kind="stale",
+                    confidence=weight.confidence,
+                    sentence=f"stale: still the value of {name}",
+                    evidence=evidence,
+                )
+            )
+    return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
+
+
+def _copies(case: Case) -> list[Pattern]:
+    """Another tensor in its place, or an operator's input that went through untouched."""
+    known = {name: (tensor, f"it is {name} instead") for name, tensor in case.context.named.items()}
+    for place, tensor in enumerate(case.context.inputs):
+        text = f"it is input {place} as it was: the operation is skipped"
+        known[f"input {place}"] = (tensor, text)
+    for name, (tensor, text) in known.items():
+        if tuple(tensor.shape) != case.shape or not bool((tensor != 0).any()):
+            continue
+        weight = weigh(case, _widen_like(case, tensor), bits=math.log2(len(known)))
+        if weight is not None:
+            return [
+                Pattern(
+                    kind="copy",
+                    confidence=weight.confidence,
+                    sentence=text,
+                    evidence={"equals": name, **weight.evidence},
+                )
+            ]
+    return []
+
+
+def _garbage(case: Case) -> list[Pattern]:
+    """Random bits: exponents of all sizes, or numbers too small to have been computed."""
+    if case.is_exact or case.given.is_complex():
+        return []
+    values = case.given.reshape(-1)[sample_wrong(case)]
+    numbers = values[torch.isfinite(values) & (values != 0)].abs()
+    right = case.right.reshape(-1)[:: max(1, case.right.numel() // _SOME)].abs()
+    right = right[torch.isfinite(right) & (right != 0)]
+    if numbers.numel() < _FEWEST_GARBAGE or not right.numel():
+        return []
+    info = torch.finfo(case.candidate.dtype)
+    denormal = float((numbers < info.tiny).double().mean())
+    usual = float((right < info.tiny).double().mean())
+    narrow = case.candidate.dtype == torch.float16
+    spread = float(numbers.log2().std(correction=0))
+    normal = float(right.log2().std(correction=0)) if right.numel() > 1 else 0.0
+    wide = spread > (_GARBAGE_SPREAD_HALF if narrow else _GARBAGE_SPREAD) + normal
+    if not (wide or (denormal > 0.3 and usual < 0.01)):  # noqa: PLR2004
+        return []
+    what = "denormal numbers" if denormal > 0.3 else f"sizes over 2^{4 * spread:.0f}"  # noqa: PLR2004
+    return [
+        Pattern(
+            kind="uninitialised",
+            confidence=0.9 * (1 - 2.0 ** (-numbers.numel() / 4)),
+            sentence=f"memory that nobody wrote: {what} in the wrong elements",
+            evidence={
+                "denormal": denormal,
+                "spread of exponents": spread,
+                "usual spread": normal,
+                "elements": float(case.wrong.sum()),
+            },
+        )
+    ]
+
+
+def _widen_like(case: Case, value: Tensor) -> Tensor:
+    return value.detach().cpu().to(case.right.dtype)
+
+
+# --- Other random numbers -------------------------------------------------------------------------
+
+_FEWEST_DRAWN = 64
+_DRAWING = re.compile(r"drop|rand|bernoulli|normal|uniform|multinomial|exponential|poisson|gumbel")
+# Standard deviations that a figure may be away from what independent draws give.
+_SIGMAS = 4.0
+# Of two samples of one distribution, how often they differ by more than is allowed here.
+_UNLIKELY = 0.01
+_MOST_SAMPLED = 1 << 16
+_SAME = 0.98
+
+
+def propose_random_streams(case: Case) -> list[Pattern]:
+    """Another mask of the same rate, or other numbers of the same distribution."""
+    if not beyond_noise(case) or case.given.is_complex() or not case.is_finite:
+        return []
+    if case.right.numel() < _FEWEST_DRAWN:
+        return []
+    found = [_other_mask(case), _other_numbers(case)]
+    return [pattern for pattern in found if pattern is not None][:1]
+
+
+def _other_mask(case: Case) -> Pattern | None:
+    """Dropout-like: equal where both kept, zero at independent places of the same rate."""
+    mine, theirs = case.given == 0, case.right == 0
+    total = case.right.numel()
+    rates = float(mine.double().mean()), float(theirs.double().mean())
+    if min(rates) * total < 8 or max(rates) > 0.99:  # noqa: PLR2004
+        return None
+    both = ~mine & ~theirs
+    apart = case.error[both].abs() <= MAX_Z * case.allowed[both]
+    if not len(apart) or float(apart.double().mean()) < _SAME:
+        return None
+    rate = (rates[0] + rates[1]) / 2
+    spread = math.sqrt(rate * (1 - rate) / total)
+    together = float((mine & theirs).double().mean())
+    expected = rates[0] * rates[1]
+    strange = abs(rates[0] - rates[1]) / (spread * math.sqrt(2))
+    linked = abs(together - expected) / (rate * (1 - rate) / math.sqrt(total))
+    if strange > _SIGMAS or linked > _SIGMAS:
+        return None
+    named = _DRAWING.search(case.context.operator.lower()) is not None
+    return Pattern(
+        kind="different random stream",
+        confidence=0.95 if named else 0.85,
+        sentence=(
+            f"another random mask of the same rate ({rates[0]:.1%} against {rates[1]:.1%} zeros): "
+            "where both have kept a value, it is the same"
+        ),
+        evidence={"zeros": rates[0], "zeros of the reference": rates[1], "both": together},
+    )
+
+
+def _other_numbers(case: Case) -> Pattern | None:
+    """No correlation at all, and yet the same distribution."""
+    wrong = case.wrong
+    named = _DRAWING.search(case.context.operator.lower()) is not None
+    if float(wrong.double().mean()) < 0.5 and not (named and case.is_exact):  # noqa: PLR2004
+        return None
+    step = max(1, case.right.numel() // _MOST_SAMPLED)
+    mine, theirs = case.given.flatten()[::step], case.right.flatten()[::step]
+    count = len(mine)
+    correlation = _correlation(mine, theirs)
+    if not abs(correlation) * math.sqrt(count) <= _SIGMAS:
+        return None
+    distance = _greatest_distance(mine, theirs)
+    # Two samples of n: twice exp(-n d^2) is how often chance alone gives as much.
+    likely = min(1.0, 2 * math.exp(-count * distance**2))
+    # A structure along an axis is no draw: means of rows would have to differ as chance has them.
+    if likely < _UNLIKELY or not (named or _is_shapeless(case.right)):
+        return None
+    return Pattern(
+        kind="different random stream",
+        confidence=0.9 if named else 0.5,
+        sentence=(
+            f"{'' if named else 'as if '}other random numbers were drawn: no value is related to "
+            f"its own (correlation {correlation:.2g}), and the distribution is the same"
+        ),
+        evidence={"correlation": correlation, "distance": distance, "likelihood": likely},
+    )
+
+
+def _correlation(mine: Tensor, theirs: Tensor) -> float:
+    a, b = mine - mine.mean(), theirs - theirs.mean()
+    below = float(a.norm() * b.norm())
+    return float(a @ b) / below if below else math.nan
+
+
+def _greatest_distance(mine: Tensor, theirs: Tensor) -> float:
+    """Between the two empirical distributions."""
+    a, b = mine.sort().values, theirs.sort().values
+    points = torch.cat([a, b])
+    left = torch.searchsorted(a, points, right=True)
+    right = torch.searchsorted(b, points, right=True)
+    return float((left - right).abs().max()) / len(a)
+
+
+def _is_shapeless(values: Tensor) -> bool:
+    """Whether slices along each axis have the means that independent draws have."""
+    spread = float(values.std())
+    for axis in range(values.dim()):
+        size = values.shape[axis]
+        others = [one for one in range(values.dim()) if one != axis]
+        if size < 2 or not others:  # noqa: PLR2004
+            continue
+        length = values.numel() // size
+        means = values.mean(dim=others)
+        found = float((means - means.mean()).square().sum()) / (spread**2 / length)
+        if found > size + _SIGMAS * math.sqrt(2 * size) + _SIGMAS:
+            return False
+    return spread > 0

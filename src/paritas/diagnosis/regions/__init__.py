@@ -1,1 +1,0 @@
-"""Shapes that the wrong elements of a tensor can have."""

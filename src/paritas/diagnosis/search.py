@@ -1,0 +1,671 @@
+"""The shortest description that holds all wrong elements of a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from paritas.diagnosis.case import Box, boxes, outstanding_limit
+from paritas.diagnosis.marks import (
+    SAMPLE,
+    TILES,
+    AxisCounts,
+    Bools,
+    Counts,
+    Feature,
+    IndexSpan,
+    Marked,
+    Marks,
+    TalliedMarks,
+    bits_of_choice,
+    bits_of_number,
+    broadcast_shape,
+    count_axes,
+    group_size,
+    tally_marks,
+)
+from paritas.numerics.criterion import CHUNK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from paritas.diagnosis.case import Case
+
+
+# --- Coordinates: axes, diagonals and frames ------------------------------------------------------
+
+# All questions are asked of counts along one coordinate, so that a large tensor is read a few times
+# and not once per hypothesis. What two axes make together is first asked of a sample.
+
+_BITS_PAIR = 4.0
+_BITS_TILED = 7.0
+_LEAST_LEFT_OUT = 0.01
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coordinate:
+    """One coordinate of the elements.
+
+    Attributes:
+        name: `axis`, `diagonal` or `frame`.
+        axes: which axes of the tensor make it.
+        shares: of all elements that could be seen to be wrong, at each value; None if all equal.
+        spans: what holds the wrong ones.
+        feature: its value from the indices of two axes; none for an axis itself.
+        tile: of a frame, if it is one around each tile.
+        bits: to name the coordinate.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    shares: np.ndarray | None
+    spans: list[IndexSpan]
+    feature: Feature | None = None
+    tile: int = 0
+    bits: float = 0.0
+
+    def share(self, span: IndexSpan) -> float:
+        """Of the elements that could be seen to be wrong, at a span."""
+        if self.shares is None:
+            return span.number / self.spans[0].number
+        return float(self.shares[span.chosen].sum())
+
+    def chosen(self, span: IndexSpan, shape: tuple[int, ...]) -> Bools:
+        """The elements at a span, in a shape that broadcasts to the tensor's."""
+        if self.feature is None:
+            return span.chosen.reshape(broadcast_shape(shape, self.axes))
+        rows, columns = (np.arange(shape[axis]) for axis in self.axes)
+        values = self.feature(rows[:, None], columns[None, :])
+        return span.chosen[values].reshape(broadcast_shape(shape, self.axes))
+
+
+def coordinate_systems(marks: Marked, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
+    """Ways to give the elements coordinates, the tensor's own axes first."""
+    shape = marks.shape
+    own = []
+    for axis in range(len(shape)):
+        spans = marks.spans(axis, shards)
+        # Where not even a choice of each value is kept, all of them have the same share.
+        even = not marks.hides or not len(spans[0].chosen)
+        own.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
+    yield own
+    for last in range(1, len(shape)):
+        pair = (last - 1, last)
+        others = [c for c in own if c.axes[0] not in pair]
+        for made in _pairs(marks, pair):
+            yield [*others, made]
+
+
+def _pairs(marks: Marked, axes: tuple[int, int]) -> Iterator[Coordinate]:
+    rows, columns = (marks.shape[axis] for axis in axes)
+    # Every shape is a box in the one, and the others are too many to count at each value.
+    if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
+        return
+
+    def diagonal(row: Counts, column: Counts) -> Counts:
+        return np.asarray(column - row + (rows - 1))
+
+    yield from _paired_coordinate(marks, axes, "diagonal", diagonal, 0)
+    for tile in (0, 8, *TILES):
+        if 2 * tile > max(rows, columns):
+            break
+
+        def frame(row: Counts, column: Counts, tile: int = tile) -> Counts:
+            height, width = (tile, tile) if tile else (rows, columns)
+            up, left = row % height, column % width
+            down, right = height - 1 - up, width - 1 - left
+            return np.asarray(np.minimum(np.minimum(up, down), np.minimum(left, right)))
+
+        yield from _paired_coordinate(marks, axes, "frame", frame, tile)
+
+
+def _paired_coordinate(
+    marks: Marked, axes: tuple[int, int], name: str, feature: Feature, tile: int
+) -> Iterator[Coordinate]:
+    """The coordinate, if the wrong elements keep to a part of it."""
+    rows, columns = (marks.shape[axis] for axis in axes)
+    some = feature(marks.sample[axes[0]], marks.sample[axes[1]])
+    low, high = int(some.min()), int(some.max())
+    limit = (
+        rows + columns - 1 if name == "diagonal" else (min(tile or rows, tile or columns) + 1) // 2
+    )
+    if (low == 0 or name == "frame") and high == limit - 1:
+        return
+    # Where there is no mask, to count means to go over the tensor once more.
+    dear = rows * columns > SAMPLE or not isinstance(marks, Marks)
+    if dear and _covers(feature, rows, columns, 0 if name == "frame" else low, high):
+        return
+    counts, sizes = marks.counts_of(axes, feature, limit)
+    active = np.flatnonzero(counts)
+    find = _diagonal_spans if name == "diagonal" else _frame_spans
+    spans = list(find(int(active[0]), int(active[-1]), rows - 1, len(counts)))
+    bits = _BITS_TILED if tile else _BITS_PAIR
+    yield Coordinate(name, axes, sizes / max(1.0, sizes.sum()), spans, feature, tile, bits)
+
+
+def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> bool:
+    """Whether nearly all elements lie between two values, so that these say nothing."""
+    draw = np.random.default_rng(1)
+    some = feature(draw.integers(rows, size=SAMPLE), draw.integers(columns, size=SAMPLE))
+    outside = np.count_nonzero((some < low) | (some > high))
+    return bool(outside < _LEAST_LEFT_OUT * SAMPLE)
+
+
+def _diagonal_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
+    """One diagonal, all from one on to a corner, or a band around the main one."""
+    where = np.arange(size)
+    first, last = low - middle, high - middle
+    from_low, to_high = (2 + bits_of_number(2 * abs(end) + 1) for end in (first, last))
+    if low == high:
+        yield IndexSpan("index", where == low, from_low, first, first + 1)
+    else:
+        bits = from_low + to_high - (3 if first == -last else 1)
+        yield IndexSpan("range", (where >= low) & (where <= high), bits, first, last + 1)
+    if low > 0:
+        yield IndexSpan("above", where >= low, from_low, first, size - middle)
+    if high < size - 1:
+        yield IndexSpan("below", where <= high, to_high, -middle, last + 1)
+
+
+def _frame_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
+    """The outermost few."""
+    del low, middle
+    bits = 2 + bits_of_number(high + 1)
+    yield IndexSpan("border", np.arange(size) <= high, bits, width=high + 1)
+
+
+# --- Descriptions and their cost ------------------------------------------------------------------
+
+_BITS_FLAT = 7.0
+_FILLED = 0.999
+# Those so close to the best are counted exactly, where they were estimated.
+_CLOSE = 40.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Description:
+    """A set of elements with a short description.
+
+    Attributes:
+        kind: `product` of coordinates, `flat` range, or what a reference's values say (`padding`).
+        bits: to name it.
+        size: how many visible elements it has, about.
+        coordinates: of a product.
+        spans: one for each of them.
+        low: first flat index.
+        high: one behind the last.
+        mask: of the reference's values.
+        axis: of a padding.
+    """
+
+    kind: str
+    bits: float
+    size: float
+    coordinates: tuple[Coordinate, ...] = ()
+    spans: tuple[IndexSpan, ...] = ()
+    low: int = 0
+    high: int = 0
+    mask: Bools | None = None
+    axis: int = 0
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is nothing but the whole tensor."""
+        return self.kind == "product" and all(span.kind == "all" for span in self.spans)
+
+    def cost(self, number: int) -> float:
+        """Bits for the region and for which of its elements are wrong."""
+        return self.bits + bits_of_choice(max(self.size, number), number)
+
+    def elements(self, shape: tuple[int, ...]) -> Bools:
+        """As a mask."""
+        if self.mask is not None:
+            return self.mask
+        out = np.ones(shape, dtype=np.bool_)
+        if self.kind == "flat":
+            out.reshape(-1)[: self.low] = False
+            out.reshape(-1)[self.high :] = False
+        for coordinate, span in zip(self.coordinates, self.spans, strict=True):
+            if span.kind != "all":
+                out &= coordinate.chosen(span, shape)
+        return out
+
+
+def shortest_description(
+    marks: Marked, shards: tuple[int, ...] = (), others: tuple[Description, ...] = ()
+) -> Description:
+    """The cheapest description of the wrong elements, of which there is at least one.
+
+    Args:
+        others: descriptions from elsewhere, that hold all of them too.
+    """
+    found = list(others)
+    for coordinates in coordinate_systems(marks, shards):
+        found.append(_cheapest(coordinates, marks))
+        if marks.number >= _FILLED * found[-1].size and not found[-1].is_all:
+            break  # no other form can be fuller
+    else:
+        found += _flat_ranges(marks)
+    if isinstance(marks, Marks) and marks.visible is not None:
+        least = min(one.cost(marks.number) for one in found)
+        close = [one for one in found if one.cost(marks.number) <= least + _CLOSE]
+        found = [_count_visible(one, marks.visible) for one in close]
+    return min(found, key=lambda one: one.cost(marks.number))
+
+
+def _count_visible(found: Description, visible: Bools) -> Description:
+    if found.kind != "product" or found.is_all:
+        return found
+    size = int(np.count_nonzero(found.elements(visible.shape) & visible))
+    return dataclasses.replace(found, size=size)
+
+
+def single_element(marks: Marked) -> Description:
+    """The one wrong element, by its index."""
+    own = next(coordinate_systems(marks))
+    # The first that is not the whole axis is the index, where there are several.
+    spans = tuple(coordinate.spans[:2][-1] for coordinate in own)
+    return Description("product", sum(span.bits for span in spans), 1.0, tuple(own), spans)
+
+
+def whole_tensor(marks: Marked) -> Description:
+    """The whole tensor, as the description that explains nothing."""
+    return Description("product", 0.5 * len(marks.shape), marks.total)
+
+
+def _cheapest(coordinates: list[Coordinate], marks: Marked) -> Description:
+    """By going along the coordinates in turn, from the tightest and from the loosest choice."""
+    shares = [[c.share(span) for span in c.spans] for c in coordinates]
+    base = sum(c.bits for c in coordinates)
+
+    def found(choice: list[int]) -> Description:
+        size = marks.total * math.prod(shares[i][one] for i, one in enumerate(choice))
+        spans = tuple(c.spans[one] for c, one in zip(coordinates, choice, strict=True))
+        bits = base + sum(span.bits for span in spans)
+        return Description("product", bits, size, tuple(coordinates), spans)
+
+    tight = [int(np.argmin(one)) for one in shares]
+    return min(
+        (_descend(start, shares, found, marks.number) for start in (tight, [0] * len(shares))),
+        key=lambda one: one.cost(marks.number),
+    )
+
+
+def _descend(
+    start: list[int],
+    shares: list[list[float]],
+    found: Callable[[list[int]], Description],
+    number: int,
+) -> Description:
+    choice = list(start)
+    while True:
+        before = list(choice)
+        for place, options in enumerate(shares):
+            costs = [
+                found([*choice[:place], one, *choice[place + 1 :]]).cost(number)
+                for one in range(len(options))
+            ]
+            choice[place] = int(np.argmin(costs))
+        if choice == before:
+            return found(choice)
+
+
+def _flat_ranges(marks: Marked) -> Iterator[Description]:
+    """A range in memory order, as a kernel over a flattened tensor would leave."""
+    if len(marks.shape) < 2:  # noqa: PLR2004  (the axis itself)
+        return
+    size = marks.size
+    low, high = marks.flat_bounds
+    for first, stop in {(low, high), (0, high), (low, size)} - {(0, size)}:
+        one_end = first == 0 or stop == size
+        named = min(math.log2(size), bits_of_number(stop - first))
+        bits = _BITS_FLAT + (named if one_end else 1 + math.log2(size * (size + 1) / 2))
+        held = marks.visible_between(first, stop)
+        yield Description("flat", bits, held, low=first, high=stop)
+
+
+# --- Regions that the reference's own values mark out ---------------------------------------------
+
+_BITS_PADDING = 5.0
+BITS_ZEROS = 4.0
+
+
+def value_regions(marks: Marks, right: np.ndarray, zeros: Bools) -> tuple[Description, ...]:
+    """Those regions of the reference's values that hold all wrong elements.
+
+    Args:
+        right: what the values should be.
+        zeros: where that is zero.
+    """
+    return tuple(_find_value_regions(marks, right, zeros))
+
+
+def _find_value_regions(marks: Marks, right: np.ndarray, zeros: Bools) -> Iterator[Description]:
+    if _holds_all(zeros, marks):
+        yield Description("zeros", BITS_ZEROS, float(np.count_nonzero(zeros)), mask=zeros)
+    for axis in reversed(range(right.ndim)):
+        if right.shape[axis] < 3 or not _ends_alike(marks.wrong, right, axis):  # noqa: PLR2004
+            continue
+        padded = _padding(right, axis)
+        if _holds_all(padded, marks):
+            size = float(np.count_nonzero(padded))
+            yield Description("padding", _BITS_PADDING, size, mask=padded, axis=axis)
+
+
+def _ends_alike(wrong: Bools, right: np.ndarray, axis: int) -> bool:
+    """Whether each line with a wrong element ends with two equal values: cheap to ask first."""
+    last, before = right.take(-1, axis), right.take(-2, axis)
+    alike = _equal_or_both_nan(last, before)
+    return bool(alike[wrong.any(axis=axis)].all()) and not bool(alike.all() and alike.size == 1)
+
+
+def _padding(right: np.ndarray, axis: int) -> Bools:
+    """Where a line is one and the same value from there to its end, for two elements at least."""
+    last = np.take(right, [-1], axis=axis)
+    backwards = np.flip(_equal_or_both_nan(right, last), axis=axis)
+    padded = np.flip(np.logical_and.accumulate(backwards, axis=axis), axis=axis)
+    alone = ~np.take(padded, [-2], axis=axis)
+    return np.asarray(padded & ~alone)
+
+
+def _equal_or_both_nan(left: np.ndarray, right: np.ndarray) -> Bools:
+    return np.asarray((left == right) | ((left != left) & (right != right)))  # noqa: PLR0124
+
+
+def _holds_all(region: Bools, marks: Marks) -> bool:
+    if not region[marks.sample].all() or region.all():
+        return False
+    return not bool((marks.wrong & ~region).any())
+
+
+# --- Which elements show a fault, as masks --------------------------------------------------------
+
+_SAMPLE = 1 << 16
+_FEW = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sight:
+    """A case as masks."""
+
+    case: Case
+
+    @functools.cached_property
+    def right(self) -> NDArray[np.float64]:
+        """What the values should be."""
+        return np.asarray(self.case.right.numpy())
+
+    @functools.cached_property
+    def base(self) -> Marks:
+        """The wrong elements."""
+        return self._marks(np.asarray(self.case.wrong.numpy()))
+
+    @functools.cached_property
+    def z(self) -> NDArray[np.float32]:
+        """Errors in multiples of their noise; infinite where something is not finite."""
+        flat = [one.reshape(-1) for one in (self.case.error, self.case.allowed, self.case.wrong)]
+        out = torch.empty(flat[0].numel(), dtype=torch.float32)
+        for start in range(0, len(out), CHUNK):
+            error, allowed, wrong = (one[start : start + CHUNK] for one in flat)
+            size = error.abs()
+            z = torch.where(size == 0, 0.0, size / allowed)
+            # Equal infinities, and NaN on both sides, have no difference and are right.
+            known = torch.where(wrong, torch.inf, 0.0)
+            out[start : start + CHUNK] = torch.where(torch.isfinite(size), z, known)
+        return np.asarray(out.reshape(self.case.shape).numpy())
+
+    def reaches(self, level: float) -> bool:
+        """Whether any element is beyond a level; of the wrong ones a few are asked first."""
+        some = tuple(torch.from_numpy(index[:_FEW]) for index in self.base.sample)
+        error, allowed = self.case.error[some].abs(), self.case.allowed[some]
+        if bool((~torch.isfinite(error) | (error > level * allowed)).any()):
+            return True
+        return bool((self.z > level).any())
+
+    def share_beyond(self, level: float) -> float:
+        """Of the elements that are not wrong and could be, how many are beyond a level, about."""
+        marks = self.base
+        some = np.arange(marks.wrong.size)
+        if marks.wrong.size > _SAMPLE:
+            some = np.random.default_rng(0).integers(marks.wrong.size, size=_SAMPLE)
+        kept = ~marks.wrong.reshape(-1)[some]
+        if marks.visible is not None:
+            kept &= marks.visible.reshape(-1)[some]
+        where = torch.from_numpy(some[kept])
+        if not len(where):
+            return 0.0
+        error = self.case.error.reshape(-1)[where].abs()
+        off = error > level * self.case.allowed.reshape(-1)[where]
+        return float(off.sum()) / len(where)
+
+    @functools.cached_property
+    def zeros(self) -> Bools:
+        """Where it should be zero."""
+        return ~self._nonzero
+
+    def are_lost(self) -> bool:
+        """Whether the wrong elements are all not finite, on one of the sides."""
+        wrong = self.case.wrong
+        given, right = self.case.given[wrong], self.case.right[wrong]
+        return not bool((torch.isfinite(given) & torch.isfinite(right)).any())
+
+    @property
+    def any_finite(self) -> bool:
+        """Whether any of the wrong elements is a number, in the candidate."""
+        case = self.case
+        return case.is_finite or bool(torch.isfinite(case.given[case.wrong]).any())
+
+    def marked_out(self, marks: Marked) -> tuple[Description, ...]:
+        """Regions of the reference's values that hold all wrong elements."""
+        return value_regions(marks, self.right, self.zeros) if isinstance(marks, Marks) else ()
+
+    def beyond(self, level: float) -> Marks:
+        """The elements off by more than so many times their noise; all the wrong ones are."""
+        return self._marks(self.base.wrong | (self.z > level))
+
+    def differing(self) -> Marks:
+        """The elements that are not the reference's own, bit for bit."""
+        candidate, reference = self.case.candidate.cpu(), self.case.reference.cpu()
+        both_nan = torch.isnan(candidate) & torch.isnan(reference)
+        apart = (candidate != reference) & ~both_nan
+        return self._marks(self.base.wrong | apart.numpy())
+
+    def chance_of_equality(self) -> float:
+        """How often a value, put in place of another of the tensor, happens to be equal to it."""
+        flat = self.right.reshape(-1)
+        flat = flat[:: max(1, flat.size // _SAMPLE)]
+        _, counts = np.unique(flat, return_counts=True)
+        return float(np.square(counts / flat.size).sum())
+
+    def _marks(self, wrong: Bools) -> Marks:
+        """With the zeros left out if none of them is wrong: they may hide the fault."""
+        return Marks(wrong, self._nonzero if self._hides(wrong) else None)
+
+    @functools.cached_property
+    def _nonzero(self) -> Bools:
+        return np.asarray(self.right != 0)
+
+    def _hides(self, wrong: Bools) -> bool:
+        return not self._nonzero.all() and not bool((wrong & ~self._nonzero).any())
+
+
+# --- Which elements of a large tensor show a fault, as counts -------------------------------------
+
+
+@dataclasses.dataclass
+class _Extremes:
+    """What is seen while the wrong elements are counted.
+
+    Attributes:
+        distance: the largest finite error.
+        z: the same in multiples of the noise; infinite where something is not finite.
+        any_given: whether a wrong element is finite in the candidate.
+        any_pair: whether one is finite on both sides.
+    """
+
+    distance: float = 0.0
+    z: float = 0.0
+    any_given: bool = False
+    any_pair: bool = False
+
+    def take(self, case: Case, wrong: Tensor) -> None:
+        self.distance = max(self.distance, float(case.distance.max()))
+        self.z = max(self.z, float(_error_over_noise(case, wrong).max()))
+        finite = torch.isfinite(case.given) & wrong
+        self.any_given |= bool(finite.any())
+        self.any_pair |= bool((finite & torch.isfinite(case.right)).any())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CaseSurvey:
+    """A case as counts. It is gone over a few times, box by box."""
+
+    case: Case
+
+    @functools.cached_property
+    def base(self) -> TalliedMarks:
+        """The wrong elements, as `Case.wrong` has them."""
+        return self._found[0]
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """Rms of the right values that are finite, as `Case.allowed` takes it."""
+        return math.sqrt(self._sums[0] / max(1, self.case.reference.numel()))
+
+    def reaches(self, level: float) -> bool:
+        """Whether any element is beyond a level."""
+        return self.base.number > 0 and self._extremes.z > level
+
+    def share_beyond(self, level: float) -> float:
+        """Of the elements that are not wrong and could be, how many are beyond a level."""
+        base, more = self.base, self.beyond(level)
+        number = more.number - (more.at_zeros if base.hides else 0)
+        left = base.total - base.number
+        return (number - base.number) / left if left else 0.0
+
+    @property
+    def any_finite(self) -> bool:
+        """Whether any of the wrong elements is a number, in the candidate."""
+        return self.base.number > 0 and self._extremes.any_given
+
+    def are_lost(self) -> bool:
+        """Whether the wrong elements are all not finite, on one of the sides."""
+        return self.base.number > 0 and not self._extremes.any_pair
+
+    def beyond(self, level: float) -> TalliedMarks:
+        """The elements off by more than so many times their noise; all the wrong ones are."""
+        if level not in self._levels:
+            self._levels[level] = self._counted(functools.partial(self._is_beyond, level))
+        return self._levels[level]
+
+    def differing(self) -> TalliedMarks:
+        """The elements that are not the reference's own, bit for bit."""
+
+        def mask(case: Case) -> Tensor:
+            candidate, reference = case.candidate.cpu(), case.reference.cpu()
+            both_nan = torch.isnan(candidate) & torch.isnan(reference)
+            return self._is_wrong(case) | ((candidate != reference) & ~both_nan)
+
+        return self._counted(mask)
+
+    def chance_of_equality(self) -> float:
+        """How often a value, put in place of another of the tensor, happens to be equal to it."""
+        size = self.case.reference.numel()
+        some = np.unravel_index(np.arange(0, size, max(1, size // _SAMPLE)), self.case.shape)
+        whole = self.case.reference if self.case.arbiter is None else self.case.arbiter
+        values = whole.detach()[tuple(map(torch.from_numpy, some))].cpu()
+        values = values.to(torch.complex128 if values.is_complex() else torch.float64)
+        _, counts = np.unique(values.numpy(), return_counts=True)
+        return float(np.square(counts / len(values)).sum())
+
+    def marked_out(self, marks: Marked) -> tuple[Description, ...]:
+        """The zeros of the reference, if all wrong elements are; paddings are not looked for."""
+        zeros = self._sums[1]
+        if (
+            isinstance(marks, TalliedMarks)
+            and zeros < marks.size
+            and marks.at_zeros == marks.number
+        ):
+            return (Description("zeros", BITS_ZEROS, float(zeros)),)
+        return ()
+
+    @functools.cached_property
+    def _levels(self) -> dict[float, TalliedMarks]:
+        return {}
+
+    @functools.cached_property
+    def _sums(self) -> tuple[float, int]:
+        """Squares of the right values, and how many of them are zero."""
+        squares, zeros = 0.0, 0
+        for box in boxes(self.case):
+            squares += float(box.case.magnitude.square().sum())
+            zeros += int((box.case.right == 0).sum())
+        return squares, zeros
+
+    @functools.cached_property
+    def _nonzeros(self) -> tuple[AxisCounts, ...]:
+        axes = tuple(map(AxisCounts, self.case.shape))
+        for box in boxes(self.case):
+            count_axes(axes, box, np.asarray((box.case.right != 0).numpy()))
+        return axes
+
+    @functools.cached_property
+    def _found(self) -> tuple[TalliedMarks, _Extremes, Callable[[Case], Tensor]]:
+        """The wrong elements, what was seen on the way, and how to tell them in a box."""
+        seen = _Extremes()
+
+        def is_beyond(case: Case) -> Tensor:
+            return case.beyond
+
+        tally = self._counted(is_beyond, seen)
+        if tally.number:
+            return tally, seen, is_beyond
+        # Only now it is known that no element is beyond its noise by itself.
+        limit = outstanding_limit(seen.distance)
+
+        def is_outstanding(case: Case) -> Tensor:
+            return case.distance > limit
+
+        return self._counted(is_outstanding, seen), seen, is_outstanding
+
+    @property
+    def _extremes(self) -> _Extremes:
+        return self._found[1]
+
+    def _is_beyond(self, level: float, case: Case) -> Tensor:
+        wrong = self._is_wrong(case)
+        return wrong | (_error_over_noise(case, wrong) > level)
+
+    def _is_wrong(self, case: Case) -> Tensor:
+        return self._found[2](case)
+
+    def _counted(
+        self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None
+    ) -> TalliedMarks:
+        again = functools.partial(self._walk, mask)
+        walk = again if seen is None else functools.partial(self._walk, mask, seen)
+        found = tally_marks(self.case.shape, walk, self._sums[1], lambda: self._nonzeros)
+        return dataclasses.replace(found, walk=again)
+
+    def _walk(
+        self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None
+    ) -> Iterator[tuple[Box, Bools]]:
+        for box in boxes(self.case, self.scale):
+            wrong = mask(box.case)
+            if seen is not None:
+                seen.take(box.case, wrong)
+            yield box, np.asarray(wrong.numpy())
+
+
+def _error_over_noise(case: Case, wrong: Tensor) -> Tensor:
+    size = case.error.abs()
+    z = torch.where(size == 0, 0.0, size / case.allowed)
+    # Equal infinities, and NaN on both sides, have no difference and are right.
+    return torch.where(torch.isfinite(size), z, torch.where(wrong, torch.inf, 0.0))

@@ -1,0 +1,45 @@
+"""`python -m paritas.doctor [--quick]`: a line of JSON for each check that involves torch.
+
+In a process of its own: whatever torch does there, even a crash, is reported by the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.doctor.examination import Check
+
+
+def examine(*, quick: bool) -> Iterator[Check]:
+    """Look at torch, at the hooks into it, and ask the questions of the self-test."""
+    from paritas.doctor import probes, self_test
+    from paritas.doctor.examination import MISSING, OK, Check, find_compiler
+
+    yield from self_test.torch_versions()
+    yield from self_test.devices()
+    backend = "aot_eager"
+    if quick:
+        yield Check("torch", "torch.compile", MISSING, "not tried: --quick was asked for")
+    else:
+        for check in self_test.compiling(has_compiler=find_compiler()[1] is not None):
+            backend = "inductor" if check.state == OK else backend
+            yield check
+    yield from probes.run_probes()
+    yield from self_test.run_self_test(backend)
+
+
+def main() -> None:
+    """Write the lines to what is stdout at the start; whatever else is printed goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as lines:
+        os.dup2(2, 1)
+        for check in examine(quick="--quick" in sys.argv[1:]):
+            print(check.to_line(), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    main()

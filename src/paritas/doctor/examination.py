@@ -1,0 +1,307 @@
+"""Everything that `paritas doctor` checks, as it is found.
+
+Imports no torch: what involves torch runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import getpass
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+# --- One check. Standard library alone: it has to work where little else does ---------------------
+
+State = Literal["ok", "failed", "not available"]
+OK: State = "ok"
+FAILED: State = "failed"
+MISSING: State = "not available"
+# In the order in which they are looked at, and shown.
+GROUPS = ("versions", "machine", "folders", "compiler", "torch", "hooks into torch", "self-test")
+_LONGEST = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """How one thing was found.
+
+    Attributes:
+        group: of `GROUPS`.
+        name: what was looked at.
+        state: `not available` is no failure: paritas does without it, and `advice` says how.
+        found: the version, the size, the answer, or what was raised.
+        advice: what to do about it; empty if nothing has to be done.
+    """
+
+    group: str
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+    def to_line(self) -> str:
+        """As one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> Check:
+        """Read what `to_line` wrote."""
+        fields: dict[str, Any] = json.loads(line)
+        return cls(**fields)
+
+
+def run_check(group: str, name: str, look: Callable[[], Check], advice: str) -> Check:
+    """What `look` says; whatever it raises is a check that failed, and never ends the others."""
+    try:
+        return look()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  (it becomes a failed check; SystemExit, too)
+        text = " ".join(str(error).split())
+        kind = type(error).__name__
+        found = f"{kind}: {text}" if text else kind
+        return Check(group, name, FAILED, found[:_LONGEST], advice)
+
+
+# --- The machine without torch: versions, cores, memory, folders, compilers -----------------------
+
+# Besides torch, which is asked itself.
+PACKAGES = ("click", "jinja2", "msgspec", "numpy", "rich", "safetensors", "xxhash")
+# What inductor asks for on a machine of this kind, if CXX names no other.
+_USUAL_COMPILER = "clang++" if sys.platform == "darwin" else "g++"
+COMPILED_CODE = "compiled code"
+_SECONDS = 20
+_GIB = 1024**3
+
+
+def package_versions() -> Iterator[Check]:
+    """Python, paritas and what it is built on."""
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Check("versions", "python", OK, found)
+    for name in ("paritas", *PACKAGES):
+        yield run_check(
+            "versions", name, functools.partial(_package_version, name), f"pip install {name}"
+        )
+
+
+def _package_version(name: str) -> Check:
+    return Check("versions", name, OK, metadata.version(name))
+
+
+def machine_resources() -> Iterator[Check]:
+    """Cores and memory that this process may use."""
+    yield run_check("machine", "cores", _cores, "")
+    yield run_check("machine", "memory", _memory, "")
+
+
+def _cores() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Check("machine", "cores", OK, f"{usable} of {os.cpu_count()}")
+
+
+def _memory() -> Check:
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return Check("machine", "memory", MISSING, "this system does not tell")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Check("machine", "memory", OK, f"{total / _GIB:.1f} GiB")
+
+
+def folders() -> Iterator[Check]:
+    """Whether what has to be written can be."""
+    advice = "set TMPDIR to a writable folder"
+    yield run_check("folders", "temporary files", lambda: _temporary_folder(advice), advice)
+    more = "set TORCHINDUCTOR_CACHE_DIR to a writable folder"
+    yield run_check("folders", COMPILED_CODE, lambda: _compiled_code_folder(more), more)
+
+
+def _temporary_folder(advice: str) -> Check:
+    found = tempfile.gettempdir()
+    asked = os.environ.get("TMPDIR")
+    if asked and Path(asked).absolute() != Path(found):
+        text = f"TMPDIR={asked} cannot be written; {found} is used"
+        return Check("folders", "temporary files", FAILED, text, advice)
+    return _check_writable("temporary files", Path(found), advice)
+
+
+def _compiled_code_folder(advice: str) -> Check:
+    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    usual = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    return _check_writable(COMPILED_CODE, Path(given) if given else usual, advice)
+
+
+def _check_writable(name: str, folder: Path, advice: str) -> Check:
+    """Try it, in the nearest folder above that exists: asking for permission tells less."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror}"
+        return Check("folders", name, FAILED, text, advice)
+    free = shutil.disk_usage(there).free
+    return Check("folders", name, OK, f"{folder}, {free / _GIB:.1f} GiB free")
+
+
+# --- compilers ------------------------------------------------------------------------------------
+
+
+def find_compiler() -> tuple[str, str | None]:
+    """The C++ compiler that torch.compile would call, by name, and where it is, if it is."""
+    name = os.environ.get("CXX") or _USUAL_COMPILER
+    return name, shutil.which(name)
+
+
+def compilers() -> Iterator[Check]:
+    """The C++ compiler, and the headers of Python that its code includes."""
+    advice = f"install {_USUAL_COMPILER}, or let CXX name another; without, use backend='aot_eager'"
+    yield run_check("compiler", "C++ compiler", lambda: _compiler(advice), advice)
+    yield run_check("compiler", "headers of Python", _headers, "")
+
+
+def _compiler(advice: str) -> Check:
+    name, path = find_compiler()
+    if path is None and os.environ.get("CXX"):
+        advice = "let CXX name a C++ compiler, or unset it"
+        return Check("compiler", "C++ compiler", FAILED, f"CXX={name} is not there", advice)
+    if path is None:
+        return Check("compiler", "C++ compiler", MISSING, f"no {name}", advice)
+    told = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    first = (told.stdout or told.stderr).partition("\n")[0]
+    if told.returncode:
+        found = f"{path} --version ends with {told.returncode}: {first}"
+        return Check("compiler", "C++ compiler", FAILED, found, advice)
+    return Check("compiler", "C++ compiler", OK, first or path)
+
+
+def _headers() -> Check:
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.is_file():
+        return Check("compiler", "headers of Python", OK, str(header.parent))
+    advice = "install Python's development package, such as python3-dev; compiled code needs it"
+    return Check("compiler", "headers of Python", MISSING, f"no {header}", advice)
+
+
+# --- The examination ------------------------------------------------------------------------------
+
+# For all that torch takes part in; on two cores with nothing cached and a load of 15 it took 100.
+SECONDS = 600.0
+SELF_TEST = "self-test"
+# What is only looked at when it failed: everything after that was not.
+PROCESS = "process"
+_LAST_LINES = 3
+
+
+def examine(*, quick: bool) -> Iterator[Check]:
+    """Look at the machine here, and at torch in a process of its own."""
+    yield from package_versions()
+    yield from machine_resources()
+    usable = True
+    for check in folders():
+        usable = usable and not (check.name == COMPILED_CODE and check.state == FAILED)
+        yield check
+    yield from compilers()
+    with contextlib.ExitStack() as stack:
+        instead = {}
+        if not usable:  # it was told; without another folder, torch would fail at everything
+            with contextlib.suppress(OSError):
+                folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+                instead["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(folder)
+        yield from _examine_torch(instead, quick=quick)
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """0 all is well, 1 something failed, 3 the self-test did not come to its end."""
+    if any(check.name == PROCESS for check in checks):
+        return 3
+    return 1 if any(check.state == FAILED for check in checks) else 0
+
+
+def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Check]:
+    # -P: what lies in the working directory is not what is installed.
+    command = ["-P", "-m", "paritas.doctor", *(["--quick"] if quick else [])]
+    said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    last, late = "the start", threading.Event()
+    with subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # Compiling in the child itself takes less time than starting workers for it.
+        env={"TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, **environment},
+    ) as child:
+        listening = threading.Thread(target=_listen, args=(child, said), daemon=True)
+        listening.start()
+        timer = threading.Timer(SECONDS, _kill_late, (child, late))
+        timer.start()
+        nonsense = ""
+        try:
+            for line in child.stdout or ():
+                check = _parse_line(line)
+                if check is None:
+                    nonsense = line.strip()
+                    break
+                last = check.name
+                yield check
+            else:
+                child.wait()
+        finally:
+            timer.cancel()
+            child.kill()  # of one that nobody listens to any more; of one that ended, nothing
+            listening.join(timeout=1)
+    if child.returncode or nonsense:
+        why = _describe_exit(child.returncode)
+        if late.is_set():
+            why = f"did not end within {SECONDS:g} s"
+        elif nonsense:
+            why = f"said {nonsense!r:.80}, which is no answer,"
+        text = " | ".join(line for line in said if line)
+        found = f"it {why} after {last!r}" + (f": {text}" if text else "")
+        advice = f"see what python {' '.join(command)} says"
+        yield Check(SELF_TEST, PROCESS, FAILED, found, advice)
+
+
+def _parse_line(line: str) -> Check | None:
+    try:
+        return Check.from_line(line)
+    except (TypeError, ValueError):
+        return None
+
+
+def _kill_late(child: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()
+    child.kill()
+
+
+def _listen(child: subprocess.Popen[str], said: collections.deque[str]) -> None:
+    for line in child.stderr or ():
+        said.append(line.strip())
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

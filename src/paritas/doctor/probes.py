@@ -1,0 +1,766 @@
+"""Probes of the private APIs of torch that paritas relies on: does each answer as expected?"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas.doctor.examination import OK, Check, run_check
+from paritas.doctor.self_test import expect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+# --- Running operators ----------------------------------------------------------------------------
+
+# Each imports what it probes, so that a module that cannot be imported fails alone.
+
+ATEN = torch.ops.aten
+UNIT = 2.0**-24
+
+
+def _draw_values(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def accumulation() -> None:
+    """The error of a sum is foretold from the arguments of the operator that makes it."""
+    from paritas.precision.accumulation import UnperturbedCall, accumulation
+
+    x = _draw_values(4, 64)
+    call = UnperturbedCall("mm", ATEN.mm.default, (x, x.t()), {}, x @ x.t())
+    shapes = [None if one is None else tuple(one.shape) for one in accumulation(call)]
+    expect("amplitudes of a product", shapes, [(4, 4)])
+
+
+def attention() -> None:
+    """The attention kernels have the arguments that their plain forms read, and agree with one."""
+    from paritas._torch.kernels import BACKWARD, FORWARD, wide_attention
+
+    for op in sorted(FORWARD | BACKWARD, key=str):
+        expect(f"float64 form of {op}", callable(wide_attention(op)))
+    form = wide_attention(ATEN._scaled_dot_product_flash_attention.default)  # noqa: SLF001
+    q = _draw_values(1, 2, 4, 8).double()
+    plain = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    found = form(q, q, q)[0] if form is not None else None
+    expect("attention in float64", found is not None and bool(torch.allclose(found, plain)))
+
+
+def cancelling() -> None:
+    """Sums that lose digits in float64 are told from those that lose none."""
+    from paritas.precision.perturbing import is_exact_in_any_order
+
+    terms = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    expect("a sum of small numbers", is_exact_in_any_order(terms, terms.sum()))
+    terms = torch.tensor([1.0, 2.0**60], dtype=torch.float64)
+    expect("a sum of 1 and 2^60", is_exact_in_any_order(terms, terms.sum()), wanted=False)
+
+
+def decisions() -> None:
+    """What a rounding to integers was decided by is remembered."""
+    from paritas.precision.lifting import LiftMode
+
+    mode = LiftMode(torch.float32, torch.float32, remember_decisions=True)
+    with mode:
+        result = torch.full((2,), 2.25).floor().to(torch.int64)
+    decision = mode.decision_for(result)
+    margin = None if decision is None else decision.margin(result, result + 1)
+    expect("margin of a floor", None if margin is None else margin.tolist(), [-0.75, -0.75])
+
+
+def default_dtypes() -> None:
+    """A mode hears of a tensor made without a dtype, and of one that was rounded before."""
+    from paritas.precision.lifting import LiftMode
+
+    mode = LiftMode(torch.float32, torch.float32)
+    with mode:
+        made = [torch.ones(2), torch.arange(0, 1, 0.5), torch.arange(2) / 3]
+    expect("dtypes of what states none", {value.dtype for value in made}, {torch.float64})
+    expect("a default that no mode can see", mode.asked_default, wanted=False)
+    with mode:
+        torch.tensor(0.1)
+    expect("a number that was rounded before", mode.asked_default)
+
+
+def equality() -> None:
+    """A graph that asks for equality of floats is given a tolerant one."""
+    from paritas._torch.eager_graphs import nearly_equal, with_tolerant_equality
+    from paritas._torch.graphs import trace_calls
+
+    graph = with_tolerant_equality(trace_calls(lambda x: x == x.amax(0), [_draw_values(3, 2)]))
+    targets = [] if graph is None else [node.target for node in graph.graph.nodes]
+    expect("a graph with tolerant equality", nearly_equal in targets)
+
+
+def foreach() -> None:
+    """Many tensors are measured in one call."""
+    from paritas._torch.tensors import figures_of_pairs
+
+    left, right = [torch.tensor([3.0, 4.5])], [torch.tensor([3.0, 4.0])]
+    expect("figures of a pair", figures_of_pairs(left, right), [(5.0, 0.5, 0.5)])
+
+
+def hooks() -> None:
+    """The hooks of a tensor can be seen, and so can a backward that is differentiable only once."""
+    from paritas._torch.tensors import (
+        accumulation_hooks,
+        copy_hooks,
+        gradient_hooks,
+        refuse_once_differentiable,
+    )
+
+    x, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    x.register_hook(torch.neg)
+    x.register_post_accumulate_grad_hook(lambda _: None)
+    copy_hooks(x, other)
+    expect("a hook on a gradient", gradient_hooks(other), (torch.neg,))
+    expect("hooks on the accumulation of one", len(accumulation_hooks(other)), 1)
+    double = torch.autograd.function.once_differentiable(lambda _, gradient: gradient * 2)
+    try:
+        refuse_once_differentiable([double(None, x).sin()])
+    except RuntimeError:
+        return
+    expect("a backward that is differentiable only once", "let through", "refused")
+
+
+def indexing() -> None:
+    """Indices out of range are brought into it."""
+    from paritas._torch.replaying import in_bounds
+
+    given = (torch.zeros(3, 4), 1, torch.tensor([[0, -1, 9]]))
+    expect("indices", in_bounds("gather", given)[2].tolist(), [[0, 3, 1]])
+
+
+def kernel_checks() -> None:
+    """Kernels that believe their arguments still name them so."""
+    from paritas._torch.named_operators import fits_kernel, operator_named
+
+    taken = {name for name, _ in operator_named("aten.embedding_dense_backward.default").takes}
+    wanted = {"grad_output", "indices", "num_weights"}
+    expect("arguments of embedding_dense_backward", wanted <= taken)
+    expect("arguments that do not fit", fits_kernel("embedding_dense_backward", {}), wanted=False)
+
+
+def kernels() -> None:
+    """Torch's own float64 kernels are told from those with float32 constants inside."""
+    from paritas._torch.kernels import float64_kernel
+
+    kernel = float64_kernel(ATEN.gelu.default, (_draw_values(8).double(),))
+    expect("the float64 kernel of gelu", kernel is ATEN.gelu.default)
+
+
+def last_sums() -> None:
+    """What a lifted run's last sum must round is known by the memory that it lies in."""
+    from paritas.precision.lifting import LiftMode
+
+    mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
+    with mode:
+        total = _draw_values(64, 3).sum(0)
+    known = mode.least_noise_of(total)
+    # A sum of few numbers may happen to fit float32, and then it has no rounding.
+    expect("rounding of a sum", known is not None and bool((known > 0).any()))
+
+
+def lifting() -> None:
+    """Every operator passes through a mode that computes in float64, forward and backward."""
+    from paritas.precision.lifting import LiftMode
+
+    weight, x = _draw_values(4, 4), _draw_values(3, 4).double().requires_grad_()
+    with LiftMode(torch.float32, torch.float32):
+        y = (x.float() @ weight).softmax(-1)
+        (slope,) = torch.autograd.grad(y.square().sum(), x)
+    wide = x.detach().requires_grad_()
+    expected = (wide @ weight.double()).softmax(-1)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), wide)
+    expect("a softmax in float64", float((y - expected).detach().abs().max()) < 1e-14)  # noqa: PLR2004
+    expect("its gradient in float64", float((slope - wanted).abs().max()) < 1e-14)  # noqa: PLR2004
+
+
+def modules() -> None:
+    """The tensors of a module can be put into their places without registering them."""
+    from paritas._torch.tensors import INTERNALS, tensor_slots
+
+    layer, other = torch.nn.Linear(2, 2), torch.zeros(2)
+    tensor_slots(layer)[0]["bias"] = other
+    expect("a parameter that was put into a module", layer.bias is other)
+    expect("a module's own attributes", sorted(vars(layer).keys() - INTERNALS)[:1], ["in_features"])
+
+
+def named_operators() -> None:
+    """An operator is found by its name, and its cost is foretold without running it."""
+    from paritas._torch.named_operators import operator_named
+
+    found = operator_named("aten.mm.default")
+    expect("aten.mm.default", found.func is ATEN.mm.default)
+    expect("size of a product", found.foretell([torch.ones(4, 6), torch.ones(6, 4)], {}), 64)
+
+
+def operators() -> None:
+    """An operator's schema says what it writes to, views and draws."""
+    from paritas._torch.operators import traits
+
+    expect("what add_ writes to", traits(ATEN.add_.Tensor).mutates, {0, "self"})
+    expect("whether t is a view", traits(ATEN.t.default).view)
+    expect("whether rand draws", traits(ATEN.rand.default).random)
+
+
+def perturbing() -> None:
+    """A perturbed run differs by the rounding of the precision that it stands for."""
+    from paritas.precision.perturbing import PerturbMode
+
+    x, weight = _draw_values(16, 16).double(), _draw_values(16, 16)
+    with PerturbMode(torch.float32, torch.float32, UNIT, seed=0):
+        moved = x @ weight
+    still = x @ weight.double()
+    change = float((moved - still).norm() / still.norm())
+    expect(f"a change by rounding ({change:.1e})", UNIT / 8 < change < UNIT * 8)
+
+
+def sparse() -> None:
+    """The values of a sparse tensor are changed where they are."""
+    from paritas._torch.tensors import as_dense, map_values
+
+    places = torch.eye(3).to_sparse()
+    doubled = as_dense(map_values(places, lambda values: values * 2))
+    expect("doubled values of a sparse tensor", torch.equal(doubled, 2 * torch.eye(3)))
+
+
+VALUE_PROBES = {
+    "accumulation": accumulation,
+    "attention": attention,
+    "cancelling": cancelling,
+    "decisions": decisions,
+    "default_dtypes": default_dtypes,
+    "equality": equality,
+    "foreach": foreach,
+    "hooks": hooks,
+    "indexing": indexing,
+    "kernel_checks": kernel_checks,
+    "kernels": kernels,
+    "last_sums": last_sums,
+    "lifting": lifting,
+    "modules": modules,
+    "named_operators": named_operators,
+    "operators": operators,
+    "perturbing": perturbing,
+    "sparse": sparse,
+}
+
+
+# --- Reading, copying and running graphs ----------------------------------------------------------
+
+
+def _wave(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2 + x
+
+
+def _trace_wave() -> Any:
+    from paritas._torch.graphs import trace_calls
+
+    return trace_calls(_wave, [torch.ones(3, 4)])
+
+
+def _node_names(module: Any) -> list[str]:
+    return [node.name for node in module.graph.nodes]
+
+
+def _look_at_captured(look: Any) -> Any:
+    """What is seen in a graph that Dynamo captured of a module, before it is gone."""
+    seen: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        seen.append(look(graph))
+        return graph.forward
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.compile(torch.nn.Linear(4, 2), backend=backend)(torch.ones(1, 4))
+    torch.compiler.reset()
+    return seen[0]
+
+
+def draw_keys() -> None:
+    """Inductor's random operators take what keys are read from."""
+    from paritas._torch import replaying as keys
+
+    for op in (keys.SEED, keys.SEEDS, ATEN.rand.default):
+        expect(f"whether {op} draws", keys.may_draw(op))
+    expect("whether inductor_random draws by itself", keys.may_draw(keys.RANDOM), wanted=False)
+
+
+def exported_programs() -> None:
+    """A graph's values are foretold without running it, and the range of a symbol is told."""
+    from paritas._torch.graphs import is_operator, predict_values, symbol_ranges
+
+    expect("whether relu is an operator", is_operator(ATEN.relu.default))
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4)))
+    shapes = [tuple(value.shape) for value in predict_values(graph, [torch.ones(2, 3)]).values()]
+    expect("foretold shapes", shapes, [(2, 3), (2, 4)])
+    length = torch.export.Dim("length", min=3, max=64)
+    program = torch.export.export(
+        torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: length},)
+    )
+    expect("the range of a symbol", list(symbol_ranges(program).values()), [(3, 64)])
+
+
+def exported_lifting() -> None:
+    """An exported program's casts to less than float64 are widened."""
+    from paritas.precision.widening import lift_captured
+
+    class Casting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float() / 3
+
+    x = torch.ones(2, dtype=torch.float64)
+    program, leaks = lift_captured(
+        torch.export.export(Casting(), (x,)), (x,), frozenset({torch.float32})
+    )
+    expect("what could not be lifted", sorted(leaks), [])
+    expect("the dtype of a lifted program", program.module()(x).dtype, torch.float64)
+
+
+def frozen() -> None:
+    """A graph is known to be the same until it changes."""
+    from paritas._torch.frozen_graphs import Fingerprint
+
+    module = _trace_wave()
+    before = Fingerprint(module)
+    expect("a graph that did not change", before.same(Fingerprint(module)))
+    (node,) = module.graph.find_nodes(op="call_function", target=ATEN.sin.default)
+    node.target = ATEN.cos.default
+    expect("a graph that changed", before.same(Fingerprint(module)), wanted=False)
+
+
+def graphs() -> None:
+    """A captured node knows the module it was called in."""
+    from paritas._torch import graphs as fx
+
+    copied = fx.copy_graph(_trace_wave())
+    expect("inputs of a copied graph", len(fx.placeholders(copied)), 1)
+    where = _look_at_captured(lambda graph: fx.provenance(fx.returned(graph)[0]))
+    expect("the operator of a captured node", where.operator, "linear")
+
+
+def higher_order() -> None:
+    """The operators with bodies are those that have plain forms."""
+    from paritas._torch.eager_graphs import PLAIN_FORMS
+    from paritas._torch.graphs import is_higher_order
+
+    for op in PLAIN_FORMS:
+        expect(f"whether {op} takes a body", is_higher_order(op))
+
+
+def naming() -> None:
+    """The inputs of a captured graph are named as in the user's program."""
+    from paritas._torch.graphs import captured_input_names
+
+    names = {name.rpartition(".")[2] for name in _look_at_captured(captured_input_names)}
+    expect(f"inputs of a captured layer ({sorted(names)})", {"bias", "weight"} <= names)
+
+
+def overwriting() -> None:
+    """A traced graph is rewritten to write results over operands."""
+    from paritas._torch.eager_graphs import overwrite_operands as lean
+
+    found = lean(_trace_wave())
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+    same = found is not None and bool(torch.equal(found(x)[0], _wave(x)))
+    expect("a lean graph's values", same)
+
+
+def random_twins() -> None:
+    """Inductor's random operators are told from torch's."""
+    from paritas._torch.eager_graphs import draws_by_inductor
+
+    for name in ("inductor_seeds", "inductor_random", "inductor_randint"):
+        expect(f"prims.{name}", draws_by_inductor(getattr(torch.ops.prims, name).default))
+    expect("aten.rand", draws_by_inductor(ATEN.rand.default), wanted=False)
+
+
+def replaying() -> None:
+    """A frozen graph runs node by node to the same values."""
+    from paritas._torch.frozen_graphs import freeze
+    from paritas._torch.replaying import replay
+
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+    (result,) = replay(freeze(_trace_wave()), [x], {})
+    expect("a replayed graph's values", bool(torch.equal(result, _wave(x))))
+
+
+def selecting() -> None:
+    """Single nodes can be marked for compilation, and inductor has the option that heeds it."""
+    from paritas._torch.inductor import ONLY_MARKED, compilable, current_settings, with_compiled
+
+    expect("the option of inductor", ONLY_MARKED.keys() <= current_settings().keys())
+    expect("nodes that can be compiled", compilable(_trace_wave()), ["sin", "mul", "add"])
+    expect(
+        "a marked graph",
+        _node_names(with_compiled(_trace_wave(), ["sin"])),
+        _node_names(_trace_wave()),
+    )
+
+
+def tapping() -> None:
+    """Every value of a graph can be made an output of it."""
+    from paritas._torch.graphs import tap_values
+
+    module, names = tap_values(_trace_wave())
+    expect("tapped values", names, ["sin", "mul", "add"])
+    expect("outputs of a tapped graph", len(module(torch.ones(3, 4))), 4)
+
+
+def tracing() -> None:
+    """A function is traced to one flat graph of operators, its gradients among them."""
+    from paritas._torch.graphs import trace_calls
+
+    def step(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(x.relu().sum(), x)
+
+    found = set(_node_names(trace_calls(step, [torch.ones(2, 3)])))
+    expect("operators of a traced step", {"relu", "threshold_backward"} <= found)
+
+
+def watching() -> None:
+    """Operators of an eager program are seen, and none after one stopped looking."""
+    from paritas._torch import watching as watch
+
+    seen: list[str] = []
+
+    class Watcher:
+        def listens(self) -> bool:
+            return True
+
+        def before(self, func: Any, _args: Any, _kwargs: Any) -> None:
+            seen.append(str(func))
+
+        def after(self, _token: Any, _result: Any) -> None:
+            pass
+
+    end = watch.push_watch(Watcher())
+    (torch.ones(2, 2) @ torch.ones(2, 2)).tanh()
+    expect("whether the watch ended", end())
+    expect("modes that were left behind", watch.mode_depth(), 0)
+    wanted = {"aten.mm.default", "aten.tanh.default"}
+    expect("operators that were seen", wanted <= set(seen))
+
+
+def widening() -> None:
+    """A traced graph is rewritten to compute in float64."""
+    from paritas.precision.widening import widen_graph
+
+    wide = widen_graph(_trace_wave(), frozenset())
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+    found = None if wide is None else wide(x)[0]
+    same = found is not None and bool(torch.equal(found, _wave(x.double())))
+    expect("a widened graph's values", same)
+
+
+GRAPH_PROBES = {
+    "draw_keys": draw_keys,
+    "exported_programs": exported_programs,
+    "exported_lifting": exported_lifting,
+    "frozen": frozen,
+    "graphs": graphs,
+    "higher_order": higher_order,
+    "naming": naming,
+    "overwriting": overwriting,
+    "random_twins": random_twins,
+    "replaying": replaying,
+    "selecting": selecting,
+    "tapping": tapping,
+    "tracing": tracing,
+    "watching": watching,
+    "widening": widening,
+}
+
+
+# --- Dynamo and Inductor --------------------------------------------------------------------------
+
+# Nothing here needs a C++ compiler: where code is generated, it calls torch's own kernels alone.
+
+
+class _Listener:
+    """Hears of nothing; is there to be installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args, **_kwargs: None
+
+
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+def _hear_buffers() -> list[Any]:
+    """What Inductor's code for one matrix product tells of its buffers."""
+    from paritas._torch import buffers, inductor
+
+    heard: list[Any] = []
+
+    def watch(lowered: Any, compiled: Any) -> Any:
+        code: list[Any] = []
+
+        def call(args: list[Any]) -> Any:
+            if not code:
+                code.append(buffers.compile_listening(lowered, heard.append))
+                code[0](list(args))
+            return compiled(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001
+        return call
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return inductor.compile_watched(graph, inputs, watch)
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        torch.compile(_product, backend=backend)(torch.eye(3), torch.eye(3))
+    torch.compiler.reset()
+    return heard
+
+
+def ahead_of_time() -> None:
+    """Inductor offers to compile an exported program into a package; that takes a compiler."""
+    inductor = importlib.import_module("torch._inductor")
+    for name in ("aoti_compile_and_package", "aoti_load_package"):
+        expect(f"torch._inductor.{name}", callable(getattr(inductor, name, None)))
+
+
+def arrival() -> None:
+    """Torch asks for a callback before it compiles."""
+    from paritas._torch.arrival import MODULE, compile_hook
+
+    expect("the hook", callable(compile_hook(importlib.import_module(MODULE))))
+
+
+def backends() -> None:
+    """Backends are found by their names."""
+    from paritas._torch.dynamo import inductor_backend, is_registered
+
+    expect("the backend inductor", is_registered("inductor", inductor_backend()))
+
+
+def buffer_nodes() -> None:
+    """A buffer of generated code is traced back to the node it stands for."""
+    nodes = [seen.buffer.nodes for seen in _hear_buffers() if seen.side == "output"]
+    expect("nodes of the buffers", nodes, [("mm",)])
+
+
+def buffers() -> None:
+    """Generated code tells of every buffer that its kernels read and write."""
+    sides = [seen.side for seen in _hear_buffers()]
+    expect("buffers that were heard of", sides, ["input", "input", "output"])
+
+
+def compiled() -> None:
+    """The backend behind a compiled callable is found, and what it was made of."""
+    from paritas._torch.dynamo import backend_name, backends_of, original_of
+
+    run = torch.compile(_wave, backend="eager")
+    names = [backend_name(backend) for backend in backends_of(run)]
+    expect("backends of a compiled function", names, ["eager"])
+    expect("the function that was compiled", original_of(run) is _wave)
+
+
+def fusion_options() -> None:
+    """Inductor's passes announce themselves by name, and its options for fusion exist."""
+    from paritas._torch.inductor import current_settings, graph_passes, kernel_names, kernel_options
+
+    expect("the pass remove_noop_ops", "remove_noop_ops" in graph_passes())
+    unknown = kernel_options({*kernel_names()}).keys() - current_settings().keys()
+    expect("options that inductor does not have", sorted(unknown), [])
+
+
+def inductor() -> None:
+    """Inductor's settings can be changed for a while, and it has those that are changed."""
+    from paritas._torch.inductor import current_settings, using_settings
+
+    before = current_settings()
+    with using_settings(before, {"max_fusion_size": 1}):
+        expect("a setting inside", current_settings()["max_fusion_size"], 1)
+    expect("the same outside", current_settings()["max_fusion_size"], before["max_fusion_size"])
+
+
+def passes() -> None:
+    """Every stage of the compiler at which passes run can be listened to."""
+    from paritas._torch.passes import listening_to_passes
+
+    with listening_to_passes(_Listener()):
+        pass
+
+
+def stance() -> None:
+    """Every torch.compile of the process can be given another backend."""
+    from paritas._torch.dynamo import CountingBackend, replacing_backends
+
+    counting = CountingBackend()
+    torch.compiler.reset()
+    with replacing_backends(lambda _: counting):
+        torch.compile(_wave, backend="eager")(torch.ones(2))
+    torch.compiler.reset()
+    expect("graphs that the other backend was given", counting.graphs, 1)
+
+
+def quiet() -> None:
+    """Torch logs through handlers of its own, which leave out what it logs of runs of ours."""
+    import logging
+
+    from paritas._torch.global_state import quietly
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "of ours", (), None)
+    with quietly():
+        heard = [bool(handler.filter(record)) for handler in log.handlers]
+    expect("whether each handler of torch's hears it", heard, [False] * max(1, len(heard)))
+
+
+def stances() -> None:
+    """While a stance is taken nothing is compiled, and afterwards it is again."""
+    from paritas._torch.dynamo import CountingBackend
+    from paritas._torch.global_state import taking_stance
+
+    counting = CountingBackend()
+    torch.compiler.reset()
+    wave = torch.compile(_wave, backend=counting)
+    with taking_stance("force_eager"):
+        wave(torch.ones(2))
+    expect("graphs compiled within the stance", counting.graphs, 0)
+    wave(torch.ones(2))
+    torch.compiler.reset()
+    expect("graphs compiled after it", counting.graphs, 1)
+
+
+def variables() -> None:
+    """Lines of generated code are of the kinds that are known."""
+    from paritas._torch.generated_code import line_kinds
+
+    expect("the kind of a kernel's line", isinstance(line_kinds().call, type))
+
+
+def wrapper_lines() -> None:
+    """The methods of Inductor's that write lines of code can be listened to."""
+    from paritas._torch.generated_code import WrapperLines, instrumenting
+
+    with instrumenting(WrapperLines("none")):
+        pass
+
+
+COMPILING_PROBES = {
+    "ahead_of_time": ahead_of_time,
+    "arrival": arrival,
+    "backends": backends,
+    "buffer_nodes": buffer_nodes,
+    "buffers": buffers,
+    "compiled": compiled,
+    "fusion_options": fusion_options,
+    "inductor": inductor,
+    "passes": passes,
+    "quiet": quiet,
+    "stance": stance,
+    "stances": stances,
+    "variables": variables,
+    "wrapper_lines": wrapper_lines,
+}
+
+
+# --- Simulated ranks and distributed tensors ------------------------------------------------------
+
+
+def placements() -> None:
+    """A plain tensor is told from a distributed one, whose placements are read."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    from paritas._torch.simulated_ranks import of_ranks, simulated_ranks
+    from paritas._torch.tensors import local_part
+
+    expect("the part of a plain tensor", local_part(torch.ones(2)), None)
+    with simulated_ranks(2) as mesh:
+        local = of_ranks([torch.ones(2, 3), torch.ones(2, 3)])
+        part = local_part(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
+    expect("the whole shape", None if part is None else tuple(part.global_shape), (4, 3))
+
+
+def rank_lifting() -> None:
+    """What ranks compute is lifted to float64 as any other program is."""
+    from paritas.precision.lifting import RankLiftMode
+
+    with RankLiftMode(torch.float32, torch.float32):
+        total = torch.full((2,), 0.3).double() / 3
+    expect("the dtype of a lifted result", total.dtype, torch.float64)
+
+
+def sharding_rules() -> None:
+    """It is seen when DTensor moves the arguments of an operator."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    from paritas._torch.simulated_ranks import of_ranks, simulated_ranks, watch_redistribution
+
+    with simulated_ranks(2) as mesh:
+        local = of_ranks([torch.ones(2, 4), torch.ones(2, 4)])
+        terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
+        with watch_redistribution() as moved:
+            torch.relu(terms)
+    # Once DTensor knows a call by heart, it moves arguments without saying for which operator.
+    expect("how many operators had their arguments moved", len(moved), 1)
+
+
+def simulated_ranks() -> None:
+    """Threads can be ranks that take part in collectives."""
+    from paritas._torch.simulated_ranks import run_in_threads
+
+    def program(rank: int) -> Any:
+        value = torch.tensor(float(rank + 1))
+        torch.distributed.all_reduce(value)
+        return float(value)
+
+    values = [outcome.value for outcome in run_in_threads(program, 2, timeout=30)]
+    expect("a sum over ranks", values, [3.0, 3.0])
+
+
+RANK_PROBES = {
+    "placements": placements,
+    "rank_lifting": rank_lifting,
+    "sharding_rules": sharding_rules,
+    "simulated_ranks": simulated_ranks,
+}
+
+
+# --- Running the probes ---------------------------------------------------------------------------
+
+GROUP = "hooks into torch"
+# By the module of `paritas._torch` that is probed; every module has one.
+PROBES: dict[str, Callable[[], None]] = {
+    **VALUE_PROBES,
+    **GRAPH_PROBES,
+    **COMPILING_PROBES,
+    **RANK_PROBES,
+}
+ADVICE = (
+    "what rests on this hook cannot be trusted with this torch; use one that paritas is tested "
+    "with, or a newer paritas"
+)
+
+
+def run_probes() -> Iterator[Check]:
+    """Run every probe; one that fails does not keep the others from running."""
+    for name, probe in PROBES.items():
+        yield run_check(GROUP, name, functools.partial(_run_probe, name, probe), ADVICE)
+
+
+def _run_probe(name: str, probe: Callable[[], None]) -> Check:
+    try:
+        with quietly():  # what torch says of itself is no answer
+            probe()
+    except BaseException:
+        # What it left half done must not spoil the next.
+        with contextlib.suppress(Exception):
+            torch.compiler.reset()
+        raise
+    words = " ".join((probe.__doc__ or "").split())
+    return Check(GROUP, name, OK, words)

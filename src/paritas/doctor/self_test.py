@@ -1,0 +1,255 @@
+"""Does torch answer as expected, and does paritas still find what it should?"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas._torch.global_state import quietly
+from paritas.doctor.examination import FAILED, MISSING, OK, Check, run_check
+from paritas.results.findings import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paritas.results.findings import Verdict
+
+
+# --- An answer that is not the expected one -------------------------------------------------------
+
+
+class UnexpectedAnswerError(AssertionError):
+    """Torch answered, but not what paritas was written for."""
+
+
+def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  (an answer)
+    """Raise, showing the answer, unless it is the one that is wanted."""
+    if found != wanted:
+        raise UnexpectedAnswerError(f"{what}: {found!r:.120}, expected {wanted!r:.120}")
+
+
+# --- Torch itself: version, devices, whether it can compile ---------------------------------------
+
+TORCH_GROUP = "torch"
+# What the tests run with.
+OLDEST, NEWEST = (2, 11), (2, 13)
+_GIB = 1024**3
+
+
+def torch_versions() -> Iterator[Check]:
+    """Torch's, and triton's, which it compiles with on a GPU."""
+    yield run_check(TORCH_GROUP, "torch", _torch_version, f"install torch {_tested_versions()}")
+    yield run_check(TORCH_GROUP, "triton", _triton_version, "reinstall triton, or remove it")
+
+
+def _tested_versions() -> str:
+    return f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+
+
+def _torch_version() -> Check:
+    found = str(torch.__version__)
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is None:
+        advice = f"paritas is tested with torch {_tested_versions()}: look at the hooks below"
+        return Check(TORCH_GROUP, "torch", OK, f"{found}, a version of its own", advice)
+    version = int(numbers[1]), int(numbers[2])
+    if version < OLDEST:
+        advice = f"paritas needs torch {_tested_versions()}"
+        return Check(TORCH_GROUP, "torch", FAILED, f"{found} is too old", advice)
+    if version > NEWEST:
+        advice = f"paritas is tested with torch {_tested_versions()}: look at the hooks below"
+        return Check(TORCH_GROUP, "torch", OK, f"{found}, newer than any tested", advice)
+    return Check(TORCH_GROUP, "torch", OK, found)
+
+
+def _triton_version() -> Check:
+    if importlib.util.find_spec("triton") is None:
+        advice = "only compiling for a GPU needs it" if _accelerator() else ""
+        return Check(TORCH_GROUP, "triton", MISSING, "not installed", advice)
+    triton: Any = importlib.import_module("triton")
+    return Check(TORCH_GROUP, "triton", OK, str(triton.__version__))
+
+
+def devices() -> Iterator[Check]:
+    """What there is besides the CPU."""
+    yield run_check(
+        TORCH_GROUP,
+        "accelerator",
+        _count_devices,
+        "the driver does not answer: see torch.cuda.init()",
+    )
+
+
+def _accelerator() -> bool:
+    return bool(torch.accelerator.is_available())
+
+
+def _count_devices() -> Check:
+    if not _accelerator():
+        return Check(TORCH_GROUP, "accelerator", MISSING, "none: everything runs on the CPU")
+    kind = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count()
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    # A device that is listed need not answer.
+    expect("a sum on it", float(torch.ones(4, device=kind).sum()), 4.0)
+    found = f"{count} of {kind.type}" if kind is not None else str(count)
+    return Check(TORCH_GROUP, "accelerator", OK, f"{found}: {name}" if name else found)
+
+
+def compiling(*, has_compiler: bool) -> Iterator[Check]:
+    """Whether inductor makes code for the CPU that runs: of a function nobody has compiled yet."""
+    if not has_compiler:
+        found = "there is no C++ compiler"
+        advice = "the self-test below uses aot_eager, which compiles nothing"
+        yield Check(TORCH_GROUP, "torch.compile", MISSING, found, advice)
+        return
+    yield run_check(
+        TORCH_GROUP,
+        "torch.compile",
+        _try_compiling,
+        "see the last lines of what it says with TORCH_LOGS",
+    )
+
+
+def _try_compiling() -> Check:
+    # A constant of its own, so that no cache has the code.
+    constant = 1 + (time.time_ns() % 10**9) / 10**10
+    began = time.monotonic()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * constant
+
+    x = torch.linspace(-1, 1, 64)
+    torch.compiler.reset()
+    result = torch.compile(function, backend="inductor")(x)
+    torch.compiler.reset()
+    expect("what compiled code gives", bool(torch.allclose(result, function(x))))
+    took = time.monotonic() - began
+    return Check(TORCH_GROUP, "torch.compile", OK, f"compiled and ran a function in {took:.1f} s")
+
+
+# --- The self-test: a small question of each kind, whose answer is known --------------------------
+
+SELF_TEST_GROUP = "self-test"
+ADVICE = "do not trust a verdict of this installation; report this with paritas doctor --json"
+
+
+def run_self_test(backend: str) -> Iterator[Check]:
+    """Ask every question; one that fails does not keep the others from being asked."""
+    for name, ask in STEPS.items():
+        yield run_check(SELF_TEST_GROUP, name, functools.partial(_ask, name, ask, backend), ADVICE)
+
+
+def _ask(name: str, ask: Callable[[str], str], backend: str) -> Check:
+    torch.manual_seed(0)
+    try:
+        with quietly():  # of what torch says of itself
+            return Check(SELF_TEST_GROUP, name, OK, ask(backend))
+    finally:
+        torch.compiler.reset()
+
+
+def _model() -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).requires_grad_(requires_grad=False).eval()
+    return model, torch.randn(4, 8)
+
+
+def _describe_verdict(verdict: Verdict) -> str:
+    return f"{verdict.status}, {verdict.coverage.compared} compared"
+
+
+def right_candidate(backend: str) -> str:
+    """A compiled model passes."""
+    from paritas.checks import verify
+
+    model, x = _model()
+    verdict = verify.verify([x], model, torch.compile(model, backend=backend), _quiet_config())
+    expect(f"whether a right candidate passes ({verdict})", verdict.passed)
+    return f"{_describe_verdict(verdict)} (backend {backend})"
+
+
+def wrong_candidate(_backend: str) -> str:
+    """One that is off by a thousandth fails."""
+    from paritas.checks import verify
+
+    model, x = _model()
+    verdict = verify.verify([x], model, lambda x: model(x) * 1.001, _quiet_config())
+    expect("the status of a wrong candidate", verdict.status, Status.DIFFERENT)
+    return f"{_describe_verdict(verdict)}, as it should be"
+
+
+def _quiet_config() -> Any:
+    from paritas.execution.subjects import VerifyConfig
+
+    return VerifyConfig(raise_on_mismatch=False)
+
+
+def guarded_graph(_backend: str) -> str:
+    """A graph passes its guard, and a wrong one of the same program does not."""
+    from paritas.checks.guard import guard
+
+    model, x = _model()
+    right = guard("aot_eager", on_mismatch="record")
+    torch.compile(model, backend=right)(x)
+    expect(f"whether a right graph passes ({right.verdict()})", right.verdict().passed)
+
+    def spoiling(graph: Any, _inputs: Any) -> Any:
+        return lambda *args: tuple(value * 1.001 for value in graph(*args))
+
+    torch.compiler.reset()
+    wrong = guard(spoiling, on_mismatch="record")
+    torch.compile(model, backend=wrong)(x)
+    expect("the status of a wrong graph", wrong.verdict().status, Status.DIFFERENT)
+    return f"{_describe_verdict(right.verdict())}; a wrong one is {wrong.verdict().status}"
+
+
+def dumps(_backend: str) -> str:
+    """What was recorded is read back and compared."""
+    from paritas.comparison.compare import compare
+    from paritas.recording.capture import capture
+
+    model, x = _model()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        places = [Path(folder) / name for name in ("golden", "same", "other")]
+        for place in places:
+            if place.name == "other":
+                model[0].weight.mul_(1.001)  # type: ignore[index]
+            with capture(place):
+                model(x)
+        golden, same, other = places
+        right, wrong = compare(same, golden), compare(other, golden)
+    expect("the status of two equal dumps", right.status, Status.IDENTICAL)
+    expect("the status of a dump that differs", wrong.status, Status.DIFFERENT)
+    return f"{right.status}, {len(right.rows)} rows; a wrong one is {wrong.status}"
+
+
+def partition(_backend: str) -> str:
+    """A split that is right passes, and one that is not fails."""
+    from paritas.partition import TensorInfo, VerifyConfig, check_partition
+
+    def split(operator: str, **kwargs: int) -> Status:
+        shapes, option = [TensorInfo("shape", (4, 8))], {"idx": 0, "dim": 1}
+        config = VerifyConfig(operator, shapes, kwargs, 1, [option])
+        return check_partition(config, annotation="a b -> a b").status
+
+    right, wrong = split("torch.relu"), split("torch.softmax", dim=1)
+    expect("whether a right split passes", right.passes())
+    expect("the status of a wrong split", wrong, Status.DIFFERENT)
+    return f"{right}; a wrong one is {wrong}"
+
+
+STEPS = {
+    "right candidate": right_candidate,
+    "wrong candidate": wrong_candidate,
+    "guarded graph": guarded_graph,
+    "dumps": dumps,
+    "partition": partition,
+}

@@ -1,1 +1,0 @@
-"""Whether this machine, this torch and paritas fit together: what `paritas doctor` looks at."""

@@ -1,0 +1,554 @@
+"""What a dump holds, in numbers, what is wrong with it, and where it stops being finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+import re
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from paritas.errors import ParitasError
+from paritas.files.records import Header, Observed, Phase, Record, Site, State
+from paritas.numerics.statistics import Statistics, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.dumps.opening import ReadableDump
+    from paritas.files.records import Payload
+
+
+# --- The first value that is not finite -----------------------------------------------------------
+
+NonFiniteKind = Literal["NaN", "Inf"]
+NonFiniteOrigin = Literal["made", "entered", "unknown"]
+
+_NON_FINITE_VALUE = re.compile(r"""(float\(['"])?[+-]?(nan|inf)(['"]\))?""")
+
+
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first value of a rank that is not finite, in the order of recording.
+
+    Attributes:
+        kind: NaN, or Inf where there is an infinity and no NaN.
+        sequence: the number of the record.
+        earlier: how many tensors of the rank were recorded before it.
+        count: how many values of the tensor are not finite.
+        of: how many values it has.
+        origin: "made" where every recorded input of the same call is finite, "entered" where one
+            is not, or where it is itself what a call was given; "unknown" where none is recorded.
+        inputs: how many inputs of the same call are recorded.
+        bad_inputs: how many of these are not finite.
+    """
+
+    kind: NonFiniteKind
+    rank: int
+    step: int
+    sequence: int
+    id: str
+    site: Site
+    count: int
+    of: int
+    earlier: int
+    origin: NonFiniteOrigin
+    inputs: int = 0
+    bad_inputs: int = 0
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is what a call was given, rather than what it gave."""
+        return not is_result(self.site)
+
+
+@dataclasses.dataclass
+class _CallInputs:
+    """The recorded inputs of one call."""
+
+    inputs: int = 0
+    bad: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _FirstFound:
+    record: Record
+    statistics: Statistics
+    call: _CallInputs
+    earlier: int
+
+
+class FirstNonFinite:
+    """Watches the records of one rank go by, in their order.
+
+    An infinity is often meant (a mask), a NaN hardly ever: each is looked for by itself.
+    """
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        # The calls of the present step only, so that memory stays bounded.
+        self._calls: dict[tuple[str, ...], _CallInputs] = {}
+        self._found: dict[NonFiniteKind, _FirstFound] = {}
+        self._tensors = 0
+
+    def offer(self, record: Record, statistics: Statistics | None) -> None:
+        """Look at the next record; without statistics it counts as a value that is no tensor."""
+        if record.step != self._step:
+            self._step = record.step
+            self._calls = {}
+        call = self._calls.setdefault(_call_key(record.site), _CallInputs())
+        finite = value_is_finite(record.value) if statistics is None else statistics.is_finite
+        if not is_result(record.site) and (statistics is not None or not finite):
+            call.inputs += 1
+            call.bad += not finite
+        if statistics is not None:
+            if not finite:
+                kind: NonFiniteKind = "NaN" if statistics.nans else "Inf"
+                self._found.setdefault(kind, _FirstFound(record, statistics, call, self._tensors))
+            self._tensors += 1
+
+    def findings(self) -> list[NonFinite]:
+        """What was found, in the order of recording; an infinity after a NaN is left out."""
+        found = sorted(self._found.items(), key=lambda item: item[1].record.sequence)
+        if found and found[0][0] == "NaN":
+            found = found[:1]
+        return [_non_finite(kind, item) for kind, item in found]
+
+
+def is_result(site: Site) -> bool:
+    """Whether it is what a call gave, rather than what it was given.
+
+    The gradients of eager modules bear the names of the forward pass: there, a call is given the
+    gradients of its outputs and makes those of its inputs.
+    """
+    backwards = site.source == "eager" and site.phase == "backward" and site.level == "module"
+    return (site.side == "output") is not backwards
+
+
+def value_is_finite(value: str | None) -> bool:
+    """Whether the text of a value that is no tensor is anything but a NaN or an infinity."""
+    return value is None or _NON_FINITE_VALUE.fullmatch(value) is None
+
+
+def _call_key(site: Site) -> tuple[str, ...]:
+    return (site.source, site.level, site.phase, site.graph, site.name, str(site.call))
+
+
+def _non_finite(kind: NonFiniteKind, found: _FirstFound) -> NonFinite:
+    record, statistics, call = found.record, found.statistics, found.call
+    origin: NonFiniteOrigin = "unknown"
+    if not is_result(record.site) or call.bad:
+        origin = "entered"
+    elif call.inputs:
+        origin = "made"
+    infinities = statistics.positive_infinities + statistics.negative_infinities
+    return NonFinite(
+        kind=kind,
+        rank=record.rank,
+        step=record.step,
+        sequence=record.sequence,
+        id=record.id,
+        site=record.site,
+        count=statistics.nans + infinities,
+        of=statistics.count,
+        earlier=found.earlier,
+        origin=origin,
+        inputs=call.inputs,
+        bad_inputs=call.bad,
+    )
+
+
+# --- The summary ----------------------------------------------------------------------------------
+
+
+class RecordFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which records are looked at; empty is all.
+
+    Attributes:
+        layers: globs, in any case, for a name, its module or a module around that.
+        steps: first and last of each range.
+    """
+
+    layers: tuple[str, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
+    ranks: tuple[int, ...] = ()
+    phase: Phase | None = None
+
+    def accepts(self, record: Record) -> bool:
+        """Whether it is one of them."""
+        if self.phase is not None and record.site.phase != self.phase:
+            return False
+        if self.ranks and record.rank not in self.ranks:
+            return False
+        if self.steps and not any(first <= record.step <= last for first, last in self.steps):
+            return False
+        return not self.layers or any(_matches_glob(record.site, glob) for glob in self.layers)
+
+
+def _matches_glob(site: Site, glob: str) -> bool:
+    paths = [site.module, *([site.name] if site.level in {"module", "parameter"} else [])]
+    around = (
+        ".".join(parts[:end])
+        for parts in (path.split(".") for path in paths)
+        for end in range(1, len(parts) + 1)
+    )
+    names = (name.casefold() for name in (site.name, *site.nodes, *around) if name)
+    pattern = glob.casefold()
+    return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+class NameFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All records of one name in one phase.
+
+    Attributes:
+        kinds: `dtype[shape]` of its outputs, each once; of its inputs where no output is recorded.
+        minimum: least finite value of the same tensors.
+        maximum: greatest.
+        non_finite: how many records, of either side, hold a NaN or an infinity.
+    """
+
+    name: str
+    phase: Phase
+    records: int
+    kinds: tuple[str, ...]
+    minimum: float | None
+    maximum: float | None
+    non_finite: int
+
+
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank left.
+
+    Attributes:
+        state: closed by the run; still being written; or cut off when the run was.
+        expected: how many records there should be, which is known once it is closed.
+        last: the canonical id of the last record.
+    """
+
+    rank: int
+    records: int
+    state: State
+    expected: int | None = None
+    last_step: int | None = None
+    last: str = ""
+
+
+class ChecksumFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the stored values of the records asked for fit their checksums.
+
+    Attributes:
+        fit: how many do.
+        without: how many have none; of these it is known that they can be read.
+        damaged: how many do not fit, or cannot be read; the problems say which.
+        endings: of the names of the files without any; of names without, which tool's they are.
+    """
+
+    fit: int = 0
+    without: int = 0
+    damaged: int = 0
+    endings: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> int:
+        """How many there are."""
+        return self.fit + self.without + self.damaged
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there are values, and each of them fits its checksum."""
+        return self.fit == self.values > 0
+
+
+class DumpSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A dump as a whole, and the records of it that were asked for.
+
+    Attributes:
+        kind: which tool made it.
+        header: of the first rank; run, program, versions and the like are the same in all.
+        missing: ranks that were to record, and of which there is nothing.
+        steps: ranges of the steps that have records.
+        levels: how many records of each level.
+        bytes_on_disk: of all files.
+        payload_bytes: of all recorded tensors, had each been stored by itself.
+        stored_bytes: of those that were.
+        observed: of all ranks, per graph.
+        notes: of all ranks, each once.
+        problems: what could not be read, or is not there.
+        selected: how many records were asked for; what follows is of these.
+        names: in the order in which they were first seen.
+        non_finite: the first NaN and the first infinity of each rank, earliest step first.
+        from_payloads: of how many records the statistics had to be taken from the stored values.
+        checksums: None where they were not asked for.
+    """
+
+    path: str
+    kind: str
+    header: Header
+    ranks: tuple[RankFacts, ...]
+    missing: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
+    levels: dict[str, int]
+    sources: tuple[str, ...]
+    records: int
+    tensors: int
+    bytes_on_disk: int
+    files: int
+    payload_bytes: int
+    stored_bytes: int
+    observed: tuple[Observed, ...]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    selected: int
+    names: tuple[NameFacts, ...]
+    non_finite: tuple[NonFinite, ...]
+    from_payloads: int
+    checksums: ChecksumFacts | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is missing or damaged, as far as was asked."""
+        return not self.problems and (self.checksums is None or self.checksums.is_sound)
+
+
+class ExaminedRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record with statistics of its values, from the index or from the values themselves."""
+
+    record: Record
+    statistics: Statistics | None = None
+
+
+# --- Going through a dump once --------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _NameTotals:
+    """What is being added up under one name; outputs and inputs apart."""
+
+    records: int = 0
+    non_finite: int = 0
+    kinds: dict[str, dict[str, None]] = dataclasses.field(default_factory=dict)
+    ranges: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+
+    def add(self, record: Record, statistics: Statistics | None) -> None:
+        self.records += 1
+        side = record.site.side
+        if record.is_tensor:
+            self.kinds.setdefault(side, {})[record.kind] = None
+        if statistics is None:
+            return
+        self.non_finite += not statistics.is_finite
+        ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
+        if ends:
+            known = self.ranges.get(side, [])
+            self.ranges[side] = [min([*known, *ends]), max([*known, *ends])]
+
+    def facts(self, name: str, phase: Phase) -> NameFacts:
+        side = "output" if "output" in self.kinds else "input"
+        ends = self.ranges.get(side)
+        return NameFacts(
+            name=name,
+            phase=phase,
+            records=self.records,
+            kinds=tuple(self.kinds.get(side, ())),
+            minimum=ends[0] if ends else None,
+            maximum=ends[1] if ends else None,
+            non_finite=self.non_finite,
+        )
+
+
+_MOST_ABSENT = 20
+
+
+class DumpSurvey:
+    """Goes through a dump once: `walk` gives the records asked for, `summary` what they add up to.
+
+    Statistics come from the index; where it has none, the values are read, each content once.
+    """
+
+    def __init__(self, dump: ReadableDump, wanted: RecordFilter, *, check: bool = False) -> None:
+        """`check` holds all stored values against their checksums."""
+        self._check = check
+        self._checks: Counter[str] = Counter()
+        self._endings: dict[str, None] = {}
+        self._dump = dump
+        self._wanted = wanted
+        self._levels: Counter[str] = Counter()
+        self._sources: dict[str, None] = {}
+        self._steps: set[int] = set()
+        self._last: dict[int, Record] = {}
+        self._per_rank: Counter[int] = Counter()
+        self._tensors = 0
+        self._payload_bytes = 0
+        self._stored: dict[tuple[object, ...], int] = {}
+        self._selected = 0
+        self._names: dict[tuple[str, Phase], _NameTotals] = {}
+        self._firsts: dict[int, FirstNonFinite] = {}
+        self._read: dict[tuple[object, ...], Statistics | None] = {}
+        self._from_payloads = 0
+        self._problems: list[str] = []
+        self._seen_names: dict[str, None] = {}
+
+    def walk(self) -> Iterator[ExaminedRecord]:
+        """The records asked for, in the order of recording; go through it to the end."""
+        for record in self._dump.records():
+            self._count(record)
+            if not self._wanted.accepts(record):
+                continue
+            is_sound = not self._check or self._is_sound(record)
+            statistics = self._statistics(record) if is_sound else record.statistics
+            self._selected += 1
+            key = (record.site.name, record.site.phase)
+            self._names.setdefault(key, _NameTotals()).add(record, statistics)
+            self._firsts.setdefault(record.rank, FirstNonFinite()).offer(record, statistics)
+            yield ExaminedRecord(record=record, statistics=statistics)
+
+    def names_seen(self) -> list[str]:
+        """Every name and module of the dump, asked for or not."""
+        return list(self._seen_names)
+
+    def summary(self) -> DumpSummary:
+        """What there was, once all is gone through."""
+        dump = self._dump
+        beside = dump.check_files() if self._check else []
+        headers = {rank: dump.header(rank) for rank in sorted(dump.ranks)}
+        first = next(iter(headers.values()))
+        files, size = _disk_use(dump.path)
+        found = [item for firsts in self._firsts.values() for item in firsts.findings()]
+        missing = tuple(rank for rank in _expected_ranks(first) if rank not in headers)
+        absent = [f"nothing is there of rank {rank}" for rank in missing[:_MOST_ABSENT]]
+        if len(missing) > _MOST_ABSENT:
+            absent.append(f"nor of {len(missing) - _MOST_ABSENT} more of {first.world_size} ranks")
+        return DumpSummary(
+            path=str(dump.path),
+            kind=dump.kind,
+            header=first,
+            ranks=tuple(self._rank_facts(rank, header) for rank, header in headers.items()),
+            missing=missing,
+            steps=_merge_ranges(self._steps),
+            levels=dict(self._levels),
+            sources=tuple(self._sources),
+            records=sum(self._per_rank.values()),
+            tensors=self._tensors,
+            bytes_on_disk=size,
+            files=files,
+            payload_bytes=self._payload_bytes,
+            stored_bytes=sum(self._stored.values()),
+            observed=tuple(item for header in headers.values() for item in header.observed),
+            notes=tuple(dict.fromkeys(note for h in headers.values() for note in h.notes)),
+            problems=(*dump.problems, *absent, *self._problems, *beside),
+            selected=self._selected,
+            names=tuple(item.facts(*key) for key, item in self._names.items()),
+            non_finite=tuple(sorted(found, key=lambda item: (item.step, item.rank, item.sequence))),
+            from_payloads=self._from_payloads,
+            checksums=ChecksumFacts(**self._checks, endings=tuple(self._endings))
+            if self._check
+            else None,
+        )
+
+    def _count(self, record: Record) -> None:
+        site = record.site
+        self._levels[site.level] += 1
+        self._sources[site.source] = None
+        self._steps.add(record.step)
+        self._last[record.rank] = record
+        self._per_rank[record.rank] += 1
+        self._tensors += record.is_tensor
+        for name in (site.name, site.module):
+            if name:
+                self._seen_names[name] = None
+        payload = record.payload
+        if payload is not None:
+            self._payload_bytes += payload.nbytes
+            self._stored[_identify_bytes(self._dump.path, payload)] = payload.nbytes
+
+    def _is_sound(self, record: Record) -> bool:
+        """Whether the values of a record can be read and fit their checksum, if they have one."""
+        payload = record.payload
+        if payload is None or record.value is not None:
+            return True
+        try:
+            fits = self._dump.verify(record)
+            if not fits:
+                self._dump.view(record)
+                ending = PurePosixPath(payload.file).suffix
+                self._endings[ending if ending[1:].isalpha() else self._dump.kind] = None
+        except ParitasError as error:
+            self._checks["damaged"] += 1
+            self._problems.append(f"rank {record.rank}, step {record.step}: {error}")
+            return False
+        self._checks["fit" if fits else "without"] += 1
+        return True
+
+    def _statistics(self, record: Record) -> Statistics | None:
+        if record.statistics is not None or record.payload is None or record.tensor is None:
+            return record.statistics
+        self._from_payloads += 1
+        key = (record.rank, record.payload, record.tensor.dtype, record.tensor.shape)
+        if key not in self._read:
+            try:
+                self._read[key] = summarize(self._dump.read(record))
+            except ParitasError as error:
+                self._read[key] = None
+                self._problems.append(f"rank {record.rank}, step {record.step}: {error}")
+        return self._read[key]
+
+    def _rank_facts(self, rank: int, header: Header) -> RankFacts:
+        last = self._last.get(rank)
+        return RankFacts(
+            rank=rank,
+            records=self._per_rank[rank],
+            state=self._dump.ranks[rank].state,
+            expected=header.records if header.closed else None,
+            last_step=None if last is None else last.step,
+            last="" if last is None else last.id,
+        )
+
+
+def _expected_ranks(header: Header) -> list[int]:
+    """The ranks that were to record: all of the run, unless some were asked for."""
+    asked = header.selection.get("ranks")
+    if asked is None:
+        return list(range(header.world_size))
+    return [int(number) for number in re.findall(r"\d+", asked)]
+
+
+def _merge_ranges(numbers: set[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers as the fewest ranges."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return tuple(found)
+
+
+def _identify_bytes(path: Path, payload: Payload) -> tuple[object, ...]:
+    """Where bytes are: two names of one file, as the msit layout has them, are one place."""
+    if payload.key:
+        return payload.file, payload.begin
+    try:
+        found = (path / payload.file).lstat()
+    except OSError:  # the reader tells of it
+        return (payload.file,)
+    return found.st_dev, found.st_ino
+
+
+def _disk_use(path: Path) -> tuple[int, int]:
+    """How many files there are, and the bytes of each once; what goes meanwhile is left out."""
+    if path.is_file():
+        return 1, path.stat().st_size
+    sizes: dict[tuple[int, int], int] = {}
+    files = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                found = Path(folder, name).lstat()
+            except OSError:
+                continue
+            files += 1
+            sizes[found.st_dev, found.st_ino] = found.st_size
+    return files, sum(sizes.values())

@@ -1,0 +1,1 @@
+"""Running programs: isolation, observation, and the further runs that show their noise."""

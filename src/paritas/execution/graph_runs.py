@@ -1,0 +1,577 @@
+"""Runs of one graph on the arguments of one call: natively, in float64, perturbed.
+
+First graphs from below autograd, then graphs as Dynamo captured them, with autograd above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.eager_graphs import draws_random_numbers, overwrite_operands, use_twins
+from paritas._torch.global_state import taking_stance
+from paritas._torch.graphs import (
+    as_traced,
+    captured_input_names,
+    copy_graph,
+    node_dtypes,
+    placeholders,
+    returned,
+    written_placeholders,
+)
+from paritas.execution.differences import all_equal
+from paritas.execution.evidence import NoiseRuns
+from paritas.execution.observation import AFTER, Observation, find_aliases, storage_address
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.numerics.metrics import bitwise_equal
+from paritas.precision.lifting import LiftMode
+from paritas.precision.widening import widen_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+    from torch.fx import GraphModule
+
+
+# --- The reference as a program that holds less ---------------------------------------------------
+
+
+class LeanGraph:
+    """A graph, and in its place, once that is trusted, the same with results written over operands.
+
+    A guarded call holds what the compiled code made and what the reference makes at once. How much
+    that is decides whether a program that only just fits can be guarded.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        """Nothing is rewritten before it is known that the graph is called again."""
+        self.module = module
+        self.is_settled = False
+
+    def compare_once(self, expected: list[Any], run: Callable[[GraphModule], list[Any]]) -> None:
+        """Use the rewritten graph from now on if `run` gets of it what it got of the original."""
+        if self.is_settled:
+            return
+        self.is_settled = True
+        lean = overwrite_operands(self.module)
+        if lean is None:
+            return
+        try:
+            found = run(lean)
+        except Exception:  # noqa: BLE001  (then the original it is, which is as right)
+            return
+        if len(found) == len(expected) and all(map(_have_same_layout, found, expected)):
+            pairs = zip(found, expected, strict=True)
+            tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
+            if all(all_equal([(one.detach(), other.detach()) for one, other in tensors])):
+                self.module = lean
+
+
+def _have_same_layout(left: Any, right: Any) -> bool:
+    """Whether two results are tensors that lie in memory alike, or the same otherwise."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.layout is right.layout and _strides_of(left) == _strides_of(right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def _strides_of(value: torch.Tensor) -> tuple[int, ...]:
+    return value.stride() if value.layout is torch.strided else ()
+
+
+# --- A graph from below autograd ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceGraph:
+    """A graph from below autograd as a program that can be run op by op.
+
+    Attributes:
+        module: the graph, drawing the random numbers that compiled code draws.
+        inputs: a name for each input.
+        outputs: a name for each output.
+        written: positions of the inputs it may write to.
+        dtypes: the floating dtypes it computes in, counted.
+        draws: whether it draws random numbers.
+        wide: the same in float64.
+        lean: the same, holding less.
+    """
+
+    module: GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    written: frozenset[int]
+    dtypes: dict[torch.dtype, int]
+    draws: bool
+    wide: WideGraph
+    lean: LeanGraph
+
+    @classmethod
+    def of(
+        cls,
+        module: GraphModule,
+        inputs: list[str] | None = None,
+        outputs: list[str] | None = None,
+    ) -> ReferenceGraph:
+        """Copy a graph; without names, positions name its inputs and outputs."""
+        mine = copy_graph(module)
+        use_twins(mine)
+        written = written_placeholders(module)
+        return cls(
+            module=mine,
+            inputs=tuple(inputs or [node.name for node in placeholders(mine)]),
+            outputs=tuple(outputs or [f"output[{i}]" for i in range(len(returned(mine)))]),
+            written=written,
+            dtypes=node_dtypes(module),
+            draws=draws_random_numbers(module),
+            wide=WideGraph(mine, written),
+            lean=LeanGraph(mine),
+        )
+
+    def observe(
+        self, args: list[Any], mode: LiftMode | None = None, module: GraphModule | None = None
+    ) -> Observation:
+        """Run it, or `module` for it, on arguments that it may write to; name what came out."""
+        seen = Observation()
+        try:
+            with as_traced(), mode or contextlib.nullcontext():
+                results = (module or self.module).forward(*args)
+        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+            seen.error = error
+            return seen
+        self.name_results(seen, list(results), args, mode)
+        return seen
+
+    def name_results(
+        self, seen: Observation, results: list[Any], args: list[Any], mode: LiftMode | None = None
+    ) -> None:
+        """Put results and written inputs into an observation, under their names."""
+        seen.outputs = dict(zip(self.outputs, results, strict=False))
+        for position in sorted(self.written):
+            value = args[position]
+            if isinstance(value, torch.Tensor):
+                seen.after[f"{self.inputs[position]}{AFTER}"] = value.detach()
+        if mode is None:
+            return
+        for name, value in seen.outputs.items():
+            decision = mode.decision_for(value) if isinstance(value, torch.Tensor) else None
+            if decision is not None:
+                seen.decisions[name] = decision
+
+    def aliases(
+        self, seen: Observation, args: list[Any], addresses: list[int], names: Iterable[str]
+    ) -> frozenset[tuple[str, str]]:
+        """Which of the named outputs share memory, and with what; `addresses` are of the inputs."""
+        outputs = {name: seen.outputs[name] for name in names if name in seen.outputs}
+        places = {storage_address(value) for value in outputs.values()}
+        given = zip(self.inputs, args, addresses, strict=False)
+        return find_aliases(outputs, {name: value for name, value, at in given if at in places})
+
+
+class WideGraph:
+    """The graph rewritten for float64, once that was seen to give what the mode gives."""
+
+    def __init__(self, module: GraphModule, written: frozenset[int]) -> None:
+        """Nothing is rewritten before it is first needed."""
+        self._original = module
+        self._written = written
+        self._module: GraphModule | None = None
+        self._trusted: bool | None = None
+
+    def run(self, reference: ReferenceGraph, args: list[Any]) -> Observation | None:
+        """Run it on arguments as they are; None where the mode has to do it."""
+        if not self._trusted or self._module is None:
+            return None
+        return self._observe(self._module, reference, args)
+
+    def compare_once(self, reference: ReferenceGraph, args: list[Any], truth: Observation) -> None:
+        """Rewrite the graph, and trust it from now on if it gives the same bits as the mode."""
+        if self._trusted is not None or truth.error is not None:
+            return
+        self._trusted = False
+        self._module = widen_graph(self._original, self._written)
+        if self._module is None:
+            return
+        seen = self._observe(self._module, reference, args)
+        values = dict(truth.items())
+        self._trusted = seen.error is None and all(
+            _is_same_value(value, values.get(name)) for name, value in seen.items()
+        )
+
+    def _observe(
+        self, module: GraphModule, reference: ReferenceGraph, args: list[Any]
+    ) -> Observation:
+        seen = Observation()
+        try:
+            with as_traced():
+                results = list(module.forward(*args))
+        except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
+            seen.error = error
+            return seen
+        count = len(reference.outputs)
+        seen.outputs = dict(zip(reference.outputs, results[:count], strict=True))
+        for position, value in zip(sorted(self._written), results[count:], strict=True):
+            if isinstance(value, torch.Tensor):
+                seen.after[f"{reference.inputs[position]}{AFTER}"] = value
+        return seen
+
+
+class GraphRuns(NoiseRuns):
+    """The runs of a reference graph on the arguments of one call.
+
+    Attributes:
+        kept: the arguments as they were before the call; nothing writes to them.
+        used: the arguments of the native run: `kept`, but where it writes to them.
+    """
+
+    def __init__(
+        self, reference: ReferenceGraph, kept: list[Any], rng: RandomState, seed: int = 0
+    ) -> None:
+        """Run the reference natively, at once."""
+        self.reference = reference
+        self.kept = kept
+        self.rng = rng
+        self.used = self.arguments()
+        self._restore_random()
+        seen = reference.observe(self.used, module=reference.lean.module)
+        seen.rng_after = RandomState.of_torch() if reference.draws else rng
+        super().__init__([seen], reference.dtypes, seed)
+
+    def become_lean(self) -> None:
+        """See whether later calls of this graph may hold less than this one."""
+        seen = self.native[0]
+        if self.reference.lean.is_settled or seen.error is not None:
+            return
+
+        def run(module: GraphModule) -> list[Any]:
+            self._restore_random()
+            again = self.reference.observe(self.arguments(), module=module)
+            if again.error is not None:
+                raise again.error
+            return [value for _, value in again.items()]
+
+        self.reference.lean.compare_once([value for _, value in seen.items()], run)
+
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, as they came."""
+        return dict(zip(self.reference.inputs, self.kept, strict=False))
+
+    def arbiter(self) -> list[Observation] | None:
+        """The reference in float64, or None if that cannot be."""
+        if "arbiter" not in self._asked and self.is_narrow:
+            self._restore_random()
+            seen = self.reference.wide.run(self.reference, self.kept)
+            self._asked.add("arbiter")
+            if seen is not None and seen.error is None:
+                self._arbiter = [seen]
+                return self._arbiter
+            # Not rewritten, or it failed on these arguments: the mode does it, or says why not.
+            mode = LiftMode(self.dtype, self.default)
+            runs = self.run_reference(wide=True, mode=mode)
+            if self.is_usable(runs, "no arbiter: the reference in float64"):
+                self._arbiter = runs
+                self._restore_random()
+                self.reference.wide.compare_once(self.reference, self.kept, runs[0])
+        return self._arbiter
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run the reference once more."""
+
+        def once() -> list[Observation]:
+            args = self.wide_arguments() if wide else self.arguments()
+            self._restore_random()
+            with watch or contextlib.nullcontext():
+                return [self.reference.observe(args, mode)]
+
+        return self.wide_default.run(mode, once) if wide else once()
+
+    def arguments(self) -> list[Any]:
+        """The arguments, with copies of those that the graph may write to."""
+        return copy_written(self.kept, self.reference.written)
+
+    def wide_arguments(self) -> list[Any]:
+        """Copies of all arguments in float64."""
+        copier = Copier(widen=True)
+        return [copy_argument(copier, value) for value in self.kept]
+
+    def lifted(self) -> list[Observation] | None:
+        """Compiled code is judged as it is: in float64 it would be another program."""
+        return None
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run."""
+        return seen.value(path)
+
+    def _restore_random(self) -> None:
+        if self.reference.draws:
+            self.rng.restore()
+
+
+def copy_argument(copier: Copier, value: Any) -> Any:
+    """A tensor's copy; numbers, generators and the like as they are."""
+    return copier.copy_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def copy_written(args: list[Any], written: frozenset[int]) -> list[Any]:
+    """The arguments with copies of the written ones and of whatever shares memory with them."""
+    if not written:
+        return list(args)
+    shared = {storage_address(args[position]) for position in written if position < len(args)} - {0}
+    copier = Copier()
+    return [
+        copy_argument(copier, value)
+        if position in written or storage_address(value) in shared
+        else value
+        for position, value in enumerate(args)
+    ]
+
+
+def _is_same_value(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return bitwise_equal(left.detach(), right.detach())
+    return type(left) is type(right) and bool(left == right)
+
+
+# --- A captured graph, with autograd above it -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedReference:
+    """A graph as Dynamo captured it: torch functions, above autograd.
+
+    Attributes:
+        module: a copy that no backend has changed.
+        inputs: a name for each input.
+        dtypes: the floating dtypes it computes in, counted.
+    """
+
+    module: GraphModule
+    inputs: tuple[str, ...]
+    dtypes: dict[torch.dtype, int]
+
+    @classmethod
+    def of(cls, module: GraphModule) -> CapturedReference:
+        """Copy a graph."""
+        names = _make_unique(captured_input_names(module))
+        mine = copy_graph(module)
+        use_twins(mine)
+        return cls(mine, tuple(names), node_dtypes(module))
+
+    def named(self, args: list[Any]) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(zip(self.inputs, args, strict=False))
+
+    def name_results(
+        self, seen: Observation, results: Any, args: list[Any], kept: list[Any]
+    ) -> None:
+        """Put results, and the arguments that were written to, into an observation."""
+        for position, value in enumerate(results):
+            name = f"output[{position}]"
+            seen.outputs[name] = value
+            if isinstance(value, torch.Tensor):
+                seen.requires_grad[name] = value.requires_grad
+                if value.layout is torch.strided:
+                    seen.strides[name] = tuple(value.stride())
+        named = zip(self.inputs, args, kept, strict=False)
+        tensors = {name: pair for name, *pair in named if isinstance(pair[0], torch.Tensor)}
+        pairs = [(value.detach(), before.detach()) for value, before in tensors.values()]
+        for name, (value, _), same in zip(tensors, pairs, all_equal(pairs), strict=True):
+            if not same:
+                seen.after[f"{name}{AFTER}"] = value.clone()
+        seen.aliases = find_aliases(seen.outputs, self.named(args))
+
+
+class CapturedRuns(NoiseRuns):
+    """The runs of a captured graph on the arguments of one call, forward only.
+
+    Attributes:
+        kept: the arguments as they were before the call; nothing writes to them.
+    """
+
+    def __init__(
+        self,
+        reference: CapturedReference,
+        kept: list[Any],
+        rng: RandomState,
+        surroundings: CallSurroundings,
+        seed: int,
+    ) -> None:
+        """Run the reference natively, at once."""
+        self.reference = reference
+        self.kept = kept
+        self.rng = rng
+        self.surroundings = surroundings
+        super().__init__([], reference.dtypes, seed)
+        self.native = self.run_reference()
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run the reference once more."""
+
+        def once() -> list[Observation]:
+            return self._run_once(wide=wide, mode=mode, watch=watch)
+
+        return self.wide_default.run(mode, once) if wide else once()
+
+    def _run_once(
+        self,
+        *,
+        wide: bool,
+        mode: LiftMode | None,
+        watch: contextlib.AbstractContextManager[Any] | None,
+    ) -> list[Observation]:
+        args = self.arguments(wide=wide)
+        before = self.kept if not wide else self.arguments(wide=True)
+        self.rng.restore()
+        seen = Observation(rng_before=self.rng)
+        try:
+            with self._around(watch, mode):
+                results = self.reference.module(*args)
+            seen.rng_after = RandomState.now()
+            self.reference.name_results(seen, results, args, before)
+            self._finish(seen, results, args, watch, mode)
+        except Exception as error:  # noqa: BLE001  (the judge is told of it)
+            seen.error = error
+        if mode is not None:
+            for name, value in seen.outputs.items():
+                decision = mode.decision_for(value) if _is_discrete(value) else None
+                if decision is not None:
+                    seen.decisions[name] = decision
+        seen.outputs = {name: _detach_tensor(value) for name, value in seen.outputs.items()}
+        return [seen]
+
+    def arguments(self, *, wide: bool = False) -> list[Any]:
+        """Copies of the arguments, which may be written to."""
+        copier = Copier(widen=wide)
+        return [copy_argument(copier, value) for value in self.kept]
+
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, as they came."""
+        return self.reference.named(self.kept)
+
+    def lifted(self) -> list[Observation] | None:
+        """Compiled code is judged as it is: in float64 it would be another program."""
+        return None
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run; an argument it left alone has the value it came with."""
+        value = seen.value(path)
+        if value is None and path.endswith(AFTER):
+            return self.reference.named(self.kept).get(path.removesuffix(AFTER))
+        return value
+
+    @contextlib.contextmanager
+    def _around(self, watch: Any, mode: LiftMode | None) -> Iterator[None]:
+        with (
+            self.surroundings.again(),
+            taking_stance("force_eager"),
+            watch or contextlib.nullcontext(),
+            mode or contextlib.nullcontext(),
+        ):
+            yield
+
+    def _finish(
+        self, seen: Observation, results: Any, args: list[Any], watch: Any, mode: LiftMode | None
+    ) -> None:
+        """What else is done with a run while its results are at hand."""
+
+
+class GradientRuns(CapturedRuns):
+    """The same with gradients, under the cotangents that came down to this graph."""
+
+    def __init__(
+        self,
+        reference: CapturedReference,
+        kept: list[Any],
+        rng: RandomState,
+        surroundings: CallSurroundings,
+        seed: int,
+        cotangents: dict[int, Tensor],
+    ) -> None:
+        """`cotangents` by the position of the output."""
+        self.cotangents = cotangents
+        super().__init__(reference, kept, rng, surroundings, seed)
+
+    def _finish(
+        self, seen: Observation, results: Any, args: list[Any], watch: Any, mode: LiftMode | None
+    ) -> None:
+        outputs = [results[position] for position in self.cotangents]
+        given = [
+            cotangent.to(output.dtype)
+            for output, cotangent in zip(outputs, self.cotangents.values(), strict=True)
+        ]
+        wanted = {
+            name: value
+            for name, value in self.reference.named(args).items()
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        }
+        with watch or contextlib.nullcontext(), mode or contextlib.nullcontext():
+            gradients = torch.autograd.grad(
+                outputs, list(wanted.values()), given, allow_unused=True
+            )
+        for name, gradient in zip(wanted, gradients, strict=True):
+            seen.gradients[f"gradient of {name}"] = gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSurroundings:
+    """The conditions around a call: grad mode and autocast."""
+
+    grad: bool
+    autocast: dict[str, torch.dtype]
+
+    @classmethod
+    def now(cls) -> CallSurroundings:
+        """What is in force."""
+        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        on = {kind: torch.get_autocast_dtype(kind) for kind in kinds if _is_autocasting(kind)}
+        return cls(torch.is_grad_enabled(), on)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Put it in force."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+            for kind in kinds:
+                dtype = self.autocast.get(kind)
+                enabled = dtype is not None
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+def _is_autocasting(kind: str) -> bool:
+    return torch.is_autocast_enabled(kind)
+
+
+def _is_discrete(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return not (value.is_floating_point() or value.is_complex())
+
+
+def _detach_tensor(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _make_unique(names: list[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return result

@@ -1,0 +1,375 @@
+"""What a callable computes with: its modules, and all data that its code can get at.
+
+A call can change whatever it reaches: attributes of a module, the variables of a closure, globals,
+defaults, data of classes, the fields of an object. Walking does not call any method of the user's.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paritas._torch.tensors import INTERNALS, tensor_slots
+from paritas.numerics.contents import Opaque, parts
+
+# Decorators around closures around partials around methods.
+MOST_LAYERS = 4
+# Of a program's own code. What lies beyond is found by running the reference again at the end.
+_MOST_FUNCTIONS = 400
+_MOST_METHODS = 60
+_MOST_VALUES = 200_000
+_MOST_ITEMS = 10_000
+
+# Their content is the next number they draw.
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+# Code that is not the program's own: its data are no part of what the program does.
+_LIBRARIES = frozenset({"torch", "numpy", "triton", "paritas", "_paritas_pytest", "_pytest"})
+_TORCH_DATA = ("torch.optim", "torch.nn", "torch.distributions")
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reached:
+    """A value that a program can reach.
+
+    Attributes:
+        path: its name.
+        value: the value, or the object that holds others.
+        table: the dict, list, deque or cell where it stands, None where it cannot be replaced.
+        key: its place in there.
+        is_leaf: nothing is below it.
+        is_owned: it is a parameter or a buffer of a module.
+    """
+
+    path: str
+    value: Any
+    table: Any
+    key: Any
+    is_leaf: bool
+    is_owned: bool = False
+
+
+class UsedNames(dict[str, Any]):
+    """Some names of a namespace: those that the program's code uses."""
+
+    def __init__(self, namespace: dict[str, Any], names: list[str]) -> None:
+        """Nothing is copied: the values are read from the namespace."""
+        super().__init__()
+        self.namespace = namespace
+        self.names = names
+
+
+def walk_reachable(
+    modules: dict[str, nn.Module], function: Any, known: dict[int, str]
+) -> Iterator[Reached]:
+    """Everything that `function` reaches, the modules first; containers before what is in them.
+
+    Args:
+        modules: prefix of a name -> module, as `reachable_modules` gives them.
+        function: the callable, or None for the modules alone.
+        known: id -> name of what has a name already: the other side's.
+    """
+    yield from _ReachWalk(known).run(modules, function)
+
+
+class _ReachWalk:
+    def __init__(self, known: dict[int, str]) -> None:
+        self.known = known
+        self.seen: dict[int, Any] = {}
+        self.functions = 0
+        self.slots: set[int] = set()
+        self.stack: list[tuple[str, Any, Any, Any]] = []
+
+    def run(self, modules: dict[str, nn.Module], function: Any) -> Iterator[Reached]:
+        roots = [(prefix.removesuffix("."), module) for prefix, module in modules.items()]
+        for path, module in roots:
+            self.stack.append((path, module, None, None))
+            yield from self._empty_stack()
+        if function is not None:
+            self.stack.append(("", function, None, None))
+            yield from self._empty_stack()
+
+    def _empty_stack(self) -> Iterator[Reached]:
+        while self.stack:
+            path, value, table, key = self.stack.pop()
+            value = original_of(value)
+            if isinstance(value, torch.Tensor | np.ndarray):
+                owned = id(table) in self.slots
+                yield Reached(path, value, table, key, is_leaf=True, is_owned=owned)
+                continue
+            if isinstance(value, _CODE) and (table is not None or key is not None):
+                # What it is, beside what it holds: a program may put another in its place.
+                named = Opaque(value, "code is compared by identity", by_identity=True)
+                yield Reached(path, named, None, None, is_leaf=True)
+            if id(value) in self.seen or len(self.seen) > _MOST_VALUES:
+                continue
+            path = self.known.get(id(value), path)
+            below = self._below(path, value)
+            if below is None:
+                yield Reached(path, value, table, key, is_leaf=True)
+                continue
+            self.seen[id(value)] = value
+            yield Reached(path, value, table, key, is_leaf=False)
+            self.stack += reversed(below)
+
+    def _below(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
+        """What is in it, each with its path and its place; None for a leaf."""
+        if isinstance(value, _WRAPPERS):
+            return []
+        if isinstance(value, nn.Module):
+            return self._below_module(path, value)
+        if isinstance(value, types.FunctionType):
+            return self._below_function(value)
+        if isinstance(value, type):
+            return self._below_class(value)
+        if isinstance(value, types.ModuleType):
+            return None
+        return self._below_object(path, value)
+
+    def _below_module(self, path: str, module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
+        path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
+        prefix = f"{path}." if path else ""
+        found: list[tuple[str, Any, Any, Any]] = []
+        for slots in tensor_slots(module):
+            self.slots.add(id(slots))
+            self.seen[id(slots)] = slots
+            found += [(f"{prefix}{key}", value, slots, key) for key, value in slots.items()]
+        own, scripted = vars(module), isinstance(module, torch.jit.ScriptModule)
+        found += [
+            (f"{prefix}{key}", value, own, key)
+            for key, value in own.items()
+            if key not in INTERNALS and not (scripted and isinstance(value, nn.Module))
+        ]
+        found += [
+            (f"{prefix}{hooks}", len(own[hooks]), None, None) for hooks in _HOOKS if own.get(hooks)
+        ]
+        found += [(f"{prefix}{key}", child, None, None) for key, child in module.named_children()]
+        return [*found, (f"class {type(module).__qualname__}", type(module), None, None)]
+
+    def _below_function(self, function: types.FunctionType) -> list[tuple[str, Any, Any, Any]]:
+        """Closure, defaults, attributes and the globals that its code names."""
+        self.functions += 1
+        if self.functions > _MOST_FUNCTIONS or not is_own(function.__module__):
+            return []
+        name = function.__qualname__
+        found: list[tuple[str, Any, Any, Any]] = []
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found += [(f"variable {free}", cell, None, None) for free, cell in cells]
+        own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
+        found += [(f"function {name}", what, None, None) for what in own if what]
+        used = sorted(_names_in(function.__code__) & function.__globals__.keys())
+        found += self._named(function.__globals__, used, "global ")
+        for key in used:
+            namespace = function.__globals__[key]
+            if isinstance(namespace, types.ModuleType) and is_own(namespace.__name__):
+                inside = sorted(_names_in(function.__code__) & vars(namespace).keys())
+                found += self._named(vars(namespace), inside, f"global {key}.")
+        return found
+
+    def _named(
+        self, namespace: dict[str, Any], names: list[str], prefix: str
+    ) -> list[tuple[str, Any, Any, Any]]:
+        names = [name for name in names if not name.startswith("__")]
+        found = [(f"{prefix}{name}", namespace[name], namespace, name) for name in names]
+        return [(prefix, UsedNames(namespace, names), None, None), *found] if names else []
+
+    def _below_class(self, cls: type) -> list[tuple[str, Any, Any, Any]]:
+        """The data of a class, its methods, its bases."""
+        if not is_own(cls.__module__):
+            return []
+        found: list[tuple[str, Any, Any, Any]] = []
+        methods = {}
+        for name, value in vars(cls).items():
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, types.FunctionType):
+                methods[name] = function
+            elif not name.startswith("__") and not hasattr(type(value), "__get__"):
+                found.append((f"class {cls.__qualname__}.{name}", value, None, None))
+        if len(methods) > _MOST_METHODS:
+            methods = {"forward": methods["forward"]} if "forward" in methods else {}
+        prefix = f"class {cls.__qualname__}."
+        found += [(f"{prefix}{name}", method, None, name) for name, method in methods.items()]
+        return [
+            *found,
+            *((f"class {base.__qualname__}", base, None, None) for base in cls.__bases__),
+        ]
+
+    def _below_object(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
+        if isinstance(value, types.CellType):
+            with contextlib.suppress(ValueError):  # it is not filled yet
+                return [(path, value.cell_contents, value, None)]
+            return []
+        if isinstance(value, UsedNames) or _is_vocabulary(value):
+            return []  # put back as a whole, and not looked at
+        if isinstance(value, GENERATORS) or _is_anothers(type(value)):
+            return None
+        return self._below_parts(path, value)
+
+    def _below_parts(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
+        read = parts(value)
+        if read is None:
+            return None
+        table = attribute_table(value)
+        container: Any = value if isinstance(value, dict | list | collections.deque) else None
+        keys = list(dict.keys(value)) if isinstance(value, dict) else range(len(read.items))
+        count = _count_items(value)
+        found: list[tuple[str, Any, Any, Any]] = []
+        for position, (suffix, child) in enumerate(read.items):
+            if container is not None and position < count:
+                key = keys[position]
+                held = dict.__getitem__(value, key) if isinstance(value, dict) else child
+                found.append((f"{path}{suffix}", held, container, key))
+            elif table is not None and suffix[1:] in table:
+                found.append((f"{path}{suffix}", child, table, suffix[1:]))
+            else:
+                found.append((f"{path}{suffix}", child, None, None))
+        if is_own(type(value).__module__):
+            found.append((f"class {type(value).__qualname__}", type(value), None, None))
+        return found
+
+
+def _is_anothers(cls: type) -> bool:
+    """Whether an object is the business of torch, or a runtime that is no program of Python's."""
+    root = cls.__module__.partition(".")[0]
+    is_torchs = root == "torch" and not cls.__module__.startswith(_TORCH_DATA)
+    return is_torchs or (root == "paritas" and cls.__name__ == "ForeignProgram")
+
+
+def _is_vocabulary(value: Any) -> bool:
+    """Whether a dict or list is a table of so many plain values that looking at each takes long."""
+    if not isinstance(value, dict | list) or _count_items(value) <= _MOST_ITEMS:
+        return False
+    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
+    return type(next(iter(items))) in {int, float, str, bytes, bool}
+
+
+def attribute_table(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an object, whatever its class makes of that name."""
+    for cls in type(value).__mro__:
+        descriptor = vars(cls).get("__dict__")
+        if isinstance(descriptor, types.GetSetDescriptorType):
+            table = descriptor.__get__(value)
+            return table if isinstance(table, dict) else None
+    return None
+
+
+def slots_of(value: Any) -> list[types.MemberDescriptorType]:
+    """The slots of an object whose classes are written in Python."""
+    return [
+        descriptor
+        for cls in type(value).__mro__
+        if is_own(cls.__module__)
+        for descriptor in vars(cls).values()
+        if isinstance(descriptor, types.MemberDescriptorType)
+    ]
+
+
+def _count_items(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return dict.__len__(value) if isinstance(value, dict) else list.__len__(value)
+    return collections.deque.__len__(value) if isinstance(value, collections.deque) else 0
+
+
+def is_own(module: Any) -> bool:
+    """Whether code or a class is the program's own, not of a library that knows its business."""
+    root = str(module).partition(".")[0]
+    return root not in _LIBRARIES and root not in sys.stdlib_module_names
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names that code uses, functions inside it included."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def reachable_modules(function: Any, original: Callable[[Any], Any]) -> dict[str, nn.Module]:
+    """The modules a callable computes with: itself, its owner, its closure, its partial."""
+    found: dict[str, nn.Module] = {}
+    _reach(function, original, found, "", depth=0)
+    if len(found) == 1:
+        return {"": next(iter(found.values()))}
+    return {f"{name}.": module for name, module in found.items()}
+
+
+def _reach(
+    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str, depth: int
+) -> None:
+    value = original(value)
+    if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        value = value.module  # whose names the parameters are known by
+    if isinstance(value, torch.nn.Module):
+        if not any(module is value for module in found.values()):
+            found[name or "model"] = value
+        return
+    if depth > MOST_LAYERS:
+        return
+    if isinstance(value, functools.partial):
+        _reach(value.func, original, found, name, depth + 1)
+        for position, argument in enumerate(value.args):
+            _reach_module(argument, original, found, f"argument{position}")
+        for key, argument in value.keywords.items():
+            _reach_module(argument, original, found, key)
+        return
+    owner = getattr(value, "__self__", None)
+    _reach_module(owner, original, found, name)
+    function = getattr(value, "__func__", value)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            _reach(cell.cell_contents, original, found, free, depth + 1)
+    for used in code.co_names:
+        held = function.__globals__.get(used)
+        if _is_made_by_compile(held):
+            _reach(held, original, found, used, depth + 1)
+        _reach_module(held, original, found, used)
+
+
+def _reach_module(
+    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str
+) -> None:
+    if isinstance(value, torch.nn.Module):
+        _reach(value, original, found, name, depth=0)
+
+
+def original_of(value: Any) -> Any:
+    """What was compiled, of what `torch.compile` made; anything else as it is."""
+    # Nothing else is asked: a lazy module imports itself when it is asked for an attribute.
+    can_be = isinstance(value, types.FunctionType | nn.Module) and _has_compiled()
+    return _import_compiled().original_of(value) if can_be else value
+
+
+def _is_made_by_compile(value: Any) -> bool:
+    return original_of(value) is not value and not isinstance(value, nn.Module)
+
+
+def _has_compiled() -> bool:
+    # Nothing was compiled where the compiler was never loaded, and loading it takes seconds.
+    return "torch._dynamo" in sys.modules
+
+
+def _import_compiled() -> Any:
+    from paritas._torch import dynamo
+
+    return dynamo

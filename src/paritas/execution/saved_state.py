@@ -1,0 +1,415 @@
+"""What can be had again: copies of arguments, random states, the settings of the process.
+
+Copies keep strides and aliases. Nothing here knows a program; `isolation` does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import math
+import operator
+import random
+import types
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paritas._torch.operators import WIDE
+from paritas.errors import UsageError
+from paritas.numerics.contents import attributes, contents, map_leaves, parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# --- Arguments and random generators --------------------------------------------------------------
+
+_REBUILT: tuple[Any, ...] = (collections.OrderedDict, dict, list, tuple, object)
+
+
+def made_like(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Copies in here are made as the tensor was, under `torch.inference_mode()` or not.
+
+    Compiled code is compiled anew for the other kind.
+    """
+    return torch.inference_mode(tensor.is_inference())
+
+
+class Copier:
+    """Copies tensors storage by storage: views of one storage stay views of one storage.
+
+    Strides, overlaps and aliases among the arguments are part of what a program is given.
+    """
+
+    def __init__(self, *, widen: bool = False) -> None:
+        """Copy as they are, or widened to float64."""
+        self.widen = widen
+        self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
+
+    def copy_tree(self, tree: Any) -> Any:
+        """A tree of the same structure that shares nothing with the given one."""
+        return map_leaves(tree, self._copy_leaf)
+
+    def copy_tensor(self, tensor: Tensor) -> Tensor:
+        """A leaf tensor with the same values, strides and requires_grad."""
+        with made_like(tensor):
+            return self._copy_tensor(tensor)
+
+    def _copy_tensor(self, tensor: Tensor) -> Tensor:
+        plain = tensor.detach()
+        dtype = WIDE.get(plain.dtype, plain.dtype) if self.widen else plain.dtype
+        if _is_plain_tensor(tensor) and self._is_alone(plain, dtype):
+            result = plain.clone()
+            self.copies[plain.data_ptr(), None] = result.untyped_storage()
+        elif _is_plain_tensor(tensor):
+            result = torch.empty(0, dtype=dtype, device=plain.device).set_(
+                self._storage(plain), plain.storage_offset(), plain.shape, plain.stride()
+            )
+            # The storage holds a lazily conjugated or negated value as it was before that.
+            result = result.conj() if plain.is_conj() else result
+            result = result.neg_() if plain.is_neg() else result
+        else:
+            result = self._copy_whole(plain, dtype)
+        result.requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            result.grad = self.copy_tensor(tensor.grad)
+        return result
+
+    def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copy what is not dense; a class that cannot be cloned is rebuilt around copied parts."""
+        try:
+            return tensor.clone().to(dtype)
+        except Exception as error:
+            cls: Any = type(tensor)
+            flatten = getattr(tensor, "__tensor_flatten__", None)
+            if flatten is None:
+                message = f"an input of class {cls.__name__} cannot be copied: {error}"
+                raise UsageError(message) from error
+            names, context = flatten()
+            inner = {name: self.copy_tensor(getattr(tensor, name)) for name in names}
+            rebuilt: Tensor = cls.__tensor_unflatten__(
+                inner, context, tensor.shape, tensor.stride()
+            )
+            return rebuilt
+
+    def _is_alone(self, tensor: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a tensor is all there is in its storage, and not copied yet: the quick case."""
+        return (
+            dtype is tensor.dtype
+            and tensor.is_contiguous()
+            and tensor.storage_offset() == 0
+            and not (tensor.is_conj() or tensor.is_neg())
+            and tensor.untyped_storage().nbytes() == tensor.nbytes
+            and tensor.numel() > 0
+            and (tensor.data_ptr(), None) not in self.copies
+        )
+
+    def _copy_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.copy_tensor(leaf)
+        is_mutable = isinstance(leaf, np.ndarray | set | bytearray) or parts(leaf) is not None
+        if not is_mutable or callable(leaf):
+            return leaf
+        # An object of a class we do not know, a cache for one: its tensors are copied as all are.
+        tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
+        memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
+        try:
+            return copy.deepcopy(leaf, memo)
+        except Exception:  # noqa: BLE001  (a lock inside it, say, or a method that refuses)
+            return self._rebuild(leaf, memo)
+
+    def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
+        """Copy an object attribute by attribute; what has no content to copy stays shared."""
+        if id(value) in made:
+            return made[id(value)]
+        if isinstance(value, np.ndarray | set | bytearray):
+            return copy.copy(value)
+        known = parts(value)
+        cls: Any = type(value)
+        base = next((kind for kind in _REBUILT if issubclass(cls, kind)), None)
+        if known is None or base is None or callable(value):
+            return value
+        if base is tuple:
+            return tuple.__new__(cls, [self._rebuild(one, made) for one in tuple.__iter__(value)])
+        rebuilt = made[id(value)] = base.__new__(cls)
+        if base is list:
+            list.extend(rebuilt, [self._rebuild(one, made) for one in list.__iter__(value)])
+        elif base is not object:
+            for key, one in dict.items(value):
+                base.__setitem__(rebuilt, key, self._rebuild(one, made))
+        for name, one in attributes(value):
+            object.__setattr__(rebuilt, name, self._rebuild(one, made))
+        return rebuilt
+
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
+        """The copied storage; widened, every number of it takes twice or more the room."""
+        storage = tensor.untyped_storage()
+        # A complex number is two reals: both views of one storage widen to views of one storage.
+        real = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+        wide = WIDE.get(real) if self.widen else None
+        key = (storage.data_ptr() or id(tensor), real if wide else None)
+        if key not in self.copies:
+            if wide is None:
+                self.copies[key] = storage.clone()
+            else:
+                flat = torch.empty(0, dtype=real, device=tensor.device)
+                count = storage.nbytes() // real.itemsize
+                flat = flat.set_(storage, 0, (count,), (1,))
+                self.copies[key] = flat.to(wide).untyped_storage()
+        return self.copies[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomState:
+    """The state of every random generator a program may draw from."""
+
+    cpu: Tensor
+    devices: tuple[Tensor, ...]
+    python: Any = None
+    numpy: Any = None
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """Take the current state."""
+        devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002
+
+    @classmethod
+    def of_torch(cls) -> RandomState:
+        """Take the state of torch's own generators alone: graphs draw from no other."""
+        devices = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+        return cls(torch.get_rng_state(), devices)
+
+    def restore(self) -> None:
+        """Make it the current state."""
+        torch.set_rng_state(self.cpu)
+        if self.devices:
+            torch.cuda.set_rng_state_all(list(self.devices))
+        if self.python is None:
+            return
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+
+    def same_torch(self, other: RandomState) -> bool:
+        """Whether torch's generators stand at the same place."""
+        return torch.equal(self.cpu, other.cpu) and all(
+            torch.equal(a, b) for a, b in zip(self.devices, other.devices, strict=True)
+        )
+
+
+def _is_plain_tensor(tensor: Tensor) -> bool:
+    kinds = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) in kinds and strided
+
+
+# --- The process around a call: settings, generators, patched functions ---------------------------
+
+# None of it belongs to a program, and all of it changes what every program computes afterwards. It
+# is read before a call and put back after it, at once: our own code must not run on a `torch.equal`
+# that the candidate has replaced.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """One setting of the process.
+
+    Attributes:
+        name: as a user knows it.
+        get: gives its value.
+        write: sets it.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+    def read(self) -> Any:
+        """Its value, or None where torch cannot say: of two ways to allow TF32, both were used."""
+        try:
+            return self.get()
+        except RuntimeError:
+            return None
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _set_default_device(device: torch.device) -> None:
+    # The CPU is what is in force where nobody has set anything.
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+def _attribute_setting(owner: Any, name: str, label: str) -> _Setting:
+    return _Setting(
+        label, functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+    )
+
+
+def _autocast_settings(device: str) -> list[_Setting]:
+    return [
+        _Setting(
+            f"torch.is_autocast_enabled({device!r})",
+            functools.partial(torch.is_autocast_enabled, device),
+            functools.partial(torch.set_autocast_enabled, device),
+        ),
+        _Setting(
+            f"torch.get_autocast_dtype({device!r})",
+            functools.partial(torch.get_autocast_dtype, device),
+            functools.partial(torch.set_autocast_dtype, device),
+        ),
+    ]
+
+
+def _numpy_state() -> Any:
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return (name, np.asarray(keys).tobytes(), *rest)
+
+
+def _set_numpy_state(state: Any) -> None:
+    name, keys, *rest = state
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+
+
+_SETTINGS: tuple[_Setting, ...] = (
+    _Setting("torch.get_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("torch.get_default_device()", torch.get_default_device, _set_default_device),
+    _Setting("torch.is_grad_enabled()", torch.is_grad_enabled, torch.set_grad_enabled),
+    *_autocast_settings("cpu"),
+    *_autocast_settings("cuda"),
+    _Setting(
+        "torch.use_deterministic_algorithms",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        _set_deterministic,
+    ),
+    _Setting(
+        "torch.get_float32_matmul_precision()",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    _Setting("torch.get_num_threads()", torch.get_num_threads, torch.set_num_threads),
+    _Setting(
+        "torch.is_anomaly_enabled()", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    ),
+    _attribute_setting(torch.backends.cudnn, "enabled", "torch.backends.cudnn.enabled"),
+    _attribute_setting(torch.backends.cudnn, "benchmark", "torch.backends.cudnn.benchmark"),
+    _attribute_setting(torch.backends.cudnn, "deterministic", "torch.backends.cudnn.deterministic"),
+    _attribute_setting(torch.backends.cudnn, "allow_tf32", "torch.backends.cudnn.allow_tf32"),
+    _attribute_setting(
+        torch.backends.cuda.matmul, "allow_tf32", "torch.backends.cuda.matmul.allow_tf32"
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_flash_sdp",
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.enable_flash_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_mem_efficient_sdp",
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_math_sdp",
+        torch.backends.cuda.math_sdp_enabled,
+        torch.backends.cuda.enable_math_sdp,
+    ),
+    _Setting("Python's random state", random.getstate, random.setstate),
+    _Setting("NumPy's random state", _numpy_state, _set_numpy_state),
+)
+
+# Functions that programs, and we, call by their names.
+_NAMESPACES: tuple[Any, ...] = (
+    torch,
+    torch.nn.functional,
+    torch.linalg,
+    torch.fft,
+    torch.special,
+    torch.autograd,
+    torch.Tensor,
+    torch.nn.Module,
+    math,
+    builtins,
+)
+
+# As they are before a candidate may replace them.
+_all, _is, _len, _map = all, operator.is_, len, map
+
+# The state of a random generator is longer.
+_LONGEST_VALUE = 40
+
+
+class ProcessState:
+    """The settings and the functions of the process as they were at one moment."""
+
+    def __init__(self) -> None:
+        """Read them now."""
+        self._settings = [(setting, setting.read()) for setting in _SETTINGS]
+        self._names = [(space, dict(vars(space))) for space in _NAMESPACES]
+
+    def put_back(self) -> dict[str, str]:
+        """Put back what is no longer as it was, and say what that is: name -> what it became."""
+        changed: dict[str, str] = {}
+        for space, names in self._names:
+            if _are_same_names(names, vars(space)):
+                continue
+            before, now = _functions_among(names), _functions_among(vars(space))
+            for name in {**before, **now}:
+                same = now.get(name) is before.get(name)
+                if same or _is_put_by_compiler(vars(space).get(name)):
+                    continue
+                if name in names:  # maybe a class, in whose place there is a function now
+                    setattr(space, name, names[name])
+                else:
+                    delattr(space, name)  # in front of one that the class inherits
+                changed[_full_name(space, name)] = "replaced"
+        for setting, value in self._settings:
+            now = setting.read()
+            if now != value:
+                setting.write(value)
+                changed[setting.name] = _describe_setting(now)
+        return changed
+
+
+def _are_same_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether all names stand for the very same things: nearly always, and quickly seen."""
+    if _len(before) != _len(now):
+        return False
+    names, values = _map(_is, before, now), _map(_is, before.values(), now.values())
+    return _all(names) and _all(values)
+
+
+def _functions_among(names: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
+    return {name: value for name, value in names.items() if isinstance(value, kinds)}
+
+
+def _is_put_by_compiler(function: Any) -> bool:
+    """Whether torch's compiler has put its own function there, as it does when it is loaded."""
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+
+
+def _full_name(space: Any, name: str) -> str:
+    is_class = isinstance(space, type)
+    parent = f"{space.__module__}.{space.__qualname__}" if is_class else space.__name__
+    return f"{parent}.{name}"
+
+
+def _describe_setting(value: Any) -> str:
+    text = repr(value)
+    if len(text) <= _LONGEST_VALUE:
+        return f"set to {text}"
+    # Two sides that draw other numbers leave other states.
+    return f"moved on to state {zlib.crc32(text.encode()):08x}"

@@ -1,0 +1,1 @@
+"""Tensors and records in files: how they are stored, and read without trusting them."""

@@ -1,0 +1,415 @@
+"""Files of safetensors: read in place, and written while they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import os
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from paritas.errors import UsageError
+from paritas.files.dtypes import in_safetensors
+from paritas.files.tensor_bytes import contiguous_stride, place_of
+from paritas.files.torch_files import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    import xxhash
+    from torch import Tensor
+
+    from paritas.files.tensor_bytes import FilePlace
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+_LARGEST_HEADER = 100_000_000  # what safetensors itself takes
+_LENGTH_FIELD = struct.Struct("<Q")
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4": "float4_e2m1fn_x2",
+}
+
+
+class _TensorEntry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unreadable]]:
+    """The tensors of a file, by their keys, in the order of their bytes.
+
+    Args:
+        name: of the file, inside the dump.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_FIELD.size)
+        length = _LENGTH_FIELD.unpack(start)[0] if len(start) == _LENGTH_FIELD.size else 0
+        if not 0 < length <= min(_LARGEST_HEADER, size - _LENGTH_FIELD.size):
+            raise UsageError(
+                f"its header claims {length} bytes and the file has {size}: it is damaged, or no "
+                f"safetensors file"
+            )
+        text = file.read(length)
+    try:
+        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        found.pop("__metadata__", None)
+        entries = {key: msgspec.json.decode(raw, type=_TensorEntry) for key, raw in found.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"its header is damaged: {error}") from error
+    begin = _LENGTH_FIELD.size + length
+    for key, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        try:
+            yield key, _locate_entry(name, key, entry, begin, size)
+        except UsageError as error:
+            yield key, Unreadable(str(error))
+
+
+def _locate_entry(name: str, key: str, entry: _TensorEntry, begin: int, size: int) -> FilePlace:
+    dtype = _NAMES.get(entry.dtype)
+    if dtype is None:
+        raise UsageError(f"its dtype {entry.dtype[:32]!r} is not known")
+    shape = tuple(entry.shape)
+    if dtype == "float4_e2m1fn_x2":  # torch counts the bytes, of two numbers each
+        if not shape or shape[-1] % 2:
+            raise UsageError(f"shape {shape} of numbers of four bits does not fill its bytes")
+        shape = (*shape[:-1], shape[-1] // 2)
+    first, last = entry.data_offsets
+    if not 0 <= first <= last <= size - begin:
+        raise UsageError(f"its bytes {first} to {last} are not in the file: it was cut off")
+    place = place_of(name, dtype, shape, contiguous_stride(shape), begin + first, last - first)
+    if place.nbytes != last - first:
+        raise UsageError(f"shape {shape} of {dtype} does not take {last - first} bytes")
+    return dataclasses.replace(place, key=key)
+
+
+# --- Writing a file that grows --------------------------------------------------------------------
+
+# The file begins with the length of a header that is not there yet, and with room for it. Payloads
+# are appended behind; what is appended can be read at once by its place in the file. Closing writes
+# the header into the room, filled up with spaces.
+
+LARGEST_FILE = 1 << 30
+_LEAST_ROOM = 64 << 10
+_MOST_ROOM = 4 << 20
+_LENGTH_BYTES = 8  # bytes of the length that a safetensors file begins with
+_METADATA = b'{"__metadata__":{"format":"pt","writer":"paritas"}'
+_NEAR = 256 << 10  # bytes that stay in a processor's cache
+_LONGEST_FILLER = 160  # bytes that the entry of one filler takes in a header, at most
+_MOST_AT_ONCE = 1024  # buffers that systems take in one call
+
+
+class PackedPiece(NamedTuple):
+    """A payload that is in a file; `begin` counts from the start of the file."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+
+def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
+    """Write all of so many bytes: the system may take less than it was given."""
+    done = file.write(data)
+    if done == whole:
+        return
+    rest = memoryview(data).cast("B")
+    while done < whole:
+        done += file.write(rest[done:]) or 0
+
+
+def _write_all(file: io.FileIO, buffers: list[Any]) -> None:
+    """Write buffers one behind the other, in one call if the system has such a call."""
+    done = 0
+    if len(buffers) > 1 and hasattr(os, "writev"):
+        done = os.writev(file.fileno(), buffers)
+    for data in buffers:
+        length = data.nbytes if isinstance(data, np.ndarray) else len(data)
+        if done < length:  # the system may take less than it was given
+            rest = memoryview(data).cast("B")[done:] if done else data
+            write_whole(file, rest, length - done)
+        done = max(0, done - length)
+
+
+def header_room(number: int) -> int:
+    """Room for the header of a dump's n-th file: small dumps stay small, large ones have few."""
+    return min(_LEAST_ROOM << min(number, 16), _MOST_ROOM)
+
+
+class PackedFile:
+    """One data file, open for appending.
+
+    Small payloads are gathered, and go to the system together when `flush` is called: of each, a
+    call to the system would take longer than its bytes do.
+
+    Attributes:
+        path: where it is.
+        end: bytes that are in it, or wait to be.
+    """
+
+    def __init__(self, path: Path, *, number: int = 0, largest: int = LARGEST_FILE) -> None:
+        """Make the file, and reserve its header, so that a full disk does not keep it from closing.
+
+        Args:
+            number: which file of the dump it is, from 0.
+            largest: bytes of payloads after which it takes no more; a larger one goes in alone.
+        """
+        self.path = path
+        self._largest = largest
+        self._file = io.FileIO(path, "xb")
+        self._room = header_room(number)
+        self._used = len(_METADATA)
+        self._entries: list[bytes] = []
+        self._keys: dict[str, int] = {}
+        self._fillers = 0
+        self._buffers: list[Any] = []  # what waits; the last entries are theirs, one each
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), 0, self._room)
+            write_whole(
+                self._file,
+                (self._room - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"),
+                _LENGTH_BYTES,
+            )
+            self._file.seek(self._room)
+        except BaseException:
+            self._file.close()
+            path.unlink(missing_ok=True)
+            raise
+        self.end = self._written = self._room
+
+    def has_room(self, key: str, tensor: Tensor) -> bool:
+        """Whether the values of a tensor still go into this file."""
+        # Each letter may be escaped, each extent have twenty digits.
+        entry = 6 * len(key) + 22 * tensor.dim() + 3 * _LONGEST_FILLER
+        if self._used + entry > self._room - _LENGTH_BYTES:
+            return False
+        filled = self.end - self._room
+        return not filled or filled + tensor.nbytes <= self._largest
+
+    def append(
+        self, key: str, tensor: Tensor, data: Any, hasher: xxhash.xxh3_128 | None = None
+    ) -> tuple[str, int]:
+        """Write the values of a contiguous CPU tensor; its key and where in the file they begin.
+
+        If it fails, what was written of it is taken back, and the file is as it was.
+
+        Args:
+            data: its `raw_bytes`.
+            hasher: is given them, piece by piece as they are written.
+        """
+        if hasher is not None:
+            self.flush()
+        placed = self._place(key, tensor, data)
+        self.flush(hasher)
+        return placed
+
+    def gather(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
+        """Take the values of a contiguous CPU tensor, which `flush` writes; where they will be.
+
+        They must not change until then. Failures are those of `flush`, which is called when enough
+        was gathered.
+
+        Args:
+            data: its `raw_bytes`.
+        """
+        placed = self._place(key, tensor, data)
+        if self.end - self._written >= _NEAR:
+            self.flush()  # while what was hashed just now is near
+        return placed
+
+    def _place(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
+        dtype, nbytes = tensor.dtype, tensor.nbytes
+        # Nothing to align in what is empty.
+        over = self.end % dtype.itemsize if nbytes else 0
+        if over:
+            self._fillers += 1
+            filler = bytes(dtype.itemsize - over)
+            described = _describe_tensor(torch.uint8, (len(filler),))
+            self._enter(f".filler.{self._fillers}", described, len(filler), filler)
+        if key in self._keys:
+            key = self._unique(key)
+        begin = self.end
+        self._enter(key, _describe_tensor(dtype, tensor.shape), nbytes, data)
+        return key, begin
+
+    def flush(self, hasher: xxhash.xxh3_128 | None = None) -> None:
+        """Write what was gathered.
+
+        If that fails, the file ends behind the last payload that could be written whole.
+
+        Args:
+            hasher: is given the last payload, piece by piece as it is written.
+        """
+        buffers = self._buffers
+        if not buffers:
+            return
+        try:
+            # Where the file stands is not known after an interruption.
+            self._file.seek(self._written)
+            if hasher is not None:
+                _write_all(self._file, buffers[:-1])
+                self._write_hashing(buffers[-1], hasher)
+            else:
+                for first in range(0, len(buffers), _MOST_AT_ONCE):
+                    _write_all(self._file, buffers[first : first + _MOST_AT_ONCE])
+        except BaseException:
+            self._take_back()
+            raise
+        self._buffers = []
+        self._written = self.end
+
+    def close(self) -> None:
+        """Write what waits, and the header."""
+        try:
+            self.flush()
+            self._file.truncate(self.end)  # where what failed could not be taken back
+            _write_header(self._file, self._entries, self._room)
+        finally:
+            self._file.close()
+
+    def _write_hashing(self, data: Any, hasher: xxhash.xxh3_128) -> None:
+        """Hash what the processor is about to copy anyway, while it is near."""
+        whole = memoryview(data).cast("B")
+        for begin in range(0, len(whole), _NEAR):
+            piece = whole[begin : begin + _NEAR]
+            hasher.update(piece)
+            write_whole(self._file, piece, len(piece))
+
+    def _take_back(self) -> None:
+        """After a failure: forget what waits, but for what was written whole."""
+        reached = self._file.tell()
+        buffers, self._buffers = self._buffers, []
+        first = len(self._entries) - len(buffers)
+        kept = 0
+        for data in buffers:
+            nbytes = memoryview(data).nbytes
+            if self._written + nbytes > reached:
+                break
+            self._written += nbytes
+            kept += 1
+        self._used -= sum(len(entry) + 1 for entry in self._entries[first + kept :])
+        del self._entries[first + kept :]
+        self.end = self._written
+        # If that fails, there are bytes behind the last payload which no index line points to.
+        with contextlib.suppress(OSError):
+            self._file.truncate(self.end)
+            self._file.seek(self.end)
+
+    def _enter(self, key: str, described: str, nbytes: int, data: Any) -> None:
+        begin = self.end
+        entry = _encode_entry(key, described, begin - self._room, nbytes)
+        self._used += len(entry) + 1
+        self._entries.append(entry)
+        self._keys[key] = 1
+        self._buffers.append(data)
+        self.end = begin + nbytes
+
+    def _unique(self, key: str) -> str:
+        unique = key
+        while unique in self._keys:
+            self._keys[key] += 1
+            unique = f"{key}@{self._keys[key]}"
+        return unique
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+@functools.lru_cache(maxsize=4096)
+def _describe_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    name, extents = in_safetensors(dtype, shape)
+    return f'"dtype":"{name}","shape":{extents}'
+
+
+def _encode_entry(key: str, described: str, begin: int, nbytes: int) -> bytes:
+    """What the header says of one payload, whose bytes are counted from behind the header."""
+    facts = f':{{{described},"data_offsets":[{begin},{begin + nbytes}]}}'
+    return _encode(key) + facts.encode()
+
+
+def _write_header(file: io.FileIO, entries: Iterable[bytes], room: int) -> None:
+    header = b",".join((_METADATA, *entries)) + b"}"
+    if len(header) > room - _LENGTH_BYTES:
+        raise ValueError(f"a header of {len(header)} bytes in a room of {room - _LENGTH_BYTES}")
+    # The brace comes last: a file that begins with it is complete.
+    file.seek(_LENGTH_BYTES + 1)
+    rest = room - _LENGTH_BYTES - 1
+    write_whole(file, header[1:].ljust(rest), rest)
+    file.seek(_LENGTH_BYTES)
+    write_whole(file, b"{", 1)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the file has its header."""
+    with path.open("rb") as file:
+        return file.read(_LENGTH_BYTES + 1)[_LENGTH_BYTES:] == b"{"
+
+
+def complete(path: Path, pieces: Iterable[PackedPiece]) -> None:
+    """Give a file whose writer was killed the header that it lacks.
+
+    Args:
+        pieces: of the payloads that are known; what lies between and behind becomes filler.
+    """
+    ordered = sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes))
+    with io.FileIO(path, "r+b") as file:
+        room = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES) or b"", "little")
+        if room == _LENGTH_BYTES and not ordered:
+            # The writer was killed over the making of the file.
+            room = _LEAST_ROOM
+            file.truncate(room)
+            file.seek(0)
+            write_whole(
+                file, (room - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"), _LENGTH_BYTES
+            )
+        size = file.seek(0, io.SEEK_END)
+        if size < room or not _LEAST_ROOM <= room <= _MOST_ROOM:
+            raise ValueError(f"{path} begins with no length of a header, or is shorter than that")
+        entries: list[bytes] = []
+        end = room
+        last = PackedPiece(".filler.end", torch.uint8, (0,), size, 0)
+        for piece in (*ordered, last):
+            if piece.begin < end:
+                raise ValueError(f"{path}: {piece.key} begins at {piece.begin}, before byte {end}")
+            if piece.begin > end:
+                key, gap = f".filler.{len(entries)}", piece.begin - end
+                entries.append(
+                    _encode_entry(key, _describe_tensor(torch.uint8, (gap,)), end - room, gap)
+                )
+            described = _describe_tensor(piece.dtype, piece.shape)
+            entries.append(_encode_entry(piece.key, described, piece.begin - room, piece.nbytes))
+            end = piece.begin + piece.nbytes
+        _write_header(file, entries, room)

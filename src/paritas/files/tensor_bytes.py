@@ -1,0 +1,490 @@
+"""The bytes of a tensor in a file: where they are, mapped or read, and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import mmap
+import os
+import stat
+import threading
+import warnings
+import weakref
+import zipfile
+import zlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.files.dtypes import known_dtype
+from paritas.files.records import Payload, TensorFacts
+from paritas.files.trees import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import IO
+
+    from torch import Tensor
+
+
+# --- Checksums that were verified before ----------------------------------------------------------
+
+# Bytes that are sooner hashed than remembered.
+_FEW = 1 << 16
+# Some 300 bytes each: beyond that it begins anew, so that memory does not grow with the dump.
+_MOST_KEPT = 1 << 16
+
+
+class CheckedBytes:
+    """Remembers what fits its checksum, so that bytes of many records are read once for it.
+
+    What does not fit is not remembered, nor what was written to since. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], None] = {}
+
+    def misfit(
+        self,
+        path: str | os.PathLike[str],
+        begin: int,
+        nbytes: int,
+        checksum: str | int,
+        compute: Callable[[], str | int],
+    ) -> str | int | None:
+        """The checksum that these bytes have, or None where it is the one they should have.
+
+        Args:
+            checksum: the one they should have.
+            compute: finds the one they have.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if nbytes < _FEW:
+            found = compute()
+            return None if found == checksum else found
+        facts = os.stat(path)  # noqa: PTH116  (asked for each tensor)
+        place = (os.fspath(path), facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        key = (*place, begin, nbytes, checksum)
+        if key in self._known:
+            return None
+        found = compute()
+        if found != checksum:
+            return found
+        if len(self._known) >= _MOST_KEPT:
+            self._known.clear()
+        self._known[key] = None
+        return None
+
+
+# --- Mapped files ---------------------------------------------------------------------------------
+
+# A mapping costs no memory of its own: the pages are those of the system's file cache, which it may
+# take back at any time. For few bytes it takes longer to set up and to take down than to read them.
+#
+# A file must not shrink while it is mapped: whoever touches a page that is gone is ended by the
+# system. Writers of dumps append to files, or remove them, which leaves a mapping whole.
+
+# Measured: up to here, reading is quicker than mapping.
+LEAST_MAPPED = 256 << 10
+# To go through: mapped, and so large that to map them takes no time beside it.
+_VIEWED_BLOCK = 16 << 20
+_MOST_OPEN = 16
+# A mapping of Python's keeps a descriptor, and a process has 1024 of them by default.
+_MOST_MAPPED = 256
+
+_preadv: Any = getattr(os, "preadv", None)
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+class OpenFiles:
+    """Reads from files, of which it keeps a few open. Threads may share it.
+
+    Attributes:
+        checked: which bytes of them fit their checksum.
+    """
+
+    def __init__(self) -> None:
+        self.checked = CheckedBytes()
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+
+    def read(self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str) -> Tensor:
+        """Bytes of a file, in memory of their own.
+
+        Args:
+            name: what the file is called in messages.
+
+        Raises:
+            UsageError: the file ends before them.
+            OSError: the file cannot be read.
+        """
+        file = self._open(path, begin + nbytes, name)
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        if nbytes < LEAST_MAPPED:
+            # Torch takes longer to make memory than Python, where it is little.
+            few = bytearray(nbytes)
+            file.fill(memoryview(few), begin, name)
+            return torch.frombuffer(few, dtype=torch.uint8)
+        raw = torch.empty(nbytes, dtype=torch.uint8)
+        file.fill(raw.numpy().data, begin, name)
+        return raw
+
+    def view(
+        self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str, *, itemsize: int
+    ) -> Tensor:
+        """Bytes of a file, without memory of their own if they are many and lie as torch needs it.
+
+        Whoever writes into them writes into a copy; the file stays as it is.
+
+        Args:
+            name: what the file is called in messages.
+            itemsize: the numbers that they are must begin at a multiple of their own size.
+
+        Raises:
+            UsageError: the file ends before them.
+            OSError: the file cannot be read.
+        """
+        if nbytes < LEAST_MAPPED or begin % itemsize or len(_mapped) >= _MOST_MAPPED:
+            return self.read(path, begin, nbytes, name)
+        file = self._open(path, begin + nbytes, name)
+        skipped = begin % mmap.ALLOCATIONGRANULARITY
+        try:
+            # It holds the length against the file's own: nothing is mapped that is not there.
+            found = mmap.mmap(
+                file.number, skipped + nbytes, access=mmap.ACCESS_COPY, offset=begin - skipped
+            )
+        except (OSError, ValueError):
+            # A file system without mappings, too many of them, or a file that has just shrunk.
+            return self.read(path, begin, nbytes, name)
+        _mapped.add(found)
+        return torch.frombuffer(found, dtype=torch.uint8, offset=skipped, count=nbytes)
+
+    def blocks(
+        self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str
+    ) -> Iterator[memoryview]:
+        """Bytes of a file, one block after the other: however many there are, few are held.
+
+        Raises:
+            UsageError: the file ends before them.
+            OSError: the file cannot be read.
+        """
+        end = begin + nbytes
+        for place in range(begin, end, _VIEWED_BLOCK):
+            block = self.view(path, place, min(_VIEWED_BLOCK, end - place), name, itemsize=1)
+            yield block.numpy().data
+
+    def _open(self, path: str | os.PathLike[str], least: int, name: str) -> _Descriptor:
+        """The file, which is still the one of that name and has so many bytes at least."""
+        key = os.fspath(path)
+        facts = os.stat(key)  # noqa: PTH116  (asked for each tensor)
+        if facts.st_size < least:
+            raise UsageError(
+                f"{name} ends at byte {facts.st_size}, before byte {least}: it was cut off"
+            )
+        with self._lock:
+            found = self._files.get(key)
+            if found is not None and found.identity == (facts.st_dev, facts.st_ino):
+                self._files.move_to_end(key)
+                return found
+        if not stat.S_ISREG(facts.st_mode):
+            raise UsageError(f"{name} is no file")
+        opened = _Descriptor(key)
+        with self._lock:
+            self._files[key] = opened
+            self._files.move_to_end(key)
+            if len(self._files) > _MOST_OPEN:
+                # Who still reads from it keeps it open.
+                self._files.popitem(last=False)
+        return opened
+
+
+class _Descriptor:
+    """A file that is open for as long as somebody holds this."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        facts = os.fstat(self.number)
+        self.identity = (facts.st_dev, facts.st_ino)
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        number = getattr(self, "number", None)
+        if number is not None:
+            os.close(number)
+
+    def fill(self, room: memoryview, begin: int, name: str) -> None:
+        """Read as many bytes as there is room for."""
+        done = 0
+        while done < len(room):
+            count = self._take(room[done:], begin + done)
+            if not count:
+                raise UsageError(f"{name} was cut off while it was read")
+            done += count
+
+    def _take(self, room: memoryview, begin: int) -> int:
+        if _preadv is not None:
+            return int(_preadv(self.number, [room], begin))
+        with self._lock:  # where the system cannot read at a place without going there
+            os.lseek(self.number, begin, os.SEEK_SET)
+            data = os.read(self.number, len(room))
+            room[: len(data)] = data
+            return len(data)
+
+
+def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers, in the same memory."""
+    if dtype is not torch.complex32:
+        return raw.view(dtype)
+    with warnings.catch_warnings():
+        # Torch warns that few operators know half complex numbers. None is asked for any here.
+        warnings.simplefilter("ignore", UserWarning)
+        return raw.view(dtype)
+
+
+# --- Values at a place in a file ------------------------------------------------------------------
+
+_MOST_BYTES = 2**62
+_MOST_DIMENSIONS = 64
+_READ_BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The member of a zip archive that values lie in.
+
+    Attributes:
+        begin: byte of the file at which it begins.
+        nbytes: how many bytes it has there.
+        crc: the checksum that the archive has of it; 0 where who wrote it left that out, as torch
+            does if asked to.
+    """
+
+    name: str
+    begin: int
+    nbytes: int
+    crc: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FilePlace:
+    """Where the values of a tensor are.
+
+    Attributes:
+        file: path inside the folder of the dump.
+        key: the name of the tensor, or of the member, in that file.
+        dtype: torch's name.
+        stride: of the values from `begin` on, in elements.
+        begin: byte of the file, or of the unpacked member, at which they begin.
+        nbytes: how many bytes they lie in.
+        member: of an archive, that they are in.
+        is_packed: whether that is compressed.
+        is_swapped: whether the bytes of a number are in the other order.
+        is_conjugate: whether the file leaves the sign of the imaginary parts to be turned.
+        is_negated: whether it leaves the sign of all values to be turned.
+    """
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    begin: int
+    nbytes: int
+    key: str = ""
+    offset: int = 0
+    device: str = "cpu"
+    requires_grad: bool = False
+    member: Member | None = None
+    is_packed: bool = False
+    is_swapped: bool = False
+    is_conjugate: bool = False
+    is_negated: bool = False
+
+    @property
+    def facts(self) -> TensorFacts:
+        """What the tensor was."""
+        return TensorFacts(
+            dtype=self.dtype,
+            shape=self.shape,
+            stride=self.stride,
+            offset=self.offset,
+            device=self.device,
+            requires_grad=self.requires_grad,
+        )
+
+    @property
+    def payload(self) -> Payload:
+        """Where it is, for a record."""
+        return Payload(
+            file=self.file, key=self.key, begin=self.begin, nbytes=self.nbytes, shape=self.shape
+        )
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of values in row-major order."""
+    stride: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(stride))
+
+
+def place_of(
+    file: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], begin: int, room: int
+) -> FilePlace:
+    """A place whose numbers were checked: before any memory is taken for them.
+
+    Args:
+        begin: byte at which the first value is.
+        room: how many bytes there are from there on.
+
+    Raises:
+        UsageError: they are no tensor's, or reach beyond what is there.
+    """
+    itemsize = known_dtype(dtype).itemsize
+    if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+        raise UsageError(f"a shape of {len(shape)} numbers has strides of {len(stride)}")
+    if min((*shape, *stride, begin), default=0) < 0:
+        raise UsageError(f"shape {shape}, strides {stride} or their begin {begin} is negative")
+    # Of an empty tensor too: torch multiplies the other extents all the same.
+    if math.prod(max(extent, 1) for extent in shape) * itemsize > _MOST_BYTES:
+        raise UsageError(f"shape {shape} is larger than any memory")
+    last = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+    nbytes = 0 if 0 in shape else (1 + last) * itemsize
+    if nbytes > max(room, 0):
+        raise UsageError(f"shape {shape} of {dtype} takes {nbytes} bytes, and there are {room}")
+    return FilePlace(file=file, dtype=dtype, shape=shape, stride=stride, begin=begin, nbytes=nbytes)
+
+
+def read_values(path: Path, place: FilePlace) -> Tensor:
+    """The tensor at a place of a dump; see `values_at`."""
+    return values_at(locate(path, place.file), place)
+
+
+def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> Tensor:
+    """The tensor at a place of a file; dimensions that repeat values are not written out.
+
+    Args:
+        files: to read by, for who reads many from one file.
+
+    Raises:
+        UsageError: the file has changed, is damaged or is gone.
+    """
+    dtype = known_dtype(place.dtype)
+    if not place.nbytes:
+        return torch.empty(place.shape, dtype=dtype)
+    if place.is_packed:
+        raw = _read_packed(file, place)
+    else:
+        files = files or OpenFiles()
+        verify_at(file, place, files)
+        raw = files.read(file, place.begin, place.nbytes, place.file)
+    if place.is_swapped:
+        width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+        raw = raw.reshape(-1, width).flip(1).reshape(-1)
+    return _as_tensor(raw, place, dtype)
+
+
+def view_at(file: Path, place: FilePlace, files: OpenFiles, *, check: bool = False) -> Tensor:
+    """The same, in memory of its own only where it must be: small, compressed, or rearranged.
+
+    Args:
+        check: hold what is mapped against its checksum, too; what is read always is.
+
+    Raises:
+        UsageError: the file has changed, is damaged or is gone.
+    """
+    if not place.nbytes or place.is_packed or place.is_swapped:
+        return values_at(file, place, files)
+    dtype = known_dtype(place.dtype)
+    if check:
+        verify_at(file, place, files)
+    where = (file, place.begin, place.nbytes, place.file)
+    return _as_tensor(files.view(*where, itemsize=dtype.itemsize), place, dtype)
+
+
+def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
+    """Hold the member of an archive that values are in against its checksum.
+
+    Returns:
+        Whether it has one. Nothing but archives has any.
+
+    Raises:
+        UsageError: it does not fit, or the file is gone.
+    """
+    member = place.member
+    if member is None or not member.crc:
+        return False
+    where = (file, member.begin, member.nbytes)
+
+    def compute() -> int:
+        blocks = (
+            _iterate_unpacked(file, place) if place.is_packed else files.blocks(*where, place.file)
+        )
+        return functools.reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
+
+    found = files.checked.misfit(*where, member.crc, compute)
+    if found is not None:
+        raise UsageError(
+            f"{member.name} of {place.file} is not what was written: its checksum is {found:08x}, "
+            f"and the archive says {member.crc:08x}; the file is damaged: copy or record it again"
+        )
+    return True
+
+
+def bools(raw: Tensor) -> Tensor:
+    """Bytes as bools: one other than 0 and 1 is none, and torch may take it for anything."""
+    return raw.view(torch.bool) if int(raw.max()) <= 1 else raw.ne(0)
+
+
+def fill(file: IO[bytes], room: memoryview, name: str) -> None:
+    """Read as many bytes as there is room for."""
+    done = 0
+    while done < len(room):
+        block = file.read(min(_READ_BLOCK, len(room) - done))
+        if not block:
+            raise UsageError(f"{name} ends {len(room) - done} bytes too early: it was cut off")
+        room[done : done + len(block)] = block
+        done += len(block)
+
+
+def _as_tensor(raw: Tensor, place: FilePlace, dtype: torch.dtype) -> Tensor:
+    values = bools(raw) if dtype is torch.bool else typed(raw, dtype)
+    found = values.as_strided(place.shape, place.stride)
+    if place.is_conjugate:
+        found = found.conj().resolve_conj()
+    return found.neg() if place.is_negated else found
+
+
+def _iterate_unpacked(file: Path, place: FilePlace) -> Iterator[bytes]:
+    with _open_packed(file, place) as unpacked:
+        while block := unpacked.read(_READ_BLOCK):
+            yield block
+
+
+def _read_packed(file: Path, place: FilePlace) -> Tensor:
+    with _open_packed(file, place) as unpacked:
+        skipped = bytearray(place.begin)
+        fill(unpacked, memoryview(skipped), place.key)
+        raw = torch.empty(place.nbytes, dtype=torch.uint8)
+        fill(unpacked, raw.numpy().data, place.key)
+        if unpacked.read(1):  # only at its end is it held against its checksum
+            raise UsageError(f"{place.key} of {place.file} has more bytes than its header says")
+        return raw
+
+
+@contextlib.contextmanager
+def _open_packed(file: Path, place: FilePlace) -> Iterator[IO[bytes]]:
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open(place.key) as unpacked:
+            yield unpacked
+    except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError) as error:
+        raise UsageError(f"{place.key} of {place.file} is damaged: {error}") from error

@@ -1,0 +1,365 @@
+"""Trees of files: found in a folder without leaving it, or fetched from elsewhere.
+
+Nothing here imports torch: the command line asks before it loads anything large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import os
+import posixpath
+import re
+import shutil
+import stat
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+# --- Files in a folder ----------------------------------------------------------------------------
+
+_DEEPEST = 32
+_MOST_FILES = 2_000_000
+_MOST_GLIMPSED = 4_000
+_MOST_LISTED = 50
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundFile:
+    """A file of the dump.
+
+    Attributes:
+        name: its path inside the folder of the dump, with `/`.
+        size: in bytes.
+    """
+
+    name: str
+    size: int
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The folders it is in, and its own name."""
+        return tuple(self.name.split("/"))
+
+
+class Problems:
+    """What could not be understood: the first ones in words, of the rest the number."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._more = 0
+
+    def add(self, text: str) -> None:
+        """Note one."""
+        if len(self._told) < _MOST_LISTED:
+            self._told.append(text)
+        else:
+            self._more += 1
+
+    def all(self) -> list[str]:
+        """All of them, as far as they are told."""
+        return self._told + ([f"and {self._more} more problems"] if self._more else [])
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """To sort by: `INPUT.10` comes after `INPUT.2`."""
+    parts = (part for part in _DIGITS.split(text) if part)
+    return tuple((0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts)
+
+
+class Folder:
+    """The files of a dump. Nothing outside of its folder is a part of it."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is the folder, or the only file; somebody named it, so it may be a link."""
+        self.path = path
+        self.is_folder = path.is_dir()
+        self._real = os.path.realpath(path if self.is_folder else path.parent)
+        # Folders that were looked at: to follow each path from its root takes long.
+        self._inside: dict[str, bool] = {}
+
+    def find(self, accepts: Callable[[str], bool], problems: Problems) -> list[FoundFile]:
+        """The files whose names are accepted, sorted as people count.
+
+        Args:
+            accepts: whether a file of this name (without folders) is wanted.
+            problems: what is wanted but cannot be taken is noted here.
+
+        Raises:
+            UsageError: there are more files than any dump has.
+        """
+        if not self.is_folder:
+            return [FoundFile(self.path.name, self.path.stat().st_size)]
+        found: list[FoundFile] = []
+        waiting = [("", 0)]
+        while waiting:
+            folder, depth = waiting.pop()
+            for entry in _list_entries(self.path / folder, problems):
+                name = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    if depth >= _DEEPEST:
+                        problems.add(f"{name} lies deeper than {_DEEPEST} folders")
+                    else:
+                        waiting.append((f"{name}/", depth + 1))
+                elif accepts(entry.name):
+                    self._take(name, found, problems)
+                if len(found) > _MOST_FILES:
+                    raise UsageError(f"{self.path} has more than {_MOST_FILES} files: give a part")
+        return sorted(found, key=lambda one: natural_key(one.name))
+
+    def locate(self, name: str) -> Path:
+        """A file of the dump, which may have changed since it was found.
+
+        Raises:
+            UsageError: it is gone, or leads out of the dump.
+        """
+        place = os.path.join(self._real, name)  # noqa: PTH118  (asked for each tensor)
+        try:
+            is_plain = stat.S_ISREG(os.stat(place).st_mode)  # noqa: PTH116
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{name} is missing: {reason}") from error
+        if not is_plain:
+            raise UsageError(f"{name} is no file")
+        if self.is_folder and not self._is_inside(place):
+            raise UsageError(f"{name} is a link to outside of the dump")
+        return Path(place)
+
+    def _is_inside(self, place: str) -> bool:
+        if os.path.islink(place):  # noqa: PTH114
+            return self._holds(os.path.realpath(place))
+        folder = os.path.dirname(place)  # noqa: PTH120
+        if folder not in self._inside:
+            self._inside[folder] = self._holds(os.path.realpath(folder))
+        return self._inside[folder]
+
+    def _holds(self, real: str) -> bool:
+        return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)
+
+    def _take(self, name: str, found: list[FoundFile], problems: Problems) -> None:
+        try:
+            name.encode()
+            found.append(FoundFile(name, self.locate(name).stat().st_size))
+        except UnicodeEncodeError:
+            problems.add(f"the name {name!a} is no text; it is left out")
+        except (UsageError, OSError) as error:
+            problems.add(f"{error}; it is left out")
+
+
+def find_files(path: Path, accepts: Callable[[str], bool], problems: Problems) -> list[FoundFile]:
+    """See `Folder.find`."""
+    return Folder(path).find(accepts, problems)
+
+
+def locate(path: Path, name: str) -> Path:
+    """See `Folder.locate`, which is quicker for many files."""
+    return Folder(path).locate(name)
+
+
+def glimpse(path: Path) -> Iterator[str]:
+    """Names of some of the files of a dump, relative to its folder: enough to tell its kind."""
+    if not path.is_dir():
+        yield path.name
+        return
+    waiting = deque([""])
+    seen = 0
+    while waiting and seen < _MOST_GLIMPSED:
+        folder = waiting.popleft()
+        for entry in itertools.islice(_list_entries(path / folder), _MOST_GLIMPSED):
+            seen += 1
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{folder}{entry.name}/")
+            else:
+                yield f"{folder}{entry.name}"
+
+
+def _list_entries(folder: Path, problems: Problems | None = None) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        if problems is not None:
+            problems.add(f"{folder} cannot be read: {error.strerror or error}")
+
+
+# --- Files behind a URL ---------------------------------------------------------------------------
+
+# What a store calls its files is its own affair: no name leads out of the folder that they go to.
+
+# A scheme has two letters at least: one is a drive of Windows'.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
+_COPIED_BLOCK = 4 << 20
+_LOCAL = ("file", "local")
+# What would be more than the name of one file or folder.
+_FORBIDDEN = "/\\:\0" if os.name == "nt" else "/\0"
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether it is to be reached by fsspec, rather than a path of this machine."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+@contextlib.contextmanager
+def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path on this machine: the given one, or that of a copy, which is removed in the end.
+
+    A URL of a place on this machine (`file://`) is that place: it is not copied.
+
+    Raises:
+        UsageError: nothing is there, or nobody knows how to get there.
+    """
+    if not is_url(path_or_url):
+        yield Path(path_or_url)
+        return
+    url = str(path_or_url)
+    with tempfile.TemporaryDirectory(prefix="paritas-", ignore_cleanup_errors=True) as folder:
+        with _translate_errors(url):
+            found = _copy_tree(url, Path(folder))
+        yield found
+
+
+def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
+    """Put the files of a folder somewhere; what is there of other names stays.
+
+    Args:
+        url_or_path: the folder that they go to, which is made where it is missing.
+        folder: on this machine.
+
+    Raises:
+        UsageError: it cannot be written to.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not is_url(url_or_path):
+        for file in files:
+            target = Path(url_or_path) / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+        return
+    url = str(url_or_path)
+    with _translate_errors(url):
+        store, root = _connect(url)
+        for file in files:
+            there = posixpath.join(root.rstrip("/"), file.relative_to(folder).as_posix())
+            store.makedirs(posixpath.dirname(there), exist_ok=True)
+            with file.open("rb") as read, store.open(there, "wb") as written:
+                shutil.copyfileobj(read, written, _COPIED_BLOCK)
+
+
+def names_at(url: str) -> set[str]:
+    """The names of what is at a URL; none where nothing is there yet.
+
+    Raises:
+        UsageError: it cannot be reached.
+    """
+    with _translate_errors(url):
+        store, root = _connect(url)
+        if not store.exists(root):
+            return set()
+        return {posixpath.basename(str(name).rstrip("/")) for name in store.ls(root, detail=False)}
+
+
+@contextlib.contextmanager
+def _translate_errors(url: str) -> Iterator[None]:
+    """Whatever a store raises becomes one message: each has exceptions of its own."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        told = str(error) or type(error).__name__
+        raise UsageError(f"{_without_password(url)} cannot be reached: {told}") from error
+
+
+def _without_password(url: str) -> str:
+    """The URL without a password that may be in it."""
+    return re.sub(r"(?<=://)[^/@\s]+@", "", url)
+
+
+def _connect(url: str) -> tuple[Any, str]:
+    """The store that a URL is of, and the path there."""
+    try:
+        fsspec: Any = importlib.import_module("fsspec")  # it has no types
+    except ImportError as error:
+        raise UsageError(
+            f"{_without_password(url)} needs fsspec, which is not installed: pip install fsspec"
+        ) from error
+    try:
+        store, path = fsspec.core.url_to_fs(url)
+    except ValueError as error:  # a protocol that it has never heard of
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise UsageError(
+            f"{_without_password(url)}: fsspec knows no such place ({error}): "
+            f"install the package that brings it, or give one of {known}"
+        ) from error
+    except ImportError as error:  # it says which package is missing
+        raise UsageError(f"{_without_password(url)}: {error}") from error
+    return store, str(path)
+
+
+def _copy_tree(url: str, folder: Path) -> Path:
+    store, root = _connect(url)
+    if _is_local(store) and store.exists(root):
+        return Path(root)
+    # Otherwise an earlier listing may be remembered, of a dump that has grown since.
+    store.invalidate_cache()
+    if not store.exists(root):
+        raise UsageError(f"{_without_password(url)} is not there: give a dump")
+    if store.isfile(root):
+        target = folder / _own_name(posixpath.basename(root.rstrip("/")), url)
+        _fetch(store, root, target)
+        return target
+    # Of the same name, which may say which step or rank it is.
+    name = posixpath.basename(root.rstrip("/"))
+    top = folder / (name if name and _is_plain(name) else "dump")
+    top.mkdir()
+    names = store.find(root)
+    if not names:
+        raise UsageError(f"{_without_password(url)} is empty: give a dump")
+    if len(names) > _MOST_FILES:
+        raise UsageError(f"{_without_password(url)} has more than {_MOST_FILES} files: give a part")
+    for name in names:
+        target = top.joinpath(*_parts_inside(str(name), root, url))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(store, name, target)
+    return top
+
+
+def _is_local(store: Any) -> bool:
+    protocols = (store.protocol,) if isinstance(store.protocol, str) else store.protocol
+    return any(protocol in _LOCAL for protocol in protocols)
+
+
+def _fetch(store: Any, name: str, target: Path) -> None:
+    with store.open(name, "rb") as read, target.open("xb") as written:
+        shutil.copyfileobj(read, written, _COPIED_BLOCK)
+
+
+def _parts_inside(name: str, root: str, url: str) -> list[str]:
+    """The folders and the name of a file, below that of the dump."""
+    above = root.rstrip("/") + "/"
+    if not name.startswith(above):
+        raise UsageError(f"{_without_password(url)} lists {name!r}, which is not below {root!r}")
+    parts = name.removeprefix(above).split("/")
+    return [_own_name(part, url) for part in parts]
+
+
+def _own_name(part: str, url: str) -> str:
+    if not _is_plain(part):
+        raise UsageError(
+            f"{_without_password(url)} has a file with {part!r} in its name: it is not copied"
+        )
+    return part
+
+
+def _is_plain(part: str) -> bool:
+    return part not in ("", ".", "..") and not any(letter in part for letter in _FORBIDDEN)

@@ -1,0 +1,560 @@
+"""An exported program, `.pt2`, read as the description it is: nothing of it is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import pickle
+import re
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import msgspec
+import torch
+
+from paritas._torch.graphs import module_path
+from paritas.errors import UsageError
+from paritas.graphs.calls import Graph, GraphCall, Kind, TensorValue, tensor_values
+from paritas.graphs.exported_values import (
+    DTYPES,
+    KNOWN_MAJOR,
+    ExportedProgramData,
+    ExportedValues,
+    GraphPart,
+    Node,
+    Symbols,
+    TensorMeta,
+    Unknown,
+    Versioned,
+    WeightPayload,
+    WeightPayloads,
+    decode,
+)
+
+# --- The members of a `.pt2` archive, read without trusting them ----------------------------------
+
+# Torch's own loader unpickles what lies in such a file, and evaluates expressions that stand in it
+# as text. A graph that is only to be looked at needs neither: it is JSON, and weights are plain
+# bytes.
+
+_HOW = "Save it with torch.export.save(torch.export.export(model, inputs), 'model.pt2')"
+_LONGEST_TEXT = 1 << 28
+_NEWEST_ARCHIVE = 0
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a file begins as a zip archive does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\x03\x04"
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class Archive:
+    """A `.pt2` archive: what torch.export.save writes.
+
+    Attributes:
+        path: the file.
+        model: the name of the program in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Look at the list of members.
+
+        Raises:
+            UsageError: it is no such archive, or holds something else than one program.
+        """
+        self.path = path
+        self._opened: zipfile.ZipFile | None = None
+        try:
+            with zipfile.ZipFile(path) as opened:
+                members = opened.infolist()
+        except zipfile.BadZipFile as error:
+            raise UsageError(
+                f"{path} is no whole zip archive ({error}): it is cut off or something else. {_HOW}"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+        # A whole archive begins where the file does; of one that is cut off, zipfile may find an
+        # archive that lies inside.
+        if members and min(member.header_offset for member in members) > 0:
+            raise UsageError(f"{path} is no whole zip archive: it is cut off. {_HOW}")
+        self._root = members[0].filename.split("/")[0] if members else ""
+        self._members = {
+            member.filename.removeprefix(f"{self._root}/"): member for member in members
+        }
+        if len(self._members) != len(members):
+            raise UsageError(f"{path} has two members of the same name. {_HOW}")
+        self._check_format()
+        self.model = self._program_name()
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Inside, the list of members is not read again for each of them."""
+        with zipfile.ZipFile(self.path) as opened:
+            self._opened = opened
+            try:
+                yield
+            finally:
+                self._opened = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def size(self, name: str) -> int:
+        """How many bytes a member has."""
+        return self._member(name).file_size
+
+    def text(self, name: str) -> bytes:
+        """A member that is JSON or a short text.
+
+        Raises:
+            UsageError: it is missing, or far longer than any program.
+        """
+        if self.size(name) > _LONGEST_TEXT:
+            raise UsageError(
+                f"{self.path}: its member {name} has {self.size(name):,} bytes; "
+                f"a program has {_LONGEST_TEXT:,} at most"
+            )
+        return self.read(name)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a member.
+
+        Raises:
+            UsageError: it is missing, damaged or compressed.
+        """
+        member = self._member(name)
+        # Torch compresses nothing, so no member is longer than the file: a small file cannot
+        # be made to fill the memory.
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+            raise UsageError(
+                f"{self.path}: its member {name} is compressed or encrypted, which torch never "
+                f"does. {_HOW}"
+            )
+        if member.file_size > self.path.stat().st_size:
+            raise UsageError(
+                f"{self.path}: its member {name} claims {member.file_size:,} bytes, more than "
+                f"the whole file. {_HOW}"
+            )
+        try:
+            if self._opened is not None:
+                return self._opened.read(member)
+            with zipfile.ZipFile(self.path) as opened:
+                return opened.read(member)
+        except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
+            raise UsageError(
+                f"{self.path}: its member {name} is damaged ({error}). {_HOW}"
+            ) from None
+
+    def _member(self, name: str) -> zipfile.ZipInfo:
+        member = self._members.get(name)
+        if member is None:
+            raise UsageError(f"{self.path} lacks its member {name}. {_HOW}")
+        return member
+
+    def _check_format(self) -> None:
+        if "archive_format" in self._members:
+            found = self.text("archive_format")
+            version = self.text("archive_version") if "archive_version" in self else b"0"
+            if found != b"pt2" or version.strip() != b"%d" % _NEWEST_ARCHIVE:
+                raise UsageError(
+                    f"{self.path} is an archive of format {found.decode('ascii', 'replace'):.20} "
+                    f"{version.decode('ascii', 'replace'):.20}; known is pt2 {_NEWEST_ARCHIVE}, "
+                    f"which torch 2.11 to 2.13 write. {_HOW}"
+                )
+            return
+        if "serialized_exported_program.json" in {name.split("/")[-1] for name in self._members}:
+            raise UsageError(
+                f"{self.path} was saved by an older torch, in another layout than that of torch "
+                f"2.11 to 2.13, which is known. {_HOW} there"
+            )
+        if "data.pkl" in self._members:
+            kind = "TorchScript program" if "constants.pkl" in self else "pickle (torch.save)"
+            raise UsageError(
+                f"{self.path} is a {kind}, and loading it would run code that it holds. Give "
+                f"module:factory, a function of yours that loads and returns it. Or: {_HOW}"
+            )
+        raise UsageError(f"{self.path} is a zip archive, but none of a program. {_HOW}")
+
+    def _program_name(self) -> str:
+        names = [
+            name[len("models/") : -len(".json")]
+            for name in self._members
+            if name.startswith("models/") and name.endswith(".json")
+        ]
+        if not names:
+            compiled = any(name.startswith("data/aotinductor/") for name in self._members)
+            what = "compiled code (AOTInductor)" if compiled else "other things"
+            raise UsageError(f"{self.path} holds {what}, but no program. {_HOW}")
+        if len(names) > 1:
+            shown = ", ".join(sorted(names))
+            raise UsageError(
+                f"{self.path} holds {len(names)} programs ({shown:.200}): save each on its own"
+            )
+        return names[0]
+
+
+# --- The weights in a `.pt2` archive: plain bytes with a description beside them ------------------
+
+
+def read_state(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """Parameters, buffers and constants, as far as the archive holds them as plain tensors.
+
+    Args:
+        archive: where they are.
+        wanted: name in the graph by name in the model.
+
+    Raises:
+        UsageError: a tensor's bytes are missing, or do not fit what is said of them.
+    """
+    try:
+        with archive.kept_open():
+            _check_order_of_bytes(archive)
+            return _read_folders(archive, wanted)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{archive.path} was changed while it was read: {error}") from None
+
+
+def _read_folders(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for folder in ("weights", "constants"):
+        name = f"data/{folder}/{archive.model}_{folder}_config.json"
+        if name not in archive:
+            continue
+        payloads = decode(archive.text(name), WeightPayloads, f"{archive.path}: {name}").config
+        read: dict[str, bytearray] = {}  # tied weights share their bytes, as they did
+        for key, payload in payloads.items():
+            if key not in wanted:
+                continue
+            tensor = _read_weight(archive, f"data/{folder}/{payload.path_name}", payload, read)
+            if tensor is not None:
+                found[wanted[key]] = tensor
+    return found
+
+
+def _read_weight(
+    archive: Archive, member: str, payload: WeightPayload, read: dict[str, bytearray]
+) -> torch.Tensor | None:
+    meta = payload.tensor_meta
+    if meta is None:
+        return None  # no tensor, but an object that only its own code can make
+    if payload.use_pickle:
+        return _unpickled(archive.read(member))
+    if member not in read:
+        read[member] = bytearray(archive.read(member))
+    try:
+        return _strided(read[member], meta)
+    except (Unknown, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UsageError(
+            f"{archive.path}: the bytes of {member} do not fit what is said of them ({error})"
+        ) from None
+
+
+def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
+    symbols = Symbols({})
+    dtype = DTYPES[meta.dtype]
+    shape = [symbols.size(one) for one in meta.sizes]
+    stride = [symbols.size(one) for one in meta.strides]
+    offset = symbols.size(meta.storage_offset)
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=dtype)
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if (last + 1) * dtype.itemsize > len(raw):
+        raise ValueError(f"{len(raw)} bytes are too few for {shape}")
+    usable = len(raw) // dtype.itemsize * dtype.itemsize
+    flat = torch.frombuffer(raw, dtype=torch.uint8)[:usable].view(dtype)
+    return flat.as_strided(shape, stride, offset)
+
+
+def _unpickled(raw: bytes) -> torch.Tensor | None:
+    """A tensor of a class of its own, if torch can make it without running code of the file."""
+    try:
+        found = torch.load(io.BytesIO(raw), weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
+        return None
+    return found if type(found) in {torch.Tensor, torch.nn.Parameter} else None
+
+
+def _check_order_of_bytes(archive: Archive) -> None:
+    found = archive.text("byteorder").decode("ascii", "replace") if "byteorder" in archive else ""
+    if found and found != sys.byteorder:
+        raise UsageError(
+            f"{archive.path} was written on a {found!r:.20}-endian machine, and this one is "
+            f"{sys.byteorder}-endian: save it again here"
+        )
+
+
+# --- Which line of the user's program a node comes from, and in which module ----------------------
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
+# Torch itself: installed, as it names its own files without their folder, or code that it wrote.
+_TORCHS = re.compile(
+    r"^<eval_with_key>|(^|(site|dist)-packages[/\\])torch[/\\]"
+    r"|[/\\]torch[/\\](nn|_dynamo|functional|fx|_higher_order_ops|utils|export|_export|_ops)\b"
+)
+_LONGEST_LINE = 300
+
+
+@functools.lru_cache(maxsize=1024)
+def source_of(trace: str) -> tuple[str, str]:
+    """File and line, and the text of it, of the innermost frame that is the user's, or torch's.
+
+    The file has its folder and no more: where it lay on the machine of the export tells nobody.
+    """
+    lines = trace.splitlines()
+    best, users = ("", ""), False
+    for position, text in enumerate(lines):
+        found = _FRAME.search(text)
+        if found is None or (users and _TORCHS.search(found["file"])):
+            continue
+        users = users or not _TORCHS.search(found["file"])
+        code = lines[position + 1].strip() if position + 1 < len(lines) else ""
+        code = "" if _FRAME.search(code) else code[:_LONGEST_LINE]
+        best = (f"{_short_path(found['file'])}:{found['line']}", code)
+    return best
+
+
+@functools.lru_cache(maxsize=1024)
+def module_of_stack(stack: str) -> str:
+    """The path of the innermost module, from `key,path,type;key,path,type`."""
+    parts = stack.rsplit(";", maxsplit=1)[-1].split(",", 2)
+    if len(parts) < 2 or parts[0].startswith("_empty_nn_module_stack"):  # noqa: PLR2004
+        return ""
+    return module_path(parts[1])
+
+
+def _short_path(file: str) -> str:
+    path = PureWindowsPath(file) if "\\" in file else PurePosixPath(file)
+    return "/".join(part.strip("/\\") for part in path.parts[-2:] if part.strip("/\\"))
+
+
+# --- The program ----------------------------------------------------------------------------------
+
+# Operators that are not registered here are read like all others, under their names.
+
+APART = "takes a tuple apart"
+BRANCHES = "a higher-order operator; the calls inside its graphs are listed after it"
+BRACKET = "only says whether gradients are kept by the calls after it"
+NO_TENSOR = "gives no tensor"
+_SIZES = "works on sizes, not on tensors"
+_ASSUMES = "checks an assumption and computes nothing"
+
+_ASSERTION = re.compile(r"aten\.(_assert|_functional_assert|sym_constrain|_functional_sym)\w*\..*")
+_OF_SIZES = re.compile(
+    r"(aten\.sym_|operator\.|torch\.sym_|math\.|torch\.Tensor\.(size|dim|numel|stride)|getattr).*"
+)
+_GRAD_BRACKET = "higher_order.wrap_with_set_grad_enabled"
+# What a description of another form than the known makes of reading it.
+_MISREAD = (LookupError, TypeError, ValueError, AttributeError, RecursionError, ArithmeticError)
+_POSITIONAL = 1
+_LONGEST_NAME = 200
+
+# By the key of a specification: where the name in the model stands, and what the input is.
+_SPECIFIED: dict[str, tuple[str, Kind]] = {
+    "parameter": ("parameter_name", "parameter"),
+    "buffer": ("buffer_name", "buffer"),
+    "tensor_constant": ("tensor_constant_name", "constant"),
+}
+
+
+def read_exported(path: Path) -> Graph:
+    """The graph of a `.pt2` file.
+
+    Raises:
+        UsageError: it is no such file, is damaged, or comes from another version.
+    """
+    archive = Archive(path)
+    told = f"{path}: models/{archive.model}.json"
+    text = archive.text(f"models/{archive.model}.json")
+    _check_version(decode(text, Versioned, told), path)
+    program = decode(text, ExportedProgramData, told)
+    symbols = Symbols(program.range_constraints)
+    part = program.graph_module.graph
+    values = ExportedValues(part, symbols)
+    try:
+        names = _specify(program, values)
+        known = _inputs(part, values)
+        calls: list[GraphCall] = []
+        _read_part(part, values, symbols, calls)
+    except (Unknown, *_MISREAD) as error:
+        raise UsageError(f"{told} cannot be understood: {error!s:.200}") from None
+    return Graph(
+        name=path.name,
+        kind="torch.export",
+        calls=tuple(calls),
+        values=known,
+        state=lambda: read_state(archive, names),
+        notes=_program_notes(program, symbols),
+    )
+
+
+def idle_reason(operator: str, outputs: tuple[TensorValue, ...]) -> str:
+    """Why there is nothing to check of an operator; empty if there is."""
+    if _ASSERTION.fullmatch(operator):
+        return _ASSUMES
+    if outputs:
+        return ""
+    return _SIZES if _OF_SIZES.fullmatch(operator) else NO_TENSOR
+
+
+def _check_version(found: Versioned, path: Path) -> None:
+    version = found.schema_version
+    if version.major == KNOWN_MAJOR:
+        return
+    age = "an older" if version.major < KNOWN_MAJOR else "a newer"
+    raise UsageError(
+        f"{path} is a graph from {age} version: torch {found.torch_version:.40} wrote it in schema "
+        f"{version.major}.{version.minor}, and schema {KNOWN_MAJOR} (torch 2.11 to 2.13) is known. "
+        "Export it again with such a torch"
+    )
+
+
+def _specify(program: ExportedProgramData, values: ExportedValues) -> dict[str, str]:
+    """Tell the values what the inputs are; the name in the graph by that in the model."""
+    names: dict[str, str] = {}
+    for specified in program.graph_module.signature.input_specs:
+        ((kind, about),) = specified.items()
+        if kind in _SPECIFIED:
+            key, what = _SPECIFIED[kind]
+            name = about["arg"]["name"]
+            values.kinds[name] = what
+            names[about[key]] = name
+        elif kind == "user_input" and "as_tensor" in about["arg"]:
+            values.kinds[about["arg"]["as_tensor"]["name"]] = "input"
+        elif kind == "constant_input":
+            ((_, value),) = about["value"].items()
+            values.plain[about["name"]] = value
+    return names
+
+
+def _inputs(part: GraphPart, values: ExportedValues) -> dict[str, TensorValue]:
+    named = [given["as_tensor"]["name"] for given in part.inputs if "as_tensor" in given]
+    return {name: values.tensor(name) for name in named}
+
+
+def _read_part(
+    part: GraphPart, values: ExportedValues, symbols: Symbols, calls: list[GraphCall]
+) -> None:
+    """Add the calls of a graph, and of the graphs inside it, in order."""
+    for node in part.nodes:
+        call, made = _read_node(node, values, len(calls))
+        calls.append(call)
+        for name, inner in _graphs_inside(node):
+            within = ExportedValues(inner, symbols, f"{call.name}.{name}.")
+            if call.idle == BRACKET:
+                _hand_on(call, inner, within)
+            _read_part(inner, within, symbols, calls)
+        # Of a higher-order operator the archive says whether one tensor is a tuple of one.
+        in_tuple = node.is_hop_single_tensor_return is False
+        calls.extend(_taken_apart(call, made, len(calls), in_tuple=in_tuple))
+
+
+def _hand_on(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
+    """Let a graph that is only put in brackets take and give the tensors around it."""
+    for held, tensors in ((inner.inputs, call.tensors()), (inner.outputs, iter(call.outputs))):
+        for one, tensor in zip((x for x in held if "as_tensor" in x), tensors, strict=False):
+            within.hand_on(one["as_tensor"]["name"], tensor)
+
+
+def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[GraphCall, list[Any]]:
+    """A call, and what it gives as it gives it: tensors, lists of them, numbers."""
+    operator = _operator_name(node.target)
+    bracket = operator == _GRAD_BRACKET
+    obstacle = BRANCHES if operator.startswith("higher_order.") and not bracket else ""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for given in node.inputs:
+        try:
+            value = values.argument(given.arg)
+        except Unknown as error:
+            if "as_graph" not in given.arg:
+                obstacle = obstacle or f"{error}, which paritas does not read"
+            value = None
+        if given.kind is None:
+            obstacle = obstacle or f"the archive does not say how it is given {given.name!r:.40}"
+        if given.kind == _POSITIONAL:
+            args.append(value)
+        else:
+            kwargs[given.name] = value
+    made: list[Any] = []
+    for one in node.outputs:
+        try:
+            made.append(values.argument(one))
+        except Unknown as error:
+            obstacle = obstacle or f"{error}, which paritas does not read"
+    outputs = tuple(tensor_values(made))
+    idle = BRACKET if bracket else idle_reason(operator, outputs)
+    name = f"{values.prefix}{node.name or _name_of(node, position)}"
+    source, code = source_of(node.metadata.get("stack_trace", ""))
+    module = module_of_stack(node.metadata.get("nn_module_stack", ""))
+    call = GraphCall(
+        position=position,
+        name=name[:_LONGEST_NAME],
+        operator=operator,
+        args=tuple(args),
+        kwargs=kwargs,
+        outputs=outputs,
+        source=source,
+        code=code,
+        module=module,
+        idle="" if obstacle and outputs else idle,
+        obstacle=obstacle if outputs or not idle else "",
+    )
+    return call, made
+
+
+def _taken_apart(
+    call: GraphCall, made: list[Any], position: int, *, in_tuple: bool
+) -> list[GraphCall]:
+    """The calls that take a result apart: the archive leaves them out, and names what they give."""
+    results = made[0] if len(made) == 1 and isinstance(made[0], list) else made
+    if results is made and len(made) < 2 and not in_tuple:  # noqa: PLR2004
+        return []
+    found: list[GraphCall] = []
+    for index, one in enumerate(results):
+        if isinstance(one, TensorValue) and f"{call.name}_unused_" not in one.name:
+            part = GraphCall(
+                position=position + len(found),
+                name=one.name,
+                operator="operator.getitem",
+                args=(tuple(results), index),
+                outputs=(one,),
+                source=call.source,
+                code=call.code,
+                module=call.module,
+                idle=APART,
+            )
+            found.append(part)
+    return found
+
+
+def _graphs_inside(node: Node) -> list[tuple[str, GraphPart]]:
+    given = [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]
+    return [(str(one["name"]), msgspec.convert(one["graph"], GraphPart)) for one in given]
+
+
+def _operator_name(target: str) -> str:
+    name = target.removeprefix("torch.ops.")[:_LONGEST_NAME]
+    return name.removeprefix("_") if name.startswith("_operator.") else name
+
+
+def _name_of(node: Node, position: int) -> str:
+    """What a node without a name is called: as its result, if it has one."""
+    for one in node.outputs:
+        held: Mapping[str, Any] = next(iter(one.values()), {})
+        if isinstance(held, Mapping) and ("name" in held or "as_name" in held):
+            return str(held.get("name") or held.get("as_name"))
+    return f"{_operator_name(node.target).split('.')[-2:][0]}_{position}"
+
+
+def _program_notes(program: ExportedProgramData, symbols: Symbols) -> tuple[str, ...]:
+    version = program.schema_version
+    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
+    return (made, *symbols.notes())

@@ -1,0 +1,586 @@
+"""Graphs opened, whatever they are kept in: a file, or a program in memory."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node, Tracer
+
+from paritas._torch.graphs import (
+    copy_graph,
+    is_bracket,
+    is_higher_order,
+    is_operator,
+    module_path,
+    predict_values,
+    size_number,
+    symbol_ranges,
+)
+from paritas.errors import UsageError
+from paritas.execution.subjects import Inputs
+from paritas.graphs.calls import Graph, GraphCall, Kind, TensorValue, tensor_values
+from paritas.graphs.exported import (
+    APART,
+    BRANCHES,
+    NO_TENSOR,
+    idle_reason,
+    is_zip,
+    read_exported,
+    source_of,
+)
+from paritas.graphs.exported_values import SymbolRange, Symbols, makes_gradients
+from paritas.partition.library.registry import name_of
+
+# --- What a node of an FX graph calls, in full, as people write it --------------------------------
+
+# Where people find what torch keeps elsewhere.
+_HOMES = {
+    "torch.nn.functional": torch.nn.functional,
+    "torch": torch,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+}
+
+
+def full_name(target: Callable[..., Any]) -> str:
+    """The name of a function: `torch.nn.functional.linear`, `aten.mm.default`, `operator.add`."""
+    if is_higher_order(target):
+        return f"higher_order.{getattr(target, '__name__', target)}"
+    if is_operator(target):
+        return str(target)
+    name = name_of(target)
+    if name.startswith(("_operator.", "builtins.")):
+        return name.removeprefix("_").removeprefix("builtins.")
+    if not name.startswith("torch."):
+        return name
+    short = str(getattr(target, "__name__", ""))
+    for home, module in _HOMES.items():
+        for spelt in (short, short.partition("_")[2]):  # torch.fft.fft is named fft_fft
+            if spelt and getattr(module, spelt, None) is target:
+                return f"{home}.{spelt}"
+    return name
+
+
+# --- What the nodes of an FX graph stand for: tensors by name, numbers as numbers -----------------
+
+# None is a value too: that of a node which computes nothing.
+UNKNOWN = object()
+
+
+def said_of(node: Node) -> Any:
+    """What the graph itself says of a node's value, or `UNKNOWN`."""
+    for key in ("val", "example_value", "tensor_meta"):
+        if key in node.meta:
+            return node.meta[key]
+    return UNKNOWN
+
+
+class Describing:
+    """Turns values into descriptions."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self._symbols = symbols
+
+    def result(self, value: Any, node: Node, prefix: str) -> Any:
+        """The result of a node; its parts bear the names of those that take it apart."""
+        if not isinstance(value, list | tuple) or _is_metadata(value):
+            return self.value(value, f"{prefix}{node.name}", "intermediate")
+        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+        parts = [
+            self.value(one, f"{prefix}{named.get(at, f'{node.name}_unused_{at}')}", "intermediate")
+            for at, one in enumerate(value)
+        ]
+        return parts if isinstance(value, list) else tuple(parts)
+
+    def value(self, value: Any, name: str, kind: Kind) -> Any:
+        """A tensor as its description, a symbol as its number, all else as it is."""
+        if isinstance(value, torch.Tensor) or _is_metadata(value):
+            shape = tuple(self._number(size) for size in value.shape)
+            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
+            return TensorValue(name, shape, value.dtype, kind, grad)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self._number(value)
+        if isinstance(value, list | tuple):
+            parts = [self.value(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, Mapping):
+            return {key: self.value(one, f"{name}_{key}", kind) for key, one in value.items()}
+        return value
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return value
+        return size_number(value, self._symbols.guess)
+
+
+def _is_metadata(value: Any) -> bool:
+    """Whether a value is what torch.fx's ShapeProp leaves: a tuple that describes a tensor."""
+    return hasattr(value, "_fields") and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+# --- Calls of modules, written out as the functions that the modules call -------------------------
+
+# A graph of `torch.fx.symbolic_trace` calls torch's own modules whole. A rule for splitting speaks
+# of `torch.nn.functional.linear`, not of a `Linear` somewhere in a model.
+
+_MOST_ROUNDS = 32
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+class _IntoEverything(Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+def written_out(module: GraphModule) -> GraphModule:
+    """The same graph with modules taken apart, as far as they can be traced.
+
+    What is changed is a copy, which shares the tensors. Taken apart are also operators that only
+    put brackets around calls, as `torch.no_grad()` does.
+    """
+    if not any(_inside(node) for node in module.graph.nodes):
+        return module
+    result = copy_graph(module)
+    left: set[Node] = set()
+    for _ in range(_MOST_ROUNDS):  # a module inside a module comes to light one round later
+        nodes = [node for node in result.graph.nodes if node not in left and _inside(node)]
+        if not nodes:
+            break
+        left.update(node for node in nodes if not _write_out(result, node))
+    return result
+
+
+def _inside(node: Node) -> str:
+    """The path of the module that a node runs."""
+    if node.op == "call_module":
+        return str(node.target)
+    inner = node.args[1] if is_bracket(node.target, node.args) else None
+    return str(inner.target) if isinstance(inner, Node) and inner.op == "get_attr" else ""
+
+
+def _write_out(module: GraphModule, node: Node) -> bool:
+    """Replace one call; False if its module cannot be traced."""
+    path = _inside(node)
+    try:
+        target = module.get_submodule(path)
+        graph = _traced(target)
+        given = _bind_module_call(target, node)
+    except Exception:  # noqa: BLE001  (a module that decides by values; the call says so)
+        return False
+    if not _replaceable(node, graph):
+        return False
+    stack = dict(node.meta.get("nn_module_stack") or {})
+    if node.op == "call_module":
+        stack[node.name] = (path, type(target))
+    told = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
+    made: dict[Node, Any] = {}
+    with module.graph.inserting_before(node):
+        for inner in graph.nodes:
+            if inner.op == "placeholder":
+                made[inner] = given.get(str(inner.target), inner.args[0] if inner.args else None)
+            elif inner.op != "output":
+                made[inner] = copied = module.graph.node_copy(inner, made.__getitem__)
+                if inner.op in {"get_attr", "call_module"}:
+                    copied.target = f"{path}.{inner.target}"
+                copied.meta = {**told, **inner.meta}
+    _replace(node, torch.fx.node.map_arg(_result(graph), made.__getitem__))
+    module.graph.erase_node(node)
+    return True
+
+
+def _result(graph: torch.fx.Graph) -> Any:
+    return graph.find_nodes(op="output")[0].args[0]
+
+
+def _replaceable(node: Node, graph: torch.fx.Graph) -> bool:
+    """Whether the users of a node can be given what a graph returns."""
+    if isinstance(_result(graph), Node):
+        return True
+    return isinstance(_result(graph), list | tuple) and all(
+        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
+    )
+
+
+def _replace(node: Node, result: Any) -> None:
+    if isinstance(result, Node):
+        if "val" in node.meta:
+            result.meta.setdefault("val", node.meta["val"])
+        node.replace_all_uses_with(result)
+        return
+    for user in list(node.users):
+        part = result[user.args[1]]
+        if not isinstance(part, Node):
+            raise UsageError(f"{node.name} gives {part!r:.40}, which is computed by nothing")
+        user.replace_all_uses_with(part)
+        user.graph.erase_node(user)
+
+
+def _traced(module: nn.Module) -> torch.fx.Graph:
+    if isinstance(module, GraphModule):
+        return module.graph
+    return _by_hand(module) or _IntoEverything().trace(module)
+
+
+def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
+    """The arguments of a call by the names of the module's parameters."""
+    if node.op == "call_module":
+        return inspect.signature(module.forward).bind(*node.args, **node.kwargs).arguments
+    names = [str(one.target) for one in module.graph.find_nodes(op="placeholder")]  # type: ignore[union-attr,operator]
+    return dict(zip(names, node.args[2:], strict=True))
+
+
+def _by_hand(module: Any) -> torch.fx.Graph | None:
+    """The graph of a module whose own code looks at its input to check it; None of any other."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("input")
+
+    def held(*names: str) -> list[Any]:
+        return [graph.get_attr(n) if getattr(module, n) is not None else None for n in names]
+
+    if isinstance(module, _TRANSPOSED):
+        function = getattr(nn.functional, f"conv_transpose{len(module.kernel_size)}d")
+        sizes = (module.stride, module.padding, module.output_padding)
+        made = (x, *held("weight", "bias"), *sizes, module.groups, module.dilation)
+    elif isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS) and module.momentum is not None:
+        of_batch = isinstance(module, _BATCH_NORMS)
+        function = nn.functional.batch_norm if of_batch else nn.functional.instance_norm
+        tensors = held("running_mean", "running_var", "weight", "bias")
+        training = module.training or module.running_mean is None
+        made = (x, *tensors, training, module.momentum, module.eps)
+    else:
+        return None
+    graph.output(graph.call_function(function, made))
+    return graph
+
+
+# --- A graph that is in memory: what torch.export or torch.fx made of a model ---------------------
+
+_KINDS: dict[str, Kind] = {
+    "PARAMETER": "parameter",
+    "BUFFER": "buffer",
+    "CONSTANT_TENSOR": "constant",
+    "USER_INPUT": "input",
+}
+
+
+def read_program(program: ExportedProgram, name: str = "") -> Graph:
+    """The graph of an exported program."""
+    kinds: dict[str, Kind] = {}
+    targets: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        kind = _KINDS.get(spec.kind.name)
+        if kind is not None:
+            kinds[spec.arg.name] = kind
+            if spec.target is not None:
+                targets[spec.arg.name] = spec.target
+    ranges = {name: SymbolRange(*ends) for name, ends in symbol_ranges(program).items()}
+    held = {**program.constants, **program.state_dict}
+    state = {name: held[target] for name, target in targets.items() if target in held}
+    reader = _FxReader(written_out(program.graph_module), {}, kinds, Symbols(ranges))
+    reader.read()
+    return reader.graph(name or "exported program", "torch.export", state)
+
+
+def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: str = "") -> Graph:
+    """The graph of an FX module.
+
+    Args:
+        module: with `meta["val"]` at its nodes, as compilers pass it round, or without.
+        inputs: values of its placeholders by name, to find shapes where it has none.
+
+    Raises:
+        UsageError: nothing is known of any shape.
+    """
+    unknown = all(said_of(node) is UNKNOWN for node in module.graph.nodes)
+    if unknown and inputs is None:
+        raise UsageError(
+            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']): "
+            "give sample inputs with it"
+        )
+    whole = written_out(module)
+    found: dict[Node, Any] = {}
+    if inputs is not None:
+        names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
+        found = predict_values(whole, [inputs.get(name) for name in names])
+    reader = _FxReader(whole, found, {}, Symbols({}))
+    reader.read()
+    return reader.graph(name or type(module).__name__, "fx", reader.state)
+
+
+class _FxReader:
+    """Reads the nodes of one graph in order."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        found: Mapping[Node, Any],
+        kinds: Mapping[str, Kind],
+        symbols: Symbols,
+    ) -> None:
+        self._symbols = symbols
+        self._module = module
+        self._found = found
+        self._kinds = kinds
+        self._made: dict[Node, Any] = {}
+        self._prefix = ""
+        self._describing = Describing(symbols)
+        self.calls: list[GraphCall] = []
+        self.values: dict[str, TensorValue] = {}
+        self.state: dict[str, torch.Tensor] = {}
+
+    def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
+        """What was read."""
+        notes = (f"read from memory, torch {torch.__version__}", *self._symbols.notes())
+        return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes)
+
+    def read(self) -> None:
+        """Read all nodes."""
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._read_input(node)
+            elif node.op == "get_attr":
+                self._read_attribute(node)
+            elif node.op != "output":
+                self._read_call(node)
+
+    def _value(self, node: Node) -> Any:
+        return self._found[node] if node in self._found else said_of(node)
+
+    def _read_input(self, node: Node) -> None:
+        value = self._value(node)
+        kind = self._kinds.get(node.name, "input")
+        if isinstance(value, torch.nn.Parameter):
+            kind = "parameter"
+        if self._prefix:
+            kind = "intermediate"  # what the operator around this graph hands on
+        made = self._describing.value(value, f"{self._prefix}{node.name}", kind)
+        self._made[node] = None if made is UNKNOWN else made
+        if isinstance(made, TensorValue) and not self._prefix:
+            self.values[made.name] = made
+
+    def _read_attribute(self, node: Node) -> None:
+        held: Any = self._module
+        for part in str(node.target).split("."):
+            held = getattr(held, part, None)
+        if isinstance(held, torch.Tensor):
+            name = f"{self._prefix}{node.target}"
+            self.state[name] = held
+            self.values[name] = held = self._describing.value(held, name, self._kind_of(node, held))
+        self._made[node] = held
+
+    def _kind_of(self, node: Node, held: torch.Tensor) -> Kind:
+        if isinstance(held, torch.nn.Parameter):
+            return "parameter"
+        return "buffer" if node.target in dict(self._module.named_buffers()) else "constant"
+
+    def _read_call(self, node: Node) -> None:
+        args = tuple(self._argument(one) for one in node.args)
+        kwargs = {key: self._argument(one) for key, one in node.kwargs.items()}
+        apart = node.target is operator.getitem and _holds_tensors(args[0])
+        value = self._value(node)
+        made = _picked(args) if apart else self._describing.result(value, node, self._prefix)
+        self._made[node] = None if made is UNKNOWN else made
+        outputs = tuple(tensor_values(made))
+        name, function, obstacle = self._called(node)
+        idle = APART if apart else idle_reason(name, outputs)
+        if made is UNKNOWN and idle in {"", NO_TENSOR}:
+            idle, obstacle = "", "its shapes are unknown: give sample inputs with the graph"
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        call = GraphCall(
+            position=len(self.calls),
+            name=f"{self._prefix}{node.name}",
+            operator=name,
+            args=_without_graphs(args),
+            kwargs=_without_graphs(kwargs),
+            outputs=outputs,
+            source=source,
+            code=code,
+            module=_module_of(node),
+            function=function,
+            idle="" if obstacle else idle,
+            obstacle=obstacle,
+        )
+        self.calls.append(call)
+        for one in (*node.args, *node.kwargs.values()):
+            inner = self._made.get(one) if isinstance(one, Node) else None
+            if isinstance(inner, GraphModule):
+                self._read_inside(inner, f"{call.name}.{one}.")
+
+    def _read_inside(self, module: GraphModule, prefix: str) -> None:
+        reader = _FxReader(module, {}, {}, self._symbols)
+        reader._prefix = prefix
+        reader.calls, reader.values, reader.state = self.calls, self.values, self.state
+        reader.read()
+
+    def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
+        """What a node calls, the function, and why it cannot be checked."""
+        if node.op == "call_method":
+            method = getattr(torch.Tensor, str(node.target), None)
+            return f"torch.Tensor.{node.target}", method, ""
+        if node.op == "call_module":
+            module = self._module.get_submodule(str(node.target))
+            name = f"{type(module).__module__}.{type(module).__qualname__}"
+            why = f"module {node.target} decides by what it is given, and cannot be taken apart"
+            return name, module, f"{why}: export the model with torch.export"
+        target: Any = node.target
+        if is_higher_order(target):
+            return full_name(target), None, BRANCHES
+        return full_name(target), target, ""
+
+    def _argument(self, given: Any) -> Any:
+        if isinstance(given, Node):
+            return self._made[given]
+        if isinstance(given, Mapping):
+            return {key: self._argument(one) for key, one in given.items()}
+        if isinstance(given, list):
+            return [self._argument(one) for one in given]
+        if isinstance(given, tuple):
+            return tuple(self._argument(one) for one in given)
+        if isinstance(given, slice):
+            return slice(*(self._argument(one) for one in (given.start, given.stop, given.step)))
+        return given
+
+
+def _holds_tensors(value: Any) -> bool:
+    return not isinstance(value, TensorValue) and any(True for _ in tensor_values(value))
+
+
+def _picked(args: tuple[Any, ...]) -> Any:
+    try:
+        return args[0][args[1]]
+    except (LookupError, TypeError):
+        return UNKNOWN
+
+
+def _without_graphs(tree: Any) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(None if isinstance(one, GraphModule) else one for one in tree)
+    return {key: None if isinstance(one, GraphModule) else one for key, one in tree.items()}
+
+
+def _module_of(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    entry = list(stack.values())[-1]
+    path = module_path(str(entry[0] if isinstance(entry, tuple) else entry))
+    return "" if path.startswith("_empty_nn_module_stack") else path
+
+
+# --- Whatever a graph is kept in, opened ----------------------------------------------------------
+
+_PAIR = 2
+_KNOWN = "a .pt2 of torch.export.save, a .ckp of nnScaler, or module:factory"
+
+
+def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) -> Graph:
+    """Read a graph, without running anything that a file holds.
+
+    Args:
+        source: a path (`.pt2`, `.ckp`); a `Graph`, which is given back; an `ExportedProgram`; a
+            `torch.fx.GraphModule`; an `nn.Module`, which is exported on the fly (non-strict, which
+            takes most models); or `(model, inputs)`.
+        inputs: sample arguments: a tensor, a list or tuple of them, a dict by name, or `Inputs`.
+            Needed for an `nn.Module`, and for a graph module whose nodes say no shapes.
+        imports: modules of the user's, which a checkpoint may refer to; they are not imported here.
+
+    Raises:
+        UsageError: it is nothing of these, cannot be read, or cannot be exported.
+    """
+    if (
+        isinstance(source, tuple)
+        and len(source) == _PAIR
+        and isinstance(source[0], torch.nn.Module)
+    ):
+        source, inputs = source[0], source[1] if inputs is None else inputs
+    if isinstance(source, Graph):
+        return source
+    if isinstance(source, str | Path):
+        return _open_file(Path(source), imports)
+    if isinstance(source, ExportedProgram):
+        return read_program(source)
+    if isinstance(source, GraphModule):
+        return read_fx(source, None if inputs is None else _bind_placeholders(source, inputs))
+    if isinstance(source, torch.nn.Module):
+        return _export_model(source, inputs)
+    raise UsageError(
+        f"a graph cannot be read from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
+        "ExportedProgram, a torch.fx.GraphModule, or a model with its inputs"
+    )
+
+
+def _open_file(path: Path, imports: Sequence[str]) -> Graph:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a graph; give {_KNOWN}")
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; give {_KNOWN}")
+    if path.suffix == ".ckp":
+        from paritas.graphs.checkpoints import read_checkpoint
+
+        return read_checkpoint(path, modules=imports)
+    if path.suffix == ".pt2" or is_zip(path):
+        return read_exported(path)
+    if path.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin"}:
+        raise UsageError(
+            f"{path} is a pickle, and loading it would run code that it holds. Give "
+            "module:factory, a function of yours that loads and returns it, or a .pt2 of "
+            "torch.export.save"
+        )
+    raise UsageError(f"{path} is no graph that paritas reads; give {_KNOWN}")
+
+
+def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
+    name = type(model).__name__
+    if inputs is None:
+        raise UsageError(f"{name} is to be exported, but no inputs are given: give (model, inputs)")
+    args, kwargs = _split_arguments(inputs)
+    try:
+        program = torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise UsageError(
+            f"torch.export cannot export {name}: {type(error).__name__}: {first:.300}. Export it "
+            "yourself, or give a torch.fx.GraphModule"
+        ) from error
+    return read_program(program, name)
+
+
+def _split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Inputs):
+        return inputs.args, inputs.kwargs
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
+    """Arguments by the names of a graph's placeholders."""
+    args, kwargs = _split_arguments(inputs)
+    nodes = module.graph.find_nodes(op="placeholder")
+    given = [
+        inspect.Parameter(
+            str(node.target),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=node.args[0] if node.args else inspect.Parameter.empty,
+        )
+        for node in nodes
+    ]
+    try:
+        bound = inspect.Signature(given).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(str(node.target) for node in nodes)
+        raise UsageError(f"the inputs do not fit the graph ({error}): it takes {names}") from None
+    bound.apply_defaults()
+    return {node.name: bound.arguments[str(node.target)] for node in nodes}

@@ -1,0 +1,644 @@
+"""The operator of a call: the function that its name means, how large it gets, capped sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas._torch.named_operators import operator_named
+from paritas.errors import UsageError
+from paritas.graphs.calls import CallValues, TensorValue, hollow, tensor_values
+from paritas.numerics.contents import leaves
+from paritas.partition.annotation import expand
+from paritas.partition.configuration import nnscaler_functions
+from paritas.partition.library import known
+from paritas.partition.library.registry import name_of, shipped
+from paritas.placement.recipes import OperatorCall
+
+if TYPE_CHECKING:
+    from paritas.graphs.calls import GraphCall, GraphSettings
+    from paritas.partition.annotation import Annotation, Expansion
+    from paritas.partition.grammar import Dim
+
+
+# --- From the name that a graph gives an operator to the function, without trusting the graph -----
+
+# A file may name anything: `os.system`, `torch.load`, `torch.ops.aten.from_file`. What is run is
+# what the graph in memory holds, torch's own tensor operators, nnScaler's functions as paritas
+# wrote them, and functions of modules that the user, not the graph, asked to import. No name is
+# imported because a graph has it.
+
+# Where torch keeps tensor operators that people call; what else lies there is refused by name.
+_HOMES: dict[str, Any] = {
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+}
+_NNSCALER = (
+    "nnscaler.runtime.function.function.",
+    "nnscaler.runtime.function.",
+    "nnscaler.graph.function.wrapnn.",
+)
+_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
+# Operators that draw random numbers, and are programs' own all the same: they touch nothing but
+# torch's generator, which a check sets back.
+_DRAWING = frozenset(
+    """
+    aten.alpha_dropout.default aten.bernoulli.default aten.bernoulli.p aten.dropout.default
+    aten.feature_dropout.default aten.native_dropout.default aten.rrelu.default
+    """.split()  # noqa: SIM905
+)
+_DRAWING_NAMES = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"})
+# Beside those that share their name with an operator of aten: functions of torch that are written
+# in Python out of such operators, and methods that only convert. Each takes tensors and numbers,
+# and gives tensors.
+_FURTHER = frozenset(
+    """
+    adaptive_max_pool2d adjoint bfloat16 bool contiguous double float half hardsigmoid int
+    interpolate long normalize pixel_unshuffle type type_as unsafe_chunk softmin logsigmoid
+    """.split()  # noqa: SIM905
+)
+# Python's operators on tensors, and the rule that each goes by.
+_PYTHON = {
+    "add": "torch.add",
+    "iadd": "torch.add",
+    "sub": "torch.sub",
+    "isub": "torch.sub",
+    "mul": "torch.mul",
+    "imul": "torch.mul",
+    "truediv": "torch.true_divide",
+    "itruediv": "torch.true_divide",
+    "floordiv": "torch.floor_divide",
+    "mod": "torch.remainder",
+    "pow": "torch.pow",
+    "neg": "torch.neg",
+    "pos": "torch.positive",
+    "abs": "torch.abs",
+    "matmul": "torch.matmul",
+    "and_": "torch.bitwise_and",
+    "or_": "torch.bitwise_or",
+    "xor": "torch.bitwise_xor",
+    "invert": "torch.bitwise_not",
+    "eq": "torch.eq",
+    "ne": "torch.ne",
+    "lt": "torch.lt",
+    "le": "torch.le",
+    "gt": "torch.gt",
+    "ge": "torch.ge",
+    "getitem": "torch.Tensor.__getitem__",
+}
+# The same operator of aten and of torch, in the words of the one that the library has.
+_ALIASES = {
+    "aten.adaptive_avg_pool1d": "torch.nn.functional.adaptive_avg_pool1d",
+    "aten.adaptive_avg_pool2d": "torch.nn.functional.adaptive_avg_pool2d",
+    "aten._adaptive_avg_pool2d": "torch.nn.functional.adaptive_avg_pool2d",
+    "aten.adaptive_avg_pool3d": "torch.nn.functional.adaptive_avg_pool3d",
+    "aten.contiguous": "torch.Tensor.contiguous",
+    "aten.to": "torch.Tensor.to",
+    "aten.type_as": "torch.Tensor.type_as",
+    "aten.expand_as": "torch.Tensor.expand_as",
+    "aten.swapaxes": "torch.swapaxes",
+    "aten.one_hot": "torch.nn.functional.one_hot",
+    "aten.log_sigmoid": "torch.nn.functional.logsigmoid",
+    "aten.pixel_unshuffle": "torch.pixel_unshuffle",
+    "aten.concat": "torch.concat",
+    "aten.lift_fresh_copy": "aten.clone",
+}
+
+
+def _dropout_and_mask(
+    tensor: torch.Tensor,
+    p: float,
+    train: bool | None,  # noqa: FBT001  (aten's own)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `aten.native_dropout` means, with its draw where a rank can be given its part of it."""
+    if train is False:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    kept = torch.empty_like(tensor).bernoulli_(1 - p)
+    return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept.bool()
+
+
+# Run in place of operators that cannot be run on parts of a tensor, rank by rank.
+_SAME_MEANING: dict[str, Callable[..., Any]] = {
+    "aten.detach_": torch.detach,
+    "torch.Tensor.detach_": torch.detach,
+    "aten.native_dropout": _dropout_and_mask,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSubject:
+    """What is run for a call, and the name by which rules and fitting values are looked up.
+
+    Attributes:
+        name: the operator in the library's spelling.
+        args: of the call, with what a subscript has in its brackets one by one.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def spread(self, values: CallValues) -> CallValues:
+        """Recorded values in the order of these arguments."""
+        if self.function is not nnscaler_functions.fullslice or len(values.args) == len(self.args):
+            return values
+        return CallValues(_spread_index(values.args), values.kwargs)
+
+
+def _spread_index(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`x, (a, b)` as `x, a, b`."""
+    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return args[0], *inside
+
+
+def subject_of(call: GraphCall, imports: Sequence[str] = ()) -> GraphSubject:
+    """What is run for a call.
+
+    Raises:
+        UsageError: paritas does not run this; the message says why.
+    """
+    function = function_of(call, imports)
+    name = _library_name(call.operator, function)
+    if function in {operator.getitem, torch.Tensor.__getitem__}:
+        return GraphSubject(_SUBSCRIPT, nnscaler_functions.fullslice, _spread_index(call.args), {})
+    function = _SAME_MEANING.get(name_of(call.operator), function)
+    # How far up a warning points: softmax takes it in one of its homes, and not in the others.
+    kwargs = {key: value for key, value in call.kwargs.items() if key != "_stacklevel"}
+    return GraphSubject(name, function, call.args, kwargs)
+
+
+def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., Any]:
+    """The function that a call calls, with the call's own arguments.
+
+    Args:
+        imports: modules of the user's; they are imported, and their functions may be run.
+
+    Raises:
+        UsageError: paritas does not run what this name says; the message says why.
+    """
+    modules = import_modules(imports)
+    if call.function is not None:
+        return call.function
+    name = call.operator.strip().replace("::", ".").removeprefix("torch.ops.")
+    found = _find_users_function(name, modules) or _by_name(name)
+    if found is None:
+        raise UsageError(
+            f"paritas does not run {call.operator[:100]}: it is none of torch's tensor operators "
+            "that it knows; if it is yours, import it with --import MODULE"
+        )
+    return found
+
+
+def is_known_by_name(call: GraphCall) -> bool:
+    """Whether the operator's name says what is run, in every graph that has it.
+
+    A function that a graph holds in memory may be another one of the same name the next time.
+    """
+    if call.function is None or getattr(call.function, "namespace", "") in {"aten", "prims"}:
+        return True
+    return _by_name(call.operator) is call.function
+
+
+def import_modules(names: Sequence[str]) -> list[ModuleType]:
+    """Import what the user asked for.
+
+    Raises:
+        UsageError: one cannot be imported.
+    """
+    return [_import(name) for name in names]
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UsageError(
+            f"--import {name}: importing it raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _find_users_function(name: str, modules: Sequence[ModuleType]) -> Callable[..., Any] | None:
+    """A function that is defined in a module that the user named, or in a part of its package.
+
+    A module that imports `os` has `os.system` too, and did not offer it to the graph.
+    """
+    for module in modules:
+        if not name.startswith(f"{module.__name__}."):
+            continue
+        found: Any = module
+        path = module.__name__
+        for part in name.removeprefix(f"{module.__name__}.").split("."):
+            path = f"{path}.{part}"
+            if part.startswith("_"):
+                found = None
+            elif isinstance(found, ModuleType) and path in sys.modules:
+                found = sys.modules[path]
+            else:
+                found = getattr(found, part, None) if _is_own(found, module) else None
+        is_function = callable(found) and not isinstance(found, type)
+        if is_function and _is_own(found, module):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def _is_own(found: Any, module: ModuleType) -> bool:
+    """Whether something is the module, below it, or defined there."""
+    if isinstance(found, ModuleType):
+        home = found.__name__
+    else:
+        owner = getattr(found, "__self__", None)  # `MyFunction.apply` belongs to its class
+        home = getattr(owner if isinstance(owner, type) else found, "__module__", None) or ""
+    return home == module.__name__ or home.startswith(f"{module.__name__}.")
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_name(name: str) -> Callable[..., Any] | None:
+    """A function that is harmless by its name; None for every other."""
+    if name.startswith(("aten.", "prims.")):
+        return _find_aten(name)
+    for start in _NNSCALER:
+        rest = name.removeprefix(start)
+        if rest != name and rest in nnscaler_functions.__all__:
+            return getattr(nnscaler_functions, rest)  # type: ignore[no-any-return]
+    home, _, last = name.rpartition(".")
+    if home in {"operator", "_operator"} and last in _PYTHON:
+        return getattr(operator, last)  # type: ignore[no-any-return]
+    if home in _HOMES and _is_harmless(home, last):
+        found = getattr(_HOMES[home], last, None)
+        if callable(found) and not isinstance(found, type | ModuleType):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def _find_aten(name: str) -> Callable[..., Any] | None:
+    parts = name.split(".")
+    if len(parts) == 2:  # noqa: PLR2004  (without an overload)
+        name = f"{name}.default"
+    if name in _DRAWING:
+        return functools.reduce(getattr, name.split("."), torch.ops)  # type: ignore[return-value]
+    try:
+        return operator_named(name).run
+    except UsageError:
+        return None
+
+
+def _is_harmless(home: str, last: str) -> bool:
+    """Whether a name of torch's is a tensor operator: the library knows it, or aten has it."""
+    plain = last.removesuffix("_") if not last.startswith("_") else last
+    if last == "__getitem__":
+        return home == "torch.Tensor"
+    if f"{home}.{plain}" in _own_names() or plain in _FURTHER or plain in _DRAWING_NAMES:
+        return True
+    return not last.startswith("_") and _is_of_aten(plain)
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    """The library's names, without what users registered: that must not open a door."""
+    return frozenset(name for name in shipped() if name.startswith("torch."))
+
+
+def _is_of_aten(name: str) -> bool:
+    """Whether aten has a pure operator of that name, by torch's own account of it."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return False
+    return any(_find_aten(f"aten.{name}.{overload}") is not None for overload in packet.overloads())
+
+
+def _library_name(written: str, function: Callable[..., Any]) -> str:
+    """The spelling under which the library has a rule; what the graph says where it has none."""
+    own = name_of(written)
+    for start in _NNSCALER:
+        if own.startswith(start):
+            own = own.replace(_NNSCALER[0], _NNSCALER[1])
+            break
+    home, _, last = own.rpartition(".")
+    spellings = [own, name_of(function), _ALIASES.get(own, "")]
+    if home in {"operator", "_operator"}:
+        spellings.append(_PYTHON.get(last, ""))
+    # What writes to its first argument also gives it back, and is split as its twin that does not.
+    spellings += [name[:-1] for name in spellings if name.endswith("_") and name[-2:] != "__"]
+    names = set(known())
+    return next((name for name in spellings if name in names), own)
+
+
+# --- What a call will give, told from shapes alone: nothing is computed, no memory is taken -------
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+_WIDEST = 16  # bytes of a complex number
+# Where the two factors of a matrix product stand among the arguments.
+_FACTORS = {"linear": 0, "matmul": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Foretold:
+    """The tensors that a call will give."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+
+
+def foretold(subject: GraphSubject) -> Foretold | None:
+    """What the call gives; None where that depends on values, or torch cannot tell."""
+    kwargs = dict(subject.kwargs)
+    if not any(True for _ in tensor_values((subject.args, kwargs))):
+        kwargs["device"] = torch.device("meta")  # it makes a tensor anew, where it is told to
+    given = hollow(subject.args, kwargs)
+    try:
+        with quietly(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            made = subject.function(*given.args, **given.kwargs)
+    except Exception:  # noqa: BLE001  (not to be told: whoever asks has another way)
+        return None
+    tensors = [one for _, one in leaves(made, "output") if isinstance(one, torch.Tensor)]
+    shapes = tuple(tuple(one.shape) for one in tensors)
+    return Foretold(shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors))
+
+
+def most_bytes(subject: GraphSubject) -> int:
+    """More than the results can take, at a glance: to ask torch costs a second the first time.
+
+    Every element of a result is made from one of each tensor; numbers can make it larger as often
+    as they say. Products of matrices lose the dimension that they sum over.
+    """
+    first = _FACTORS.get(subject.name.rpartition(".")[2])
+    if first is not None:
+        left, right = (_sizes(value) for value in subject.args[first : first + 2])
+        if left and right:
+            rows = math.prod(left) // max(left[-1], 1)
+            columns = math.prod(right) // max(min(right[-2:]), 1)
+            return rows * columns * _WIDEST
+    tree = (subject.args, dict(subject.kwargs))
+    sizes = [math.prod(value.shape) for value in tensor_values(tree)]
+    return math.prod(max(n, 1) for n in [*sizes, *numbers_in(tree)]) * _WIDEST
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, TensorValue) else ()
+
+
+def numbers_in(tree: Any) -> Iterator[int]:
+    """The numbers among the arguments, none negative; how often to repeat, how much to pad."""
+    if type(tree) is int:
+        yield abs(tree)
+    elif isinstance(tree, float):
+        yield math.ceil(abs(tree)) if math.isfinite(tree) else 1
+    elif isinstance(tree, Mapping):
+        yield from numbers_in(list(tree.values()))
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from numbers_in(item)
+
+
+def bytes_words(count: int) -> str:
+    """`1.5 GiB`."""
+    size = float(count)
+    for unit in _UNITS:
+        if size < _STEP or unit == _UNITS[-1]:
+            return f"{size:.4g} {unit}"
+        size /= _STEP
+    raise AssertionError(count)
+
+
+# --- Shorter dimensions for a call that would take too long at its real ones ----------------------
+
+# Lengths that belong together shrink together: those that the operator's rule gives one name, and
+# the sizes among its other arguments. Whether the call still makes sense is not argued but tried,
+# on tensors without contents; if it does not, the real shapes are kept and that is told.
+
+Lengths = dict[int, int]
+# Operators whose numbers are all lengths, and keywords that are positions of dimensions.
+_TAKE_SIZES = {"broadcast_to", "expand", "repeat", "reshape", "view", "_unsafe_view"}
+_POSITIONS = ("dim", "axis", "start_dim", "end_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class Capped:
+    """A call with shorter dimensions, or as it was, and what to say about that."""
+
+    subject: GraphSubject
+    note: str
+
+
+def capped(
+    subject: GraphSubject,
+    outputs: tuple[TensorValue, ...],
+    settings: GraphSettings,
+    annotation: Annotation | None,
+    *,
+    declared: bool,
+) -> Capped | None:
+    """The call with no dimension longer than the cap; None if there is none.
+
+    Args:
+        annotation: says which lengths belong together.
+        declared: whether the graph says it; then it has to fit afterwards too, with whatever
+            lengths it has as numbers. Otherwise there is another one for other shapes.
+    """
+    cap = settings.cap
+    assert cap is not None  # noqa: S101  (only called where one is set)
+    values = list(tensor_values((subject.args, dict(subject.kwargs))))
+    long = sorted({n for value in values for n in value.shape if n > cap}, reverse=True)
+    if not long:
+        return None
+    before = foretold(subject)
+    expected = before.shapes if before is not None else tuple(out.shape for out in outputs)
+    fixed = annotation if declared else None
+    for lengths in _propose_lengths(subject, long, settings, annotation, declared=declared):
+        if not any(new < old for old, new in lengths.items()):
+            continue
+        small = _with_lengths(subject, lengths, cap)
+        if _is_like(small, expected) and (fixed is None or _rule_still_fits(fixed, small)):
+            told = ", ".join(
+                f"{old} -> {new}" for old, new in sorted(lengths.items()) if old != new
+            )
+            return Capped(small, f"capped: {told}")
+    told = ", ".join(map(str, long))
+    return Capped(subject, f"not capped: with {told} cut to {cap} it does not run; at real shapes")
+
+
+def _propose_lengths(
+    subject: GraphSubject,
+    long: list[int],
+    settings: GraphSettings,
+    annotation: Annotation | None,
+    *,
+    declared: bool,
+) -> Iterator[Lengths]:
+    """Lengths and what each becomes: as the rule says, by one common factor, each by itself."""
+    cap = settings.cap or 1
+    step = math.lcm(*settings.ranks)
+    if annotation is not None:
+        by_rule = _shorten_by_rule(subject, annotation, cap, step, declared=declared)
+        if by_rule:
+            yield by_rule
+    # Numbers among the arguments that are no length, but a part of one.
+    parts = {n for n in _numbers_in_tree((subject.args, dict(subject.kwargs))) if cap < n < long[0]}
+    together = sorted({*long, *parts}, reverse=True)
+    common = _common_factor(together, cap)
+    if common > 1:
+        yield {length: length // common for length in together}
+    yield {length: _shorter(length, cap, step, at) for at, length in enumerate(long)}
+    yield {length: _shorter(length, cap, step, 0) for length in long}
+
+
+def _numbers_in_tree(tree: Any) -> Iterator[int]:
+    if type(tree) is int:
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from _numbers_in_tree(list(tree.values()))
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _numbers_in_tree(item)
+
+
+def _shorter(length: int, cap: int, step: int, at: int) -> int:
+    """A length below the cap, divisible by the ranks if the real one is, and no other's."""
+    if length <= cap:
+        return length
+    if length % step == 0 and cap >= step:
+        steps = cap // step
+        return max(1, steps - at) * step
+    return max(1, cap - at)
+
+
+def _common_factor(long: list[int], cap: int) -> int:
+    """The least number that divides all of them and brings all of them down to the cap."""
+    common = math.gcd(*long)
+    need = math.ceil(long[0] / cap)
+    return next((n for n in range(need, common + 1) if common % n == 0), 1)
+
+
+def _shorten_by_rule(
+    subject: GraphSubject, annotation: Annotation, cap: int, step: int, *, declared: bool
+) -> Lengths:
+    """What the rule's names become; a product of several follows from its factors."""
+    try:
+        expansion = expand(annotation.signature, _hollow_call(subject))
+    except UsageError:
+        return {}
+    known = dict(expansion.lengths)
+    if not declared:
+        factors = [
+            f for operand in expansion.operands for d in operand.dims or () for f in d.factors
+        ]
+        known |= {factor.name: int(factor.name) for factor in factors if factor.is_number}
+    long = sorted({n for n in known.values() if n > cap}, reverse=True)
+    sizes = {
+        name: _shorter(length, cap, step, long.index(length)) if length in long else length
+        for name, length in known.items()
+    }
+    _shrink_products(expansion, sizes, cap, step)
+    lengths: Lengths = {}
+    for dim, length in _measure_dims(expansion, known):
+        new = _product_length(dim.factors, sizes)
+        if length == 1 or new is None:
+            continue
+        if lengths.setdefault(length, new) != new:
+            return {}  # one length, two meanings: a number among the arguments is neither
+    lengths = {known[name]: sizes[name] for name in sizes} | lengths
+    return {old: new for old, new in lengths.items() if old > 1}
+
+
+def _measure_dims(expansion: Expansion, known: Mapping[str, int]) -> Iterator[tuple[Dim, int]]:
+    """Every dimension and how long it is: those of results follow from their names."""
+    for operand in expansion.inputs:
+        for shape in operand.shapes:
+            yield from zip(operand.dims or (), shape, strict=False)
+    for operand in expansion.outputs:
+        for dim in operand.dims or ():
+            length = _product_length(dim.factors, known)
+            if length is not None:
+                yield dim, length
+
+
+def _shrink_products(expansion: Expansion, sizes: dict[str, int], cap: int, step: int) -> None:
+    """Halve the largest factor of a product until it is below the cap too."""
+    for operand in expansion.inputs:
+        for dim in operand.dims or ():
+            names = [factor.name for factor in dim.factors if factor.name in sizes]
+            while (
+                len(dim.factors) > 1 and names and (_product_length(dim.factors, sizes) or 0) > cap
+            ):
+                largest = max(names, key=lambda name: sizes[name])
+                if sizes[largest] % 2 or sizes[largest] // 2 < step:
+                    break
+                sizes[largest] //= 2
+
+
+def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int | None:
+    """How long a product is; a number among its factors that has no other size is its own."""
+    found = [
+        sizes.get(factor.name, int(factor.name) if factor.is_number else None) for factor in factors
+    ]
+    return None if any(n is None for n in found) else math.prod(n for n in found if n is not None)
+
+
+def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSubject:
+    """The same call, with these lengths in its tensors and among its other arguments."""
+
+    def tensor(value: TensorValue) -> TensorValue:
+        shape = tuple(lengths.get(n, n) for n in value.shape)
+        return dataclasses.replace(value, shape=shape)
+
+    def mapped(tree: Any, *, is_size: bool) -> Any:
+        if isinstance(tree, TensorValue):
+            return tensor(tree)
+        if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+            return tuple(mapped(item, is_size=is_size) for item in tree)
+        if isinstance(tree, list):
+            return [mapped(item, is_size=is_size) for item in tree]
+        if isinstance(tree, slice):
+            parts = (tree.start, tree.stop, tree.step)
+            return slice(*(mapped(part, is_size=is_size) for part in parts))
+        # A small number may be a dimension's position as well as a length.
+        return lengths.get(tree, tree) if type(tree) is int and (is_size or tree > cap) else tree
+
+    sizes = subject.name.rpartition(".")[2] in _TAKE_SIZES
+    args = tuple(mapped(value, is_size=sizes) for value in subject.args)
+    kwargs = {
+        key: mapped(value, is_size=sizes or not key.startswith(_POSITIONS))
+        for key, value in subject.kwargs.items()
+    }
+    return dataclasses.replace(subject, args=args, kwargs=kwargs)
+
+
+def _rule_still_fits(annotation: Annotation, small: GraphSubject) -> bool:
+    """Whether the rule, which fits the real shapes, still does: it may have lengths as numbers."""
+    try:
+        annotation.check(_hollow_call(small))
+    except UsageError:
+        return False
+    return True
+
+
+def _hollow_call(subject: GraphSubject) -> OperatorCall:
+    given = hollow(subject.args, subject.kwargs)
+    return OperatorCall(subject.function, given.args, dict(given.kwargs), name=subject.name)
+
+
+def _is_like(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether it runs, and gives as many tensors, of as many dimensions, none empty or longer."""
+    made = foretold(small)
+    if made is None or len(made.shapes) != len(expected):
+        return False
+    return all(
+        len(new) == len(old) and all(0 < n <= m or n == m for n, m in zip(new, old, strict=True))
+        for new, old in zip(made.shapes, expected, strict=True)
+    )

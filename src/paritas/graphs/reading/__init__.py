@@ -1,1 +1,0 @@
-"""Graphs as others keep them: exported programs, FX, nnScaler's checkpoints."""

@@ -1,1 +1,0 @@
-"""For each failure, a script that shows it with torch alone."""

@@ -1,1 +1,0 @@
-"""Ways to make a failing program smaller, each of which keeps its failure."""

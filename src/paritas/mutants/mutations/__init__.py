@@ -1,1 +1,0 @@
-"""The faults themselves: where each can be planted, and what the call then does."""

@@ -1,0 +1,727 @@
+"""Faults of single operators: arithmetic, activations, precision, overflow, indices, writes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from paritas.mutants.programs import (
+    CallPlace,
+    FaultRule,
+    RunningCall,
+    is_number,
+    number_in,
+    result_position,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# --- Arithmetic: operation, addend, factor, epsilon -----------------------------------------------
+
+# A constant below this, added, is there to keep a denominator from zero.
+_LARGEST_EPSILON = 1e-2
+_RSQRT = -0.5  # as an exponent
+# Where an operator holds its bias, and where its epsilon.
+_BIAS = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
+_NORM_BIAS = {"native_layer_norm": 3, "native_batch_norm": 2, "native_group_norm": 2}
+_EPSILON = {
+    "native_layer_norm": 4,
+    "native_batch_norm": 7,
+    "native_group_norm": 7,
+    "_fused_rms_norm": 3,
+    "clamp_min": 1,
+}
+_SCALED_ATTENTIONS = frozenset(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    }
+)
+
+
+def _calls_named(*names: str) -> Callable[[CallPlace], list[str]]:
+    return lambda place: [""] if place.name in names and place.parts(floating=False) else []
+
+
+def _alpha(call: RunningCall) -> Any:
+    return call.kwargs.get("alpha", 1)
+
+
+def _shaped_as_right(result: Any, call: RunningCall) -> Tensor:
+    """A wrong value in the shape and dtype of the right one."""
+    right: Tensor = call.right()
+    return torch.as_tensor(result).to(right.dtype).expand(right.shape).clone()
+
+
+# --- 1, 2, 3, 14: another operation ---------------------------------------------------------------
+
+
+def _multiplications(place: CallPlace) -> list[str]:
+    return [""] if place.name == "mul" and place.parts() else []
+
+
+def _sum(call: RunningCall, _: str) -> Any:
+    return torch.add(call.args[0], call.args[1])
+
+
+def _difference(call: RunningCall, _: str) -> Any:
+    return torch.sub(call.args[0], call.args[1], alpha=_alpha(call))
+
+
+def _sum_of_difference(call: RunningCall, _: str) -> Any:
+    alpha = call.args[2] if len(call.args) > 2 else _alpha(call)  # noqa: PLR2004
+    left, right = call.args[:2]
+    if call.name == "rsub":
+        return torch.add(torch.mul(left, alpha), right)
+    return torch.add(left, right, alpha=alpha)
+
+
+def _reciprocal_roots(place: CallPlace) -> list[str]:
+    root = place.name == "pow" and place.argument(1) == _RSQRT
+    return [""] if place.name == "rsqrt" or root else []
+
+
+# --- 4, 5, 35: addends ----------------------------------------------------------------------------
+
+
+def addends(place: CallPlace) -> list[str]:
+    """The addends of an addition that are tensors, or numbers that are no epsilon."""
+    if place.name != "add" or not place.parts(floating=False):
+        return []
+    found = []
+    for side, other in ((0, 1), (1, 0)):
+        value = place.argument(side)
+        addend = isinstance(value, Node) or (is_number(value) and abs(value) >= _LARGEST_EPSILON)
+        if addend and isinstance(place.argument(other), Node):
+            found.append(f"argument {side}")
+    return found
+
+
+def is_bias(place: CallPlace, detail: str) -> bool:
+    """Whether an addend is a vector added to every row."""
+    value = place.given(number_in(detail))
+    return value is not None and value.dim() < len(place.shape) and value.numel() > 1
+
+
+def _droppable(place: CallPlace) -> list[str]:
+    position = _BIAS.get(place.name, _NORM_BIAS.get(place.name))
+    if position is not None:
+        return ["bias"] if isinstance(place.argument(position), Node) else []
+    if place.backward and is_gradient(place):
+        return []  # that one is called untied_gradient
+    return addends(place)
+
+
+def is_gradient(place: CallPlace) -> bool:
+    """Whether the call's result is the gradient of something, but for views."""
+    return any(name.startswith("gradient of ") for name in place.ends.values())
+
+
+def _dropped(call: RunningCall, detail: str) -> Any:
+    if detail != "bias":
+        return without_addend(call, detail)
+    name = call.name
+    position = _BIAS.get(name, _NORM_BIAS.get(name, 0))
+    if name in _BIAS and name != "convolution":
+        return call.given((position, torch.zeros_like(call.args[position])))
+    return call.given((position, None))
+
+
+def without_addend(call: RunningCall, detail: str) -> Tensor:
+    """A sum of two without one of them."""
+    left, right = call.args[:2]
+    kept = torch.mul(right, _alpha(call)) if detail == "argument 0" else left
+    return _shaped_as_right(kept, call)
+
+
+def _doublable(place: CallPlace) -> list[str]:
+    return [detail for detail in addends(place) if not is_bias(place, detail)]
+
+
+def _doubled(call: RunningCall, detail: str) -> Any:
+    left, right = call.args[:2]
+    again = left if detail == "argument 0" else torch.mul(right, _alpha(call))
+    return torch.add(call.right(), again)
+
+
+def _biases(place: CallPlace) -> list[str]:
+    if place.name in _BIAS:
+        return ["bias"] if isinstance(place.argument(_BIAS[place.name]), Node) else []
+    return [detail for detail in addends(place) if is_bias(place, detail)]
+
+
+def _bias_twice(call: RunningCall, detail: str) -> Any:
+    if detail != "bias":
+        return _doubled(call, detail)
+    position = _BIAS[call.name]
+    return call.given((position, torch.mul(call.args[position], 2)))
+
+
+# --- 6, 7, 8: factors -----------------------------------------------------------------------------
+
+
+def _scalable(place: CallPlace) -> list[str]:
+    return [detail for detail, _ in place.parts()] if place.computes else []
+
+
+def scaled(factor: float) -> FaultRule:
+    """A result times `factor`."""
+    return FaultRule(
+        _scalable, lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor))
+    )
+
+
+def _has_scale(place: CallPlace) -> list[str]:
+    if place.name in _SCALED_ATTENTIONS:
+        return [""]
+    if place.name not in {"mul", "div"} or not place.parts() or place.given(0) is None:
+        return []
+    scale, traced = place.argument(1), place.given(1)
+    if traced is not None:
+        return [""] if traced.dim() == 0 and len(place.shape) > 0 else []
+    return [""] if is_number(scale) and scale != 1 else []
+
+
+def _unscaled(call: RunningCall, _: str) -> Any:
+    if call.name in _SCALED_ATTENTIONS:
+        return call.given(scale=1.0)
+    return _shaped_as_right(call.args[0], call)
+
+
+# --- 9, 10: epsilons ------------------------------------------------------------------------------
+
+
+def _has_epsilon(place: CallPlace) -> list[str]:
+    position = 1 if place.name == "add" else _EPSILON.get(place.name)
+    value: Any = None if position is None else place.argument(position)
+    found = is_number(value) and 0 < value <= _LARGEST_EPSILON and place.parts()
+    return [f"argument {position}"] if found else []
+
+
+def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
+    position = number_in(detail.partition(",")[0])
+    if factor == 0 and call.name == "clamp_min":
+        return _shaped_as_right(call.args[0], call)
+    return call.given((position, call.args[position] * factor))
+
+
+def _growable(place: CallPlace) -> list[str]:
+    return [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)]
+
+
+ARITHMETIC_FAULTS: dict[str, FaultRule] = {
+    "mul_to_add": FaultRule(_multiplications, _sum),
+    "add_to_sub": FaultRule(_calls_named("add"), _difference),
+    "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
+    "dropped_addend": FaultRule(_droppable, _dropped),
+    "doubled_addend": FaultRule(_doublable, _doubled),
+    "scaled_by_percent": scaled(1.01),
+    "scaled_by_permille": scaled(1.001),
+    "missing_scale": FaultRule(_has_scale, _unscaled),
+    "dropped_epsilon": FaultRule(
+        _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
+    ),
+    "larger_epsilon": FaultRule(
+        _growable,
+        lambda call, detail: _with_epsilon(call, detail, number_in(detail)),
+    ),
+    "rsqrt_to_sqrt": FaultRule(_reciprocal_roots, lambda call, _: torch.sqrt(call.args[0])),
+    "bias_on_every_rank": FaultRule(_biases, _bias_twice),
+}
+
+
+# --- Activations, forward and backward ------------------------------------------------------------
+
+aten = torch.ops.aten
+
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "relu": F.gelu,
+    "gelu": F.silu,
+    "silu": F.gelu,
+    "tanh": torch.erf,
+    "erf": torch.tanh,
+    "sigmoid": F.hardsigmoid,
+    "hardsigmoid": torch.sigmoid,
+    "elu": F.relu,
+    "leaky_relu": F.relu,
+    "softplus": F.relu,
+    "hardswish": F.silu,
+    "mish": F.silu,
+    "hardtanh": torch.tanh,
+    "log_sigmoid_forward": F.relu,
+}
+# Of the gradient that comes in and what the forward pass kept.
+_OTHERS_BACKWARD: dict[str, Callable[..., Any]] = {
+    "gelu_backward": aten.silu_backward.default,
+    "silu_backward": aten.gelu_backward.default,
+    "tanh_backward": aten.sigmoid_backward.default,
+    "sigmoid_backward": aten.tanh_backward.default,
+    "threshold_backward": lambda g, y: torch.where(y > 0, g, torch.mul(g, 0.01)),
+    "hardswish_backward": aten.silu_backward.default,
+    "elu_backward": lambda g, _: g.clone(),
+    "leaky_relu_backward": lambda g, x: torch.where(x > 0, g, torch.zeros_like(g)),
+}
+
+
+def _activation_calls(place: CallPlace) -> list[str]:
+    known = place.name in _OTHERS or place.name in _OTHERS_BACKWARD
+    return [""] if known and isinstance(place.value, torch.Tensor) and place.parts() else []
+
+
+def _other_activation(call: RunningCall, _: str) -> Any:
+    name = call.name
+    if name in _OTHERS:
+        return _OTHERS[name](call.args[0])
+    return _OTHERS_BACKWARD[name](call.args[0], call.args[1])
+
+
+def _no_activation(call: RunningCall, _: str) -> Any:
+    # Of a backward node, the first argument is the gradient that comes in.
+    return call.args[0].clone()
+
+
+def _other_gelu(call: RunningCall, _: str) -> Any:
+    known = call.kwargs.get("approximate", "none")
+    return call.given(approximate="tanh" if known == "none" else "none")
+
+
+ACTIVATION_FAULTS: dict[str, FaultRule] = {
+    "wrong_activation": FaultRule(_activation_calls, _other_activation),
+    "dropped_activation": FaultRule(_activation_calls, _no_activation),
+    "other_gelu": FaultRule(
+        lambda place: [""] if place.name in {"gelu", "gelu_backward"} else [], _other_gelu
+    ),
+}
+
+
+# --- Precision: a narrower dtype inside, another outside ------------------------------------------
+
+# What a careless kernel computes in.
+_NARROWER = {
+    torch.float64: torch.float32,
+    torch.float32: torch.bfloat16,
+    torch.bfloat16: torch.float8_e4m3fn,
+    torch.float16: torch.float8_e4m3fn,
+}
+_OTHER = {
+    torch.float64: torch.float32,
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.int64: torch.int32,
+    torch.int32: torch.int64,
+}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_NARROWER.values(), *_OTHER)}
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_in(detail: str) -> torch.dtype:
+    return _DTYPES[detail.rsplit(" ", 1)[1]]
+
+
+# --- 27: inside -----------------------------------------------------------------------------------
+
+
+def _narrowable(place: CallPlace) -> list[str]:
+    if not (place.computes and place.kind.rounds):
+        return []
+    dtypes = {part.dtype for _, part in place.parts()}
+    # Which one is said here, since a run in float64 does not know what the program ran in.
+    return [f"in {_dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
+
+
+def _narrowed(call: RunningCall, detail: str) -> Any:
+    narrow = _dtype_in(detail)
+
+    def cast(value: Tensor) -> Tensor:
+        limit = torch.finfo(narrow).max
+        # As such casts are written: what is too large stops at the largest number there is.
+        kept = value.clamp(-limit, limit) if narrow is torch.float8_e4m3fn else value
+        return kept.to(narrow).to(value.dtype)
+
+    return _cast_around(call, cast)
+
+
+def _rounded(call: RunningCall, detail: str) -> Any:
+    """The same by arithmetic: a float64 run would undo a cast."""
+    info = torch.finfo(_dtype_in(detail))
+
+    def cast(value: Tensor) -> Tensor:
+        limit = value.clamp(-info.max, info.max) if info.bits == 8 else value  # noqa: PLR2004
+        _, exponent = torch.frexp(limit)
+        smallest = round(math.log2(info.tiny)) + 1
+        step = torch.ldexp(torch.full_like(limit, info.eps), exponent.clamp(min=smallest) - 1)
+        rounded = torch.mul(torch.round(torch.div(limit, step)), step)
+        return torch.where(torch.isfinite(limit), rounded, limit)
+
+    return _cast_around(call, cast)
+
+
+def _cast_around(call: RunningCall, cast: Any) -> Any:
+    """The call with every float that goes in or comes out cast."""
+
+    def each(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return cast(value)
+        return [each(item) for item in value] if isinstance(value, list | tuple) else value
+
+    written = call.writes
+    given = [value if i in written else each(value) for i, value in enumerate(call.args)]
+    result = call.given(*enumerate(given))
+    return cast(result) if isinstance(result, Tensor) else tuple(each(result))
+
+
+# --- 31: outside ----------------------------------------------------------------------------------
+
+
+def _retypable(place: CallPlace) -> list[str]:
+    if place.kind.mutates or place.kind.view or not place.only_given_back:
+        return []
+    found = []
+    for part, part_value in place.parts(floating=False):
+        dtype = part_value.dtype
+        key = result_position(part) if part else None
+        if key in place.ends and dtype in _OTHER:
+            found.append(", ".join(filter(None, [part, f"as {_dtype_name(_OTHER[dtype])}"])))
+    return found
+
+
+def _in_other_dtype(call: RunningCall, detail: str) -> Any:
+    return call.spoil(detail, lambda part: part.to(_dtype_in(detail)))
+
+
+PRECISION_FAULTS: dict[str, FaultRule] = {
+    "internal_downcast": FaultRule(_narrowable, _narrowed, exact=_rounded),
+    "output_dtype": FaultRule(_retypable, _in_other_dtype),
+}
+
+
+# --- Edges of the number range: overflow and NaN --------------------------------------------------
+
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+
+# --- 41: integers ---------------------------------------------------------------------------------
+
+_WRAPPING: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b, alpha=1: a + b * alpha,
+    "sub": lambda a, b, alpha=1: a - b * alpha,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+    "pow": lambda a, b: a**b,
+    "__lshift__": lambda a, b: a * 2.0**b,
+    "bitwise_left_shift": lambda a, b: a * 2.0**b,
+}
+_WIDENED = {"sum", "cumsum", "prod"}
+
+
+def _wraps(place: CallPlace) -> list[str]:
+    value = place.value
+    if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
+        return []
+    if place.name == "_to_copy":
+        source = place.given(0)
+        return [""] if source is not None and source.dtype in _INTEGERS else []
+    return [""] if place.name in _WRAPPING or place.name in _WIDENED else []
+
+
+def _saturated(call: RunningCall, _: str) -> Any:
+    right = call.right()
+    wide = [_as_float(value) for value in call.args]
+    if call.name == "_to_copy":
+        true = wide[0]
+    elif call.name in _WIDENED:
+        true = call.target(*wide, **{**call.kwargs, "dtype": torch.float64})
+    else:
+        true = _WRAPPING[call.name](*wide, **call.kwargs)
+    info = torch.iinfo(right.dtype)
+    # Only where it leaves the range: float64 does not hold every integer within.
+    capped = torch.where(true >= info.max + 1, torch.full_like(right, info.max), right)
+    return torch.where(true < info.min, torch.full_like(right, info.min), capped)
+
+
+def _as_float(value: Any) -> Any:
+    return value.to(torch.float64) if isinstance(value, Tensor) else value
+
+
+# --- 42: NaN --------------------------------------------------------------------------------------
+
+
+def _clamp_without_nan(call: RunningCall) -> Any:
+    value = call.args[0]
+    low, high = [*call.args[1:], None, None][:2]
+    if call.name == "clamp_max":
+        low, high = None, call.args[1]
+    low, high = call.kwargs.get("min", low), call.kwargs.get("max", high)
+    # A NaN is not above the bound, and gets it.
+    value = value if low is None else torch.where(value > low, value, low)
+    return value if high is None else torch.where(value < high, value, high)
+
+
+def _extreme_without_nan(call: RunningCall) -> Any:
+    lowest = -torch.inf if "max" in call.name else torch.inf
+    value = call.args[0]
+    return call.given((0, torch.where(torch.isnan(value), lowest, value)))
+
+
+_COMPARING: dict[str, Callable[[RunningCall], Any]] = {
+    "relu": lambda call: torch.where(call.args[0] > 0, call.args[0], 0),
+    "hardtanh": _clamp_without_nan,
+    "clamp": _clamp_without_nan,
+    "clamp_min": _clamp_without_nan,
+    "clamp_max": _clamp_without_nan,
+    "maximum": lambda call: torch.where(call.args[0] > call.args[1], *call.args[:2]),
+    "minimum": lambda call: torch.where(call.args[0] < call.args[1], *call.args[:2]),
+    "amax": _extreme_without_nan,
+    "amin": _extreme_without_nan,
+    "max": _extreme_without_nan,
+    "min": _extreme_without_nan,
+    "max_pool2d_with_indices": _extreme_without_nan,
+}
+
+
+def _compares(place: CallPlace) -> list[str]:
+    source = place.given(0)
+    known = place.name in _COMPARING and place.parts()
+    return [""] if known and source is not None and source.is_floating_point() else []
+
+
+SPECIAL_FAULTS: dict[str, FaultRule] = {
+    "saturated_integer": FaultRule(_wraps, _saturated),
+    "swallowed_nan": FaultRule(_compares, lambda call, _: _COMPARING[call.name](call)),
+}
+
+
+# --- Indices: a row, a column, a mask, a slice, an order ------------------------------------------
+
+_END = 2**62
+# Operators that take a piece of an axis or put one back, with the positions of axis and start.
+_SLICES = {"slice": (1, 2), "slice_backward": (2, 3), "slice_scatter": (2, 3)}
+_SELECTS = {"select": (1, 2), "select_backward": (2, 3), "select_scatter": (2, 3)}
+# Attention kernels, with the position at which they are told to be causal.
+_CAUSAL_ARGUMENTS = {
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+}
+_COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
+
+
+# --- 20, 21: rows and columns ---------------------------------------------------------------------
+
+
+def _moves(place: CallPlace) -> bool:
+    """Whether a call writes values, be it only to move them."""
+    return place.computes or place.name in {"clone", "_to_copy", "copy"}
+
+
+def _rows(place: CallPlace) -> list[str]:
+    if not _moves(place):
+        return []
+    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[0] > 1]
+
+
+def _with_zero_row(part: Tensor) -> Tensor:
+    row = part.shape[0] // 2
+    changed = part.clone()
+    changed[row] = 0
+    return changed
+
+
+def _columns(place: CallPlace) -> list[str]:
+    if not _moves(place):
+        return []
+    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[-1] > 1]
+
+
+def _with_stale_column(part: Tensor) -> Tensor:
+    changed = part.clone()
+    changed[..., -1] = part[..., -2]
+    return changed
+
+
+# --- 22: masks ------------------------------------------------------------------------------------
+
+
+def _masks(place: CallPlace) -> list[str]:
+    if place.name in {"triu", "tril"}:
+        return ["by 1", "by -1"]
+    if place.name in _CAUSAL_ARGUMENTS:
+        return ["causal"] if place.argument(_CAUSAL_ARGUMENTS[place.name]) is True else []
+    if place.name in _COMPARISONS and isinstance(place.value, Tensor):
+        left, right = place.given(0), place.given(1)
+        whole = all(v is not None and not v.is_floating_point() for v in (left, right))
+        square = len(place.shape) > 1 and place.shape[-1] == place.shape[-2] > 1
+        return ["border"] if whole and square else []
+    position = {"masked_fill": 1, "where": 0}.get(place.name)
+    mask = None if position is None else place.given(position)
+    if mask is None or mask.dim() < 2 or not mask.shape[-1] == mask.shape[-2] > 1:  # noqa: PLR2004
+        return []
+    return [f"argument {position}"]
+
+
+def _with_mask_moved(call: RunningCall, detail: str) -> Any:
+    if call.name in {"triu", "tril"}:
+        diagonal = call.args[1] if len(call.args) > 1 else 0
+        return call.target(call.args[0], diagonal + number_in(detail))
+    if call.name in _COMPARISONS:
+        return _COMPARISONS[call.name](*call.args)
+    if detail == "causal":
+        return _seeing_the_next(call)
+    position = number_in(detail)
+    mask = call.args[position]
+    moved = torch.cat([mask[..., :1], mask[..., :-1]], -1)
+    return call.given((position, moved))
+
+
+def _seeing_the_next(call: RunningCall) -> Any:
+    """Attention whose causal mask lets every position see one more."""
+    query, key, value = call.args[:3]
+    seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
+    mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
+    if call.name.endswith("_for_cpu"):
+        return call.given((_CAUSAL_ARGUMENTS[call.name], False), attn_mask=mask)
+    # A device's kernel takes no such mask, or not in every size: its output is written out.
+    output, *rest = call.right()
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scale = call.kwargs.get("scale") or query.shape[-1] ** -0.5
+    weights = (query.to(wide) @ key.to(wide).mT * scale + mask.to(wide)).softmax(-1)
+    return (weights @ value.to(wide)).to(output.dtype), *rest
+
+
+# --- 23: slices -----------------------------------------------------------------------------------
+
+
+def _slices(place: CallPlace) -> list[str]:
+    if place.name in _SELECTS:
+        axis, start = _SELECTS[place.name]
+        size = _whole_length(place, place.argument(axis))
+        return ["by 1"] if size > 1 and isinstance(place.argument(start), int) else []
+    if place.name not in _SLICES:
+        return []
+    position, start_at = _SLICES[place.name]
+    axis = place.argument(position, 0)
+    size = _whole_length(place, axis)
+    start, end, step = _bounds(place.node.args, start_at, size)
+    if step != 1 or end - start == size or end <= start:
+        return []
+    return ["by 1"] if end < size else ["by -1"]
+
+
+def _whole_length(place: CallPlace, axis: int) -> int:
+    """How long the whole is of which a piece is taken."""
+    if place.name.endswith("_backward"):
+        sizes = place.argument(1)
+        return sizes[axis] if all(isinstance(size, int) for size in sizes) else 0
+    whole = place.given(0)
+    return 0 if whole is None else whole.shape[axis]
+
+
+def _bounds(args: tuple[Any, ...], start_at: int, size: int) -> tuple[int, int, int]:
+    start, end, step = [*args[start_at : start_at + 3], None, None, None][:3]
+    start = 0 if start is None else start
+    end = _END if end is None else end
+    start, end = (min(max(value + size if value < 0 else value, 0), size) for value in (start, end))
+    return start, end, 1 if step is None else step
+
+
+def _moved(call: RunningCall, detail: str) -> Any:
+    by = number_in(detail)
+    if call.name in _SELECTS:
+        axis, start = (call.args[position] for position in _SELECTS[call.name])
+        size = call.args[1][axis] if call.name.endswith("_backward") else call.args[0].shape[axis]
+        return call.given((_SELECTS[call.name][1], (start + by) % size))
+    position, start_at = _SLICES[call.name]
+    axis = call.args[position] if len(call.args) > position else 0
+    size = call.args[1][axis] if call.name.endswith("_backward") else call.args[0].shape[axis]
+    start, end, _ = _bounds(call.args, start_at, size)
+    args = [*call.args, *[0, None, None][: max(0, start_at + 2 - len(call.args))]]
+    args[position], args[start_at], args[start_at + 1] = axis, start + by, end + by
+    return call.target(*args, **call.kwargs)
+
+
+# --- 24: what is joined ---------------------------------------------------------------------------
+
+
+def _joins(place: CallPlace) -> list[str]:
+    operands = place.argument(0)
+    if place.name not in {"cat", "stack"} or not isinstance(operands, list | tuple):
+        return []
+    return [""] if len({each for each in operands if isinstance(each, Node)}) > 1 else []
+
+
+def _swapped(call: RunningCall, _: str) -> Any:
+    first, second, *rest = call.args[0]
+    return call.given((0, [second, first, *rest]))
+
+
+INDEXING_FAULTS: dict[str, FaultRule] = {
+    "zero_row": FaultRule(_rows, lambda call, detail: call.spoil(detail, _with_zero_row)),
+    "stale_column": FaultRule(
+        _columns, lambda call, detail: call.spoil(detail, _with_stale_column)
+    ),
+    "shifted_mask": FaultRule(_masks, _with_mask_moved),
+    "shifted_slice": FaultRule(_slices, _moved),
+    "swapped_operands": FaultRule(_joins, _swapped),
+}
+
+
+# --- State: a write too few or too many -----------------------------------------------------------
+
+# --- 28, 29: writes left out ----------------------------------------------------------------------
+
+
+def _buffers(place: CallPlace) -> list[str]:
+    return [
+        f"argument {position}"
+        for position, name in place.writes.items()
+        if name.startswith("buffer ")
+    ]
+
+
+def _without_write(call: RunningCall, detail: str) -> Any:
+    position = number_in(detail)
+    if call.in_place and position == 0:
+        return call.args[0]
+    old = call.args[position].clone()
+    result = call.right()
+    call.args[position].copy_(old)
+    return result
+
+
+def _written_in_place(place: CallPlace) -> list[str]:
+    """What writes in place, and not to a buffer: that one is called stale_buffer."""
+    if 0 not in place.writes or place.kind.random or place.name in {"fill", "zero"}:
+        return []
+    return [] if place.writes[0].startswith("buffer ") else [""]
+
+
+# --- 30: memory -----------------------------------------------------------------------------------
+
+
+def _aliasable(place: CallPlace) -> list[str]:
+    return [] if place.donor is None else [f"argument {place.donor}"]
+
+
+def _into_the_input(call: RunningCall, detail: str) -> Any:
+    given = call.args[number_in(detail)]
+    return given.copy_(call.right())
+
+
+STATE_FAULTS: dict[str, FaultRule] = {
+    "stale_buffer": FaultRule(_buffers, _without_write),
+    "dropped_write": FaultRule(_written_in_place, lambda call, _: call.args[0]),
+    "aliased_output": FaultRule(_aliasable, _into_the_input),
+}

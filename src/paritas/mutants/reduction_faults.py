@@ -1,0 +1,480 @@
+"""Faults of sums: contractions, pooling, reductions, and what parallel plans do to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paritas.mutants.operator_faults import addends, is_gradient, without_addend
+from paritas.mutants.programs import CallPlace, FaultRule, RunningCall, is_number, number_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# --- Contractions and pooling ---------------------------------------------------------------------
+
+# Where the two operands stand.
+_PRODUCTS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addmv": (1, 2),
+}
+_BACKWARD_POOLS = {"max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"}
+_POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
+_TRANSPOSED = 6  # convolution's own switch
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractedOperands:
+    """The operands of a contraction and the axis of each that is summed over."""
+
+    left: int
+    right: int
+    left_axis: int
+    right_axis: int
+    length: int
+
+
+def contraction(
+    name: str, args: tuple[Any, ...], given: Callable[[int], Any]
+) -> ContractedOperands | None:
+    """What a call sums over; `given` tells an operand by its position."""
+    if name in _PRODUCTS:
+        left, right = _PRODUCTS[name]
+        first, second = given(left), given(right)
+        if first is None or second is None:
+            return None
+        axis = second.dim() - 2 if second.dim() > 1 else 0
+        return ContractedOperands(left, right, first.dim() - 1, axis, first.shape[-1])
+    if name == "convolution" and args[8] == 1 and given(0) is not None:
+        # Over channels: those of a transposed kernel come first.
+        axis = 0 if args[_TRANSPOSED] else 1
+        return ContractedOperands(0, 1, 1, axis, given(0).shape[1])
+    return None
+
+
+def contraction_at(place: CallPlace) -> ContractedOperands | None:
+    """What a call of the graph sums over."""
+    if place.name not in _PRODUCTS and place.name != "convolution":
+        return None
+    return contraction(place.name, place.node.args, place.given)
+
+
+def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
+    """A contraction or a sum over its first terms only."""
+    found = contraction(call.name, call.args, lambda position: call.args[position])
+    if found is None:
+        source, axes = call.args[:2]
+        axis = axes[0]
+        return call.given((0, source.narrow(axis, 0, keep(source.shape[axis]))))
+    length = keep(found.length)
+    return call.given(
+        (found.left, call.args[found.left].narrow(found.left_axis, 0, length)),
+        (found.right, call.args[found.right].narrow(found.right_axis, 0, length)),
+    )
+
+
+def sums(place: CallPlace) -> bool:
+    """Whether a call adds up along a named axis of more than one element."""
+    axes, source = place.argument(1), place.given(0)
+    if place.name != "sum" or source is None or not isinstance(axes, list | tuple) or not axes:
+        return False
+    return source.dim() > 0 and source.shape[axes[0]] > 1
+
+
+# --- 18, 19, 25, 26 -------------------------------------------------------------------------------
+
+
+def _square(place: CallPlace) -> list[str]:
+    found = contraction_at(place)
+    if found is None:
+        return []
+    axes = (0, 1) if place.name == "convolution" else (-1, -2)
+    operands = [found.right] if place.name == "convolution" else [found.left, found.right]
+    return [
+        f"argument {position}"
+        for position in operands
+        if (value := place.given(position)) is not None
+        and value.dim() > 1
+        and value.shape[axes[0]] == value.shape[axes[1]] > 1
+    ]
+
+
+def _transposed(call: RunningCall, detail: str) -> Any:
+    position = number_in(detail)
+    axes = (0, 1) if call.name == "convolution" else (-1, -2)
+    return call.given((position, call.args[position].transpose(*axes).contiguous()))
+
+
+def _shortenable(place: CallPlace) -> list[str]:
+    found = contraction_at(place)
+    return [""] if (found is not None and found.length > 1) or sums(place) else []
+
+
+def _flippable(place: CallPlace) -> list[str]:
+    position = {"convolution": 1, "convolution_backward": 2}.get(place.name)
+    kernel = None if position is None else place.given(position)
+    return [""] if kernel is not None and max(kernel.shape[2:], default=1) > 1 else []
+
+
+def _flipped(call: RunningCall, _: str) -> Any:
+    position = 1 if call.name == "convolution" else 2
+    kernel = call.args[position]
+    return call.given((position, torch.flip(kernel, list(range(2, kernel.dim())))))
+
+
+def _pools(place: CallPlace) -> list[str]:
+    if place.name in {"amax", "max"}:
+        # With indices, or between two tensors, it is another operator of that name.
+        return [""] if isinstance(place.value, Tensor) and _along_axes(place) else []
+    if place.name in _POOLS:
+        return [""] if place.parts() and _pool_arguments(place.node.args, 1) else []
+    return [""] if place.name in _BACKWARD_POOLS and _pool_arguments(place.node.args, 2) else []
+
+
+def _along_axes(place: CallPlace) -> bool:
+    return isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
+
+
+def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
+    """Kernel, stride, padding and rounding of a pool; None if it leaves gaps: a mean cannot."""
+    usual: list[Any] = [None, [], 0, 1, False]
+    given = args[start : start + len(usual)]
+    kernel, stride, padding, dilation, ceil = [*given, *usual[len(given) :]]
+    gaps = dilation if isinstance(dilation, list | tuple) else [dilation]
+    return None if any(gap != 1 for gap in gaps) else [kernel, stride, padding, ceil]
+
+
+def _averaged(call: RunningCall, _: str) -> Any:
+    aten = torch.ops.aten
+    if call.name in {"amax", "max"}:
+        return torch.mean(call.args[0], *call.args[1:])
+    flat = "2d" in call.name
+    if call.name in _POOLS:
+        pool = aten.avg_pool2d.default if flat else aten.avg_pool3d.default
+        _, indices = call.right()
+        return pool(call.args[0], *(_pool_arguments(call.args, 1) or [])), indices
+    pool = aten.avg_pool2d_backward.default if flat else aten.avg_pool3d_backward.default
+    shape = _pool_arguments(call.args, 2) or []
+    return pool(call.args[0], call.args[1], *shape, True, None)
+
+
+CONTRACTION_FAULTS: dict[str, FaultRule] = {
+    "transposed_operand": FaultRule(_square, _transposed),
+    "short_contraction": FaultRule(
+        _shortenable, lambda call, _: shortened(call, lambda length: length - 1)
+    ),
+    "flipped_kernel": FaultRule(_flippable, _flipped),
+    "max_to_average": FaultRule(_pools, _averaged),
+}
+
+
+# --- Reductions: axis, divisor, variance ----------------------------------------------------------
+
+# What keeps its shape whatever axis it runs along, with the axis' position.
+_ALONG = {
+    "_softmax": 1,
+    "_log_softmax": 1,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+    "cumsum": 1,
+    "cumprod": 1,
+    "logcumsumexp": 1,
+    "flip": 1,
+}
+_REDUCES = frozenset({"sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"})
+_CHOOSES = frozenset({"max", "min", "argmax", "argmin", "prod", "any", "all"})
+_NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
+
+
+def _other_axes(place: CallPlace) -> list[str]:
+    source = place.given(0)
+    if source is None or source.dim() < 2:  # noqa: PLR2004
+        return []
+    count = source.dim()
+    if place.name in _ALONG:
+        axis = place.argument(_ALONG[place.name])
+        axis = axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
+        return [f"axis {(axis - 1) % count}"] if isinstance(axis, int) else []
+    axes = reduced_axes(place)
+    if not axes or len(axes) == count:
+        return []
+    free = [axis for axis in range(count) if axis not in axes]
+    sizes = source.shape
+    # The shape has to come out the same, or the program would stop by itself.
+    return [
+        f"axis {other}"
+        for other in free
+        if sizes[other] == sizes[axes[-1]] > 1 and other == axes[-1] - 1
+    ]
+
+
+def reduced_axes(place: CallPlace) -> list[int]:
+    """The axes a reduction runs along; none where it names none."""
+    source, axes = place.given(0), place.argument(1)
+    if source is None or place.name not in _REDUCES | _CHOOSES:
+        return []
+    axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
+    if not isinstance(axes, list | tuple):
+        return []
+    return sorted(axis % source.dim() for axis in axes)
+
+
+def _along_other(call: RunningCall, detail: str) -> Any:
+    axis = number_in(detail)
+    position = _ALONG.get(call.name)
+    if position is not None:
+        asked = call.args[position]
+        return call.given((position, [axis] if isinstance(asked, list | tuple) else axis))
+    # The two axes are of one size: reduced along the other, the result has the shape it should.
+    return call.given((0, call.args[0].transpose(axis, axis + 1)))
+
+
+def _averages(place: CallPlace) -> list[str]:
+    source = place.given(0)
+    if source is None:
+        return []
+    if place.name == "mean":
+        return [""] if _count_terms(place) > 1 else []
+    count = place.argument(1)
+    # Backward, a mean divides what it spreads out by the number of its terms.
+    spread = place.name == "div" and place.backward and place.parts()
+    whole = is_number(count) and 1 < count <= source.numel() and count == int(count)
+    return [""] if spread and whole and "expand" in str(place.argument(0)) else []
+
+
+def _count_terms(place: CallPlace) -> int:
+    source = place.given(0)
+    if source is None:
+        return 0
+    return source.numel() // max(1, math.prod(place.shape))
+
+
+def _one_less(call: RunningCall, _: str) -> Any:
+    if call.name == "div":
+        return torch.div(call.args[0], call.args[1] - 1)
+    right = call.right()
+    count = call.args[0].numel() // max(1, right.numel())
+    return torch.mul(right, count / (count - 1))
+
+
+def _has_variance(place: CallPlace) -> list[str]:
+    if place.name in {"var", "std", "var_mean"}:
+        return [""] if _count_terms(place) > 1 else []
+    if place.name == "native_batch_norm":
+        return [""] if place.argument(5) is True and _norm_terms(place.shape, place) > 1 else []
+    return [""] if place.name in _NORMS and _norm_terms(place.shape, place) > 1 else []
+
+
+def _norm_terms(shape: tuple[int, ...], place: CallPlace) -> int:
+    arguments = [place.argument(i) for i in range(8)]
+    return _terms_of_norm(place.name, shape, arguments)
+
+
+def _terms_of_norm(name: str, shape: tuple[int, ...], args: Any) -> int:
+    """How many values a normalisation takes one variance over."""
+    if name == "native_layer_norm":
+        return math.prod(args[1])
+    if name == "native_group_norm":
+        return int(args[4] * args[5] // args[6])
+    return math.prod(shape) // shape[1]
+
+
+def _other_correction(call: RunningCall, _: str) -> Any:
+    name = call.name
+    if name not in _NORMS:
+        known = call.kwargs.get("correction", 1)
+        return call.given(correction=1 - (1 if known is None else known))
+    # 1/sqrt(k var + eps) = 1/sqrt(k) * 1/sqrt(var + eps/k), with k = n / (n - 1).
+    count = _terms_of_norm(name, call.args[0].shape, call.args)
+    k = count / (count - 1)
+    weight_at, eps_at = (2, 4) if name == "native_layer_norm" else (1, 7)
+    weight = call.args[weight_at]
+    weight = call.args[0].new_ones(_channels(name, call)) if weight is None else weight
+    shrunk = torch.mul(weight, k**-0.5)
+    out, mean, rstd = call.given((weight_at, shrunk), (eps_at, call.args[eps_at] / k))
+    return out, mean, torch.mul(rstd, k**-0.5)
+
+
+def _channels(name: str, call: RunningCall) -> list[int]:
+    return list(call.args[1]) if name == "native_layer_norm" else [call.args[0].shape[1]]
+
+
+REDUCTION_FAULTS: dict[str, FaultRule] = {
+    "wrong_dim": FaultRule(_other_axes, _along_other),
+    "mean_over_one_less": FaultRule(_averages, _one_less),
+    "wrong_correction": FaultRule(_has_variance, _other_correction),
+}
+
+
+# --- Faults of parallel plans, as they appear on one device with two ranks ------------------------
+
+_GRADIENT_SOURCES = frozenset(
+    {"mm", "bmm", "mv", "dot", "sum", "convolution_backward", "embedding_dense_backward"}
+)
+_MEAN = 1  # of a loss' ways to reduce
+# Where a loss holds how it reduces.
+_LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
+
+
+# --- 32, 33, 34, 37: contractions over ranks ------------------------------------------------------
+
+
+def _splittable(place: CallPlace) -> list[str]:
+    found = contraction_at(place)
+    return [""] if found is not None and found.length > 1 and not _is_weight(place) else []
+
+
+def _is_weight(place: CallPlace) -> bool:
+    """Whether the result is a gradient: those are summed over batches, by unreduced_gradient."""
+    return place.backward and is_gradient(place)
+
+
+def _contracts(place: CallPlace) -> list[str]:
+    return [] if contraction_at(place) is None else [""]
+
+
+def _twice(call: RunningCall, _: str) -> Any:
+    found = contraction(call.name, call.args, lambda position: call.args[position])
+    if found is None:
+        return torch.mul(call.right(), 2)
+    # The bias of an addmm is added once, behind the sum over ranks.
+    return call.given((found.left, torch.mul(call.args[found.left], 2)))
+
+
+def _exchanged(call: RunningCall, _: str) -> Any:
+    found = contraction(call.name, call.args, lambda position: call.args[position])
+    if found is None:
+        return call.right()
+    return call.given((found.right, swapped_halves(call.args[found.right], found.right_axis)))
+
+
+def swapped_halves(value: Tensor, axis: int) -> Tensor:
+    """The first and the second half of an axis in each other's place; a middle one stays."""
+    size = value.shape[axis]
+    half = size // 2
+    first = value.narrow(axis, 0, half)
+    middle = value.narrow(axis, half, size - 2 * half)
+    return torch.cat([value.narrow(axis, size - half, half), middle, first], axis)
+
+
+def _chunked(place: CallPlace) -> list[str]:
+    if contraction_at(place) is None or not place.parts():
+        return []
+    axes = {0, len(place.shape) - 1} if place.shape else set()
+    return [f"axis {axis}" for axis in sorted(axes) if place.shape[axis] > 1]
+
+
+# --- 36, 40: gradients ----------------------------------------------------------------------------
+
+
+def _gradients(place: CallPlace) -> list[str]:
+    if not place.backward or place.name not in _GRADIENT_SOURCES or not is_gradient(place):
+        return []
+    if place.name == "convolution_backward":
+        return [f"result {part}, scaled" for part in sorted(p for p in place.ends if p is not None)]
+    found = contraction_at(place)
+    halves = (found is not None and found.length > 1) or sums(place)
+    return ["scaled", "one rank's"] if halves else ["scaled"]
+
+
+def _unreduced(call: RunningCall, detail: str) -> Any:
+    if detail == "one rank's":
+        return shortened(call, _half)
+    return call.spoil(detail, lambda part: torch.div(part, 2))
+
+
+def _half(length: int) -> int:
+    return length // 2
+
+
+def _accumulates(place: CallPlace) -> list[str]:
+    return addends(place) if place.backward and is_gradient(place) else []
+
+
+# --- 38: random masks -----------------------------------------------------------------------------
+
+
+def _drawing_calls(place: CallPlace) -> list[str]:
+    known = place.name in {"bernoulli", "native_dropout", "rand", "rand_like", "uniform"}
+    return [""] if known and place.shape and place.shape[0] > 1 else []
+
+
+def _same_on_both(call: RunningCall, _: str) -> Any:
+    if call.name != "native_dropout":
+        return _repeated(call.right())
+    _, mask = call.right()
+    again = _repeated(mask)
+    share = call.args[1]
+    return torch.div(torch.mul(call.args[0], again), 1 - share), again
+
+
+def _repeated(mask: Tensor) -> Tensor:
+    half = mask.shape[0] // 2
+    return torch.cat([mask[:half], mask[:half], mask[2 * half :]])
+
+
+# --- 39: means ------------------------------------------------------------------------------------
+
+
+def _mean_calls(place: CallPlace) -> list[str]:
+    source = place.given(0)
+    if source is None or source.dim() == 0:
+        return []
+    if place.name in _LOSSES:
+        reduces = place.argument(_LOSSES[place.name], _MEAN) == _MEAN
+        return [""] if reduces and source.shape[0] > 2 else []  # noqa: PLR2004
+    if place.name != "mean":
+        return []
+    axes = place.argument(1)
+    axis = axes[0] if isinstance(axes, list | tuple) and axes else 0
+    return [f"axis {axis}"] if source.shape[axis] > 2 else []  # noqa: PLR2004
+
+
+def _uneven(call: RunningCall, detail: str) -> Any:
+    """The mean of two ranks' means, of which one has a third of the terms or fewer."""
+    if call.name in _LOSSES:
+        return _uneven_loss(call)
+    axis = number_in(detail)
+    source = call.args[0]
+    parts = torch.tensor_split(source, [_smaller(source.shape[axis])], axis)
+    first, second = (call.given((0, part)) for part in parts)
+    return torch.div(torch.add(first, second), 2)
+
+
+def _uneven_loss(call: RunningCall) -> Any:
+    cut = _smaller(call.args[0].shape[0])
+    left, right = ((value[:cut], value[cut:]) for value in call.args[:2])
+    halves = [call.given((0, a), (1, b)) for a, b in zip(left, right, strict=True)]
+    if call.name == "mse_loss":
+        return torch.div(torch.add(*halves), 2)
+    _, total = call.right()
+    return torch.div(torch.add(halves[0][0], halves[1][0]), 2), total
+
+
+def _smaller(size: int) -> int:
+    return max(1, math.floor(size / 3))
+
+
+RANK_FAULTS: dict[str, FaultRule] = {
+    "dropped_all_reduce": FaultRule(_splittable, lambda call, _: shortened(call, _half)),
+    "double_all_reduce": FaultRule(_contracts, _twice),
+    "wrong_shard": FaultRule(_splittable, _exchanged),
+    "unreduced_gradient": FaultRule(_gradients, _unreduced),
+    "permuted_chunks": FaultRule(
+        _chunked,
+        lambda call, detail: call.spoil("", lambda part: swapped_halves(part, number_in(detail))),
+    ),
+    "equal_masks": FaultRule(_drawing_calls, _same_on_both),
+    "mean_of_means": FaultRule(_mean_calls, _uneven),
+    "untied_gradient": FaultRule(_accumulates, without_addend),
+}

@@ -1,0 +1,252 @@
+"""Match the leaves of two results and check each pair: structure first, then values."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
+from paritas.numerics.contents import SEQUENCE, Opaque
+from paritas.numerics.flattening import Flat, flattened
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paritas.numerics.automatic import Evidence
+
+_MOST_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checks:
+    """What is compared of a pair.
+
+    Attributes:
+        size: the number of leaves.
+        dtype: dtypes.
+        shape: shapes.
+        values: values.
+        device: devices; otherwise a difference is only noted.
+        containers: the classes of containers that may stand for each other, such as lists and
+            tuples; otherwise a difference is only noted.
+        checkers: value checkers in order.
+    """
+
+    size: bool = True
+    dtype: bool = True
+    shape: bool = True
+    values: bool = True
+    device: bool = False
+    containers: bool = False
+    checkers: tuple[ValueChecker, ...] = (AutomaticValueChecker(),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matching:
+    """Pairs of leaves, and what has no partner."""
+
+    pairs: list[tuple[str, Any, Any]]
+    findings: list[Finding]
+    unmatched: list[str]
+    notes: list[str]
+
+
+def judge(reference: Any, candidate: Any, *, value_checker: ValueChecker | None = None) -> Verdict:
+    """Compare two values or nested containers of values, knowing nothing of their programs.
+
+    Without a program there is no arbiter and no measured noise: floats that differ are judged by
+    their dtype alone, which is weak; the findings say so.
+    """
+    checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
+    matching = match(flattened(reference, "value"), flattened(candidate, "value"), checks)
+    findings, notes = list(matching.findings), list(matching.notes)
+    for path, left, right in matching.pairs:
+        found, noted = check_pair(path, left, right, checks)
+        findings += found
+        notes += noted
+    coverage = Coverage(compared=len(matching.pairs), unmatched=tuple(matching.unmatched))
+    return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
+
+
+def match(reference: Flat, candidate: Flat, checks: Checks) -> Matching:
+    """Pair leaves by path; what one side lacks, or has as another kind of thing, is different."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    apart: list[str] = []
+    for path, words, is_grave in _find_unlike_kinds(reference, candidate, checks):
+        if is_grave:
+            apart.append(path)
+        if is_grave or checks.containers:
+            kind = candidate.kinds.get(path)
+            is_list = kind is not None and kind.family == SEQUENCE
+            findings.append(
+                _structure_finding(path, words, _ORDER_ADVICE if is_grave and is_list else "")
+            )
+        else:
+            notes.append(words)
+    left, right = (
+        {path: leaf for path, leaf in side.leaves.items() if not _is_below(path, apart)}
+        for side in (reference, candidate)
+    )
+    findings += _find_unlike_names(left, right, checks)
+    pairs = [(path, leaf, right[path]) for path, leaf in left.items() if path in right]
+    unmatched = [f"{path} (reference only)" for path in left if path not in right]
+    unmatched += [f"{path} (candidate only)" for path in right if path not in left]
+    return Matching(pairs, findings, unmatched, notes)
+
+
+_ORDER_ADVICE = (
+    "if the candidate's compiler is known to return lists, set match_by_order=True in VerifyConfig"
+)
+
+
+def _find_unlike_kinds(
+    reference: Flat, candidate: Flat, checks: Checks
+) -> Iterator[tuple[str, str, bool]]:
+    """Where the two sides have another kind of thing: its path, in words, and whether it counts."""
+    grave: list[str] = []
+    for path in dict.fromkeys((*reference.kinds, *candidate.kinds)):
+        left, right = reference.kinds.get(path), candidate.kinds.get(path)
+        if left == right or _is_below(path, grave):
+            continue
+        words = f"{path} is {_kind_name(candidate, path)} instead of {_kind_name(reference, path)}"
+        if left is not None and right is not None:
+            is_grave = left.family != right.family
+        else:
+            known, other = (reference, candidate) if right is None else (candidate, reference)
+            if path not in other.leaves:
+                if not checks.size or any(_is_below(leaf, [path]) for leaf in known.leaves):
+                    continue  # its leaves, or the number of them, are told by their names
+                words = f"{path} is {'missing' if right is None else 'new'}"
+            stands_for = isinstance(other.leaves.get(path), torch.Tensor)
+            is_grave = not (known.kinds[path].is_tensor and stands_for)
+        if is_grave:
+            grave.append(path)
+        yield path, words, is_grave
+
+
+def _find_unlike_names(
+    left: dict[str, Any], right: dict[str, Any], checks: Checks
+) -> list[Finding]:
+    """A finding about leaves that only one side has."""
+    gone = [path for path in left if path not in right]
+    new = [path for path in right if path not in left]
+    if not gone and not new:
+        return []
+    root = re.split(r"[.\[]", next(iter([*left, *right])))[0]
+    if len(left) != len(right):
+        reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
+        return [_structure_finding(root, reason)] if checks.size else []
+    reason = f"the reference returns {_list_paths(gone)}, the candidate {_list_paths(new)}"
+    return [_structure_finding(root, reason)]
+
+
+def _is_below(path: str, tops: list[str]) -> bool:
+    return any(path == top or path.startswith((f"{top}.", f"{top}[")) for top in tops)
+
+
+def _kind_name(side: Flat, path: str) -> str:
+    if path in side.kinds:
+        return side.kinds[path].name
+    leaf = side.leaves.get(path)
+    return "a dense tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+
+
+def _list_paths(paths: list[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
+
+
+def check_pair(
+    path: str, reference: Any, candidate: Any, checks: Checks, evidence: Evidence = NO_EVIDENCE
+) -> tuple[list[Finding], list[str]]:
+    """Every finding about one pair of leaves, and what is worth a note."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    about: dict[str, Any] = {"path": path}
+    if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
+        about |= {"dtype": _dtype_name(reference.dtype), "shape": tuple(reference.shape)}
+        if reference.shape != candidate.shape:
+            asked = checks.shape or reference.numel() != candidate.numel()
+            reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
+            if asked:
+                found = Finding(
+                    **about, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason=reason
+                )
+                return [found], notes
+            notes.append(f"{path}: {reason}; compared in order, as asked")
+            candidate = candidate.reshape(reference.shape)
+        if reference.dtype is not candidate.dtype:
+            reason = (
+                f"dtype {_dtype_name(candidate.dtype)} instead of {_dtype_name(reference.dtype)}"
+            )
+            if checks.dtype:
+                findings.append(
+                    Finding(**about, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
+                )
+            else:
+                notes.append(f"{path}: {reason}")
+        if reference.device != candidate.device:
+            reason = f"on {candidate.device} instead of {reference.device}"
+            if checks.device:
+                findings.append(
+                    Finding(**about, aspect=Aspect.DEVICE, status=Status.DIFFERENT, reason=reason)
+                )
+            else:
+                notes.append(f"{path}: {reason}")
+    if checks.values:
+        findings.append(_check_value(about, reference, candidate, checks, evidence))
+    elif not findings:
+        reason = "values not compared, as asked"
+        findings.append(
+            Finding(**about, aspect=Aspect.STRUCTURE, status=Status.IDENTICAL, reason=reason)
+        )
+    return findings, notes
+
+
+def _check_value(
+    about: dict[str, Any], reference: Any, candidate: Any, checks: Checks, evidence: Evidence
+) -> Finding:
+    if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
+        candidate = candidate.to(reference.device)
+    for checker in checks.checkers:
+        judgement = checker.check(_unwrap_object(reference), _unwrap_object(candidate), evidence)
+        if judgement is not None:
+            return Finding(
+                **about,
+                aspect=Aspect.VALUE,
+                status=judgement.status,
+                reason=judgement.reason,
+                advice=judgement.advice,
+                metrics=judgement.metrics,
+                native=judgement.native,
+                lifted=judgement.lifted,
+            )
+    reason = f"no value checker claims a {type(reference).__name__}"
+    return Finding(
+        **about,
+        aspect=Aspect.VALUE,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice="end the list of checkers with AutomaticValueChecker(), which claims everything",
+    )
+
+
+def _unwrap_object(leaf: Any) -> Any:
+    """What a checker is given: the object itself, if it is no tensor."""
+    is_object = isinstance(leaf, Opaque) and not isinstance(leaf.value, torch.Tensor)
+    return leaf.value if is_object else leaf
+
+
+def _structure_finding(path: str, reason: str, advice: str = "") -> Finding:
+    return Finding(
+        path=path, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
+    )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

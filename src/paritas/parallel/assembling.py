@@ -1,0 +1,641 @@
+"""What the ranks hold, put together: everything that is compared of a training step."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paritas.parallel.plan import ParallelProgram
+    from paritas.parallel.traces import RankPiece, StepTrace, Trace
+
+
+# --- Which part of a parameter a plain tensor is, in a model that was split by hand ---------------
+
+# Nothing says it but the numbers: before the first step a rank's part equals the slice that was cut
+# out. Where several slices are equal (a bias of zeros) the natural order of the ranks decides, or
+# the weight beside it.
+
+_MOST_ROWS = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Slots:
+    """Where in the whole one rank's plain part lies.
+
+    Attributes:
+        where: a slice or the positions along each dim.
+        dim: the dim that is split; None if several are.
+        chunk: which of the equal parts along `dim` it is, counted from 0; None if it is not one.
+        natural: which one a rank of this number would be expected to have.
+        proven: whether the initial values say so.
+        ambiguous: whether they would fit elsewhere just as well.
+    """
+
+    where: tuple[slice | Tensor, ...]
+    dim: int | None = None
+    chunk: int | None = None
+    natural: int | None = None
+    proven: bool = False
+    ambiguous: bool = False
+
+    def fits(self, value: Tensor, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor can lie there."""
+        if value.dim() != len(self.where) or len(shape) != len(self.where):
+            return False
+        lengths = [w.stop - w.start if isinstance(w, slice) else len(w) for w in self.where]
+        return list(value.shape) == lengths
+
+
+def find_slots(
+    program: ParallelProgram, reference: dict[str, RankPiece], ranks: list[Trace]
+) -> dict[str, dict[int, Slots]]:
+    """Name of a parameter or buffer -> rank -> where its part lies, for those that are parts."""
+    found: dict[str, dict[int, Slots]] = {}
+    for name, whole in reference.items():
+        for trace in ranks:
+            piece = trace.initial.get(name)
+            if piece is None or piece.placements is not None:
+                continue
+            slots = _find_slots_of_rank(program, trace.rank, whole.local, piece.local)
+            if slots is not None:
+                found.setdefault(name, {})[trace.rank] = slots
+    for name in found:
+        _follow_the_weight(name, found, reference)
+    return found
+
+
+def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
+    """Which of so many equal parts a rank has by its place: along the last axis of that size."""
+    coordinate = program.coordinate(rank)
+    for size, place in reversed(list(zip(program.mesh.values(), coordinate, strict=True))):
+        if size == parts:
+            return place
+    return rank % parts if parts else 0
+
+
+def _find_slots_of_rank(
+    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor
+) -> Slots | None:
+    """Where `local` lies; None if it is the whole, or no part of it."""
+    if whole.dim() != local.dim() or whole.shape == local.shape or not local.numel():
+        return None
+    if any(part > length for part, length in zip(local.shape, whole.shape, strict=True)):
+        return None
+    dims = [d for d in range(whole.dim()) if local.shape[d] < whole.shape[d]]
+    if len(dims) > 1:
+        return _find_block(whole, local, dims)
+    dim = dims[0]
+    return (
+        _find_chunk(program, rank, whole, local, dim)
+        or _find_offset(whole, local, dim)
+        or _find_rows(whole, local, dim)
+        or _slots_by_order(program, rank, whole, local, dim)
+    )
+
+
+def _slices_along(whole: Tensor, dim: int, where: slice | Tensor) -> tuple[slice | Tensor, ...]:
+    full: list[slice | Tensor] = [slice(0, n) for n in whole.shape]
+    full[dim] = where
+    return tuple(full)
+
+
+def _find_chunk(
+    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
+) -> Slots | None:
+    """One of the equal parts."""
+    length = local.shape[dim]
+    parts, rest = divmod(whole.shape[dim], length)
+    if rest:
+        return None
+    equal = [n for n in range(parts) if torch.equal(whole.narrow(dim, n * length, length), local)]
+    if not equal:
+        return None
+    natural = natural_chunk(program, rank, parts)
+    chosen = natural if natural in equal else equal[0]
+    where = _slices_along(whole, dim, slice(chosen * length, (chosen + 1) * length))
+    return Slots(where, dim, chosen, natural, proven=True, ambiguous=len(equal) > 1)
+
+
+def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
+    """A slice that begins anywhere: uneven parts."""
+    length = local.shape[dim]
+    if whole.shape[dim] > _MOST_ROWS:
+        return None
+    begins = (whole == local.narrow(dim, 0, 1)).movedim(dim, 0)
+    begins = begins.reshape(len(begins), -1).all(1)
+    places = [
+        begin
+        for begin in begins.nonzero().flatten().tolist()
+        if begin + length <= whole.shape[dim]
+        and torch.equal(whole.narrow(dim, begin, length), local)
+    ]
+    if len(places) != 1:
+        return None
+    return Slots(_slices_along(whole, dim, slice(places[0], places[0] + length)), dim, proven=True)
+
+
+def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
+    """Rows chosen from anywhere, such as a part of each of queries, keys and values."""
+    rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (whole, local))
+    if len(rows) > _MOST_ROWS:
+        return None
+    places: dict[bytes, int] = {}
+    for number, row in enumerate(rows):
+        key = _row_bytes(row)
+        if key in places:
+            return None  # two alike: the numbers do not say which
+        places[key] = number
+    chosen = [places.get(_row_bytes(row), -1) for row in mine]
+    if min(chosen) < 0:
+        return None
+    return Slots(_slices_along(whole, dim, torch.tensor(chosen)), dim, proven=True)
+
+
+def _row_bytes(row: Tensor) -> bytes:
+    return row.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _slots_by_order(
+    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
+) -> Slots | None:
+    """The part that the rank's number says; its initial values are then found to be others."""
+    length = local.shape[dim]
+    parts, rest = divmod(whole.shape[dim], length)
+    if rest:
+        return None
+    natural = natural_chunk(program, rank, parts)
+    where = _slices_along(whole, dim, slice(natural * length, (natural + 1) * length))
+    return Slots(where, dim, natural, natural)
+
+
+def _find_block(whole: Tensor, local: Tensor, dims: list[int]) -> Slots | None:
+    """Split along several dims at once: a block, by its values."""
+    counts = [divmod(whole.shape[d], local.shape[d]) for d in dims]
+    if any(rest for _, rest in counts):
+        return None
+    for chosen in itertools.product(*(range(parts) for parts, _ in counts)):
+        where = [slice(0, n) for n in whole.shape]
+        for d, n in zip(dims, chosen, strict=True):
+            where[d] = slice(n * local.shape[d], (n + 1) * local.shape[d])
+        if torch.equal(whole[tuple(where)], local):
+            return Slots(tuple(where), proven=True)
+    return None
+
+
+def _follow_the_weight(
+    name: str, found: dict[str, dict[int, Slots]], reference: dict[str, RankPiece]
+) -> None:
+    """Where a bias of equal numbers would fit anywhere, it is split as the weight beside it is."""
+    path, _, kind = name.rpartition(".")
+    beside = found.get(f"{path}.weight" if path else "weight")
+    if kind == "weight" or beside is None:
+        return
+    length = reference[name].local.shape[0]
+    for rank, slots in found[name].items():
+        other = beside.get(rank)
+        doubtful = slots.ambiguous or not slots.proven
+        if other is None or not doubtful or slots.dim != 0 or other.dim != 0:
+            continue
+        weight = reference[f"{path}.weight" if path else "weight"].local
+        if weight.shape[0] == length:
+            where = (other.where[0], *slots.where[1:])
+            found[name][rank] = dataclasses.replace(
+                slots, where=where, chunk=other.chunk, natural=other.natural
+            )
+
+
+# --- Put together what ranks hold: parts by their places, partial values reduced, replicas --------
+
+# A replica is compared bit for bit. Ranks that hold the same thing compute it from the same numbers
+# or receive it from one another; if they differ by a rounding, they will differ by more later.
+
+_PARTIAL = re.compile(r"partial\((\w+)\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaDisagreement:
+    """Two ranks hold the same part of a value, and not the same numbers.
+
+    Attributes:
+        ranks: the first two that differ.
+        elements: in how many elements they do.
+        shared: how many they both hold.
+        relative: largest difference, in multiples of the typical value.
+    """
+
+    ranks: tuple[int, int]
+    elements: int
+    shared: int
+    relative: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        first, second = self.ranks
+        return (
+            f"claimed replicated, but ranks {first} and {second} differ in {self.elements} of "
+            f"{self.shared} elements, by {self.relative:.2g} times the typical value"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembled:
+    """What the ranks hold together.
+
+    Attributes:
+        value: the whole, as the first rank that holds each element has it; None if there is none.
+        fault: why there is none.
+        disagreement: of ranks that should hold the same.
+        by_rank: rank -> the part it holds, partial values not yet reduced.
+        without: ranks at which nothing arrived (a gradient).
+    """
+
+    value: Tensor | None = None
+    fault: str = ""
+    disagreement: ReplicaDisagreement | None = None
+    by_rank: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+    without: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    rank: int
+    value: Tensor
+    where: tuple[slice | Tensor, ...]
+
+
+def assemble(
+    pieces: dict[int, RankPiece | None],
+    shape: Sequence[int],
+    slots: dict[int, Slots] | None = None,
+) -> Assembled:
+    """The whole of a value of which each rank has a piece.
+
+    Args:
+        pieces: rank -> what it holds; None where nothing arrived. Ranks left out hold no part.
+        shape: of the whole.
+        slots: rank -> where in the whole a plain piece lies; otherwise it is claimed to be all.
+    """
+    without = tuple(rank for rank, piece in pieces.items() if piece is None)
+    held = {rank: piece for rank, piece in pieces.items() if piece is not None}
+    by_rank = {rank: piece.local for rank, piece in held.items()}
+    about = Assembled(by_rank=by_rank, without=without)
+    if not held:
+        return dataclasses.replace(about, fault="no rank holds it")
+    placed: list[_Placed] = []
+    for rank, value, piece in reduced(held):
+        where = _locate_piece(piece, value, tuple(shape), (slots or {}).get(rank))
+        if isinstance(where, str):
+            return dataclasses.replace(about, fault=f"rank {rank} holds {where}")
+        placed.append(_Placed(rank, value, where))
+    return _write_pieces(about, placed, tuple(shape))
+
+
+def is_partial(piece: RankPiece) -> bool:
+    """Whether it is one term of a value that has yet to be reduced."""
+    return any(_PARTIAL.fullmatch(placement) for placement in piece.placements or ())
+
+
+def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
+    """Rank, value and piece of each, partial ones reduced over the axes on which they are."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    seen: dict[tuple[int, ...], int] = {}
+    found: list[tuple[int, Tensor, RankPiece]] = []
+    for rank, piece in held.items():
+        if not is_partial(piece):
+            found.append((rank, piece.local, piece))
+            continue
+        # A mesh that is part of a larger one comes several times: the n-th rank at a coordinate
+        # belongs to the n-th of them.
+        turn = seen.get(piece.coordinate, 0)
+        seen[piece.coordinate] = turn + 1
+        kept = tuple(
+            place
+            for place, placement in zip(piece.coordinate, piece.placements or (), strict=True)
+            if not _PARTIAL.fullmatch(placement)
+        )
+        groups.setdefault((turn, kept), []).append(rank)
+    for ranks in groups.values():
+        first = held[ranks[0]]
+        operator = next(
+            match[1] for p in first.placements or () if (match := _PARTIAL.fullmatch(p)) is not None
+        )
+        value = _reduce_in_float64([held[rank].local for rank in ranks], operator)
+        found += [(rank, value, held[rank]) for rank in ranks]
+    return sorted(found, key=lambda item: item[0])
+
+
+def _reduce_in_float64(values: list[Tensor], operator: str) -> Tensor:
+    dtype = values[0].dtype
+    wide = torch.stack(values)
+    if wide.is_floating_point() and dtype is not torch.float64:
+        wide = wide.double()
+    if operator in {"max", "min"}:
+        return (wide.amax(dim=0) if operator == "max" else wide.amin(dim=0)).to(dtype)
+    if operator == "product":
+        return wide.prod(dim=0).to(dtype)
+    total = wide.sum(dim=0)
+    return (total / len(values) if operator == "avg" else total).to(dtype)
+
+
+def _locate_piece(
+    piece: RankPiece, value: Tensor, shape: tuple[int, ...], slots: Slots | None
+) -> tuple[slice | Tensor, ...] | str:
+    """Where in the whole a piece lies, or in words what it is if that cannot be said."""
+    if piece.placements is not None:
+        if tuple(piece.global_shape) != shape:
+            return f"a part of shape {list(piece.global_shape)}, not of {list(shape)}"
+        offsets = piece.global_offset
+        return tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))
+    if slots is not None and slots.fits(value, shape):
+        return slots.where
+    if tuple(value.shape) == shape:
+        return tuple(slice(0, n) for n in shape)
+    return f"a tensor of shape {list(value.shape)}: nothing says which part of {list(shape)} it is"
+
+
+def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...]) -> Assembled:
+    whole = torch.zeros(shape, dtype=placed[0].value.dtype)
+    owner = torch.full(shape, -1, dtype=torch.int32)
+    disagreement: ReplicaDisagreement | None = None
+    for one in placed:
+        index = indexed(one.where)
+        known = owner[index]
+        value = one.value.to(whole.dtype)
+        if disagreement is None and bool((known >= 0).any()):
+            disagreement = _find_disagreement(whole[index], value, known, one.rank)
+        fresh = known < 0
+        whole[index] = torch.where(fresh, value, whole[index])
+        owner[index] = torch.where(fresh, one.rank, known)
+    missing = int((owner < 0).sum())
+    if missing:
+        fault = f"{missing} of {owner.numel()} elements are on no rank"
+        return dataclasses.replace(about, fault=fault, disagreement=disagreement)
+    return dataclasses.replace(about, value=whole, disagreement=disagreement)
+
+
+def indexed(where: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
+    """An index of a tensor: slices as they are, chosen positions along several dims as a block."""
+    if all(isinstance(one, slice) for one in where):
+        return where
+    full: list[slice | Tensor] = []
+    for dim, one in enumerate(where):
+        positions = torch.arange(one.start, one.stop) if isinstance(one, slice) else one
+        view = [1] * len(where)
+        view[dim] = -1
+        full.append(positions.view(view))
+    return tuple(full)
+
+
+def _find_disagreement(
+    known: Tensor, value: Tensor, owner: Tensor, rank: int
+) -> ReplicaDisagreement | None:
+    """How a rank's replica differs from what is known of the same elements."""
+    same = known == value
+    if value.is_floating_point() or value.is_complex():
+        same |= known.isnan() & value.isnan()
+    differ = ~same & (owner >= 0)
+    elements = int(differ.sum())
+    if not elements:
+        return None
+    other = int(owner[differ][0])
+    shared = owner == other
+    differ &= shared
+    gap = (value.double() - known.double()).abs()[differ] if not value.is_complex() else None
+    typical = float(known.abs().double().square().mean().sqrt())
+    largest = float(gap.max()) if gap is not None else float((value - known).abs()[differ].max())
+    relative = largest / typical if typical else float("inf")
+    return ReplicaDisagreement((other, rank), int(differ.sum()), int(shared.sum()), relative)
+
+
+# --- Everything that is compared of a training step, by path --------------------------------------
+
+LOSS, OUTPUT, GRADIENT, PARAMETER, BUFFER = "loss", "output", "gradient", "parameter", "buffer"
+INITIAL = "initial"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepItem:
+    """One thing that is compared.
+
+    Attributes:
+        path: within its step.
+        kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`.
+        name: of the parameter or buffer.
+        reference: its value on one device; None if no gradient arrives there.
+        ranks: what the ranks hold.
+    """
+
+    path: str
+    kind: str
+    name: str
+    reference: Tensor | None
+    ranks: Assembled
+
+
+def reference_values(step: StepTrace) -> dict[str, Tensor | None]:
+    """Path -> value on one device."""
+    return {path: None if piece is None else piece.local for path, _, _, piece in _list_step(step)}
+
+
+def _list_step(step: StepTrace) -> list[tuple[str, str, str, RankPiece | None]]:
+    """Path, kind, name and piece of everything in a step, in the order in which it comes about."""
+    found: list[tuple[str, str, str, RankPiece | None]] = []
+    found += [(_output_path(p), OUTPUT, p, piece) for p, piece in step.outputs.items()]
+    if step.loss is not None:
+        found.append((LOSS, LOSS, "", step.loss))
+    found += [(f"{GRADIENT} {n}", GRADIENT, n, piece) for n, piece in step.gradients.items()]
+    found += [
+        (f"{PARAMETER} {n} after step", PARAMETER, n, piece) for n, piece in step.parameters.items()
+    ]
+    found += [(f"{BUFFER} {n}", BUFFER, n, piece) for n, piece in step.buffers.items()]
+    return found
+
+
+def _output_path(path: str) -> str:
+    return path if path.startswith(OUTPUT) else f"{OUTPUT}{path}"
+
+
+def step_items(
+    program: ParallelProgram,
+    reference: StepTrace,
+    ranks: list[Trace],
+    number: int,
+    slots: dict[str, dict[int, Slots]],
+) -> list[StepItem]:
+    """What there is to compare of one step; `number` counts from 0."""
+    steps = {trace.rank: trace.steps[number] for trace in ranks}
+    found: list[StepItem] = []
+    for path, kind, name, piece in _list_step(reference):
+        pieces = {
+            rank: held for rank, step in steps.items() for held in _held_pieces(step, kind, name)
+        }
+        value = None if piece is None else piece.local
+        if kind == LOSS:
+            together = _average_scalar(program, pieces)
+        elif kind == OUTPUT:
+            together = _assemble_output(program, ranks, pieces, value)
+        else:
+            together = _assemble_state(pieces, value, slots.get(name))
+        found.append(StepItem(path, kind, name, value, together))
+    return found
+
+
+def initial_items(
+    reference: Trace, ranks: list[Trace], slots: dict[str, dict[int, Slots]]
+) -> list[StepItem]:
+    """The parameters and buffers before the first step."""
+    found: list[StepItem] = []
+    for name, piece in reference.initial.items():
+        pieces: dict[int, RankPiece | None] = {
+            trace.rank: trace.initial[name] for trace in ranks if name in trace.initial
+        }
+        together = _assemble_state(pieces, piece.local, slots.get(name))
+        found.append(StepItem(f"{INITIAL} {name}", INITIAL, name, piece.local, together))
+    return found
+
+
+def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
+    """Names of parameters and buffers that the ranks have and the reference does not."""
+    names = dict.fromkeys(name for trace in ranks for name in trace.initial)
+    return [name for name in names if name not in reference.initial]
+
+
+def _held_pieces(step: StepTrace, kind: str, name: str) -> list[RankPiece | None]:
+    """What a rank has of it: one piece, or none where it does not know the thing at all."""
+    if kind == LOSS:
+        return [step.loss] if step.loss is not None else []
+    tables: dict[str, dict[str, RankPiece | None]] = {
+        OUTPUT: dict(step.outputs),
+        GRADIENT: step.gradients,
+        PARAMETER: dict(step.parameters),
+        BUFFER: dict(step.buffers),
+    }
+    table = tables[kind]
+    if kind == GRADIENT and name not in table and name in step.parameters:
+        return [None]  # frozen there
+    return [table[name]] if name in table else []
+
+
+def _assemble_state(
+    pieces: dict[int, RankPiece | None], value: Tensor | None, slots: dict[int, Slots] | None
+) -> Assembled:
+    """A parameter, its gradient, a buffer."""
+    held = [piece for piece in pieces.values() if piece is not None]
+    if value is None:
+        if not held:
+            return Assembled(without=tuple(pieces))
+        first = held[0]
+        shape = first.global_shape if first.placements is not None else tuple(first.local.shape)
+        return assemble(pieces, shape, slots)
+    if pieces and not held:
+        return Assembled(value=torch.zeros_like(value), without=tuple(pieces))
+    return assemble(_with_zeros(pieces, held[0] if held else None), value.shape, slots)
+
+
+def _with_zeros(
+    pieces: dict[int, RankPiece | None], like: RankPiece | None
+) -> dict[int, RankPiece | None]:
+    """Where no gradient arrives on a rank with a plain parameter, it is zero there."""
+    if like is None or like.placements is not None:
+        return pieces
+    zero = dataclasses.replace(like, local=torch.zeros_like(like.local))
+    return {rank: zero if piece is None else piece for rank, piece in pieces.items()}
+
+
+# --- what depends on samples ----------------------------------------------------------------------
+
+
+def _group_by_samples(
+    program: ParallelProgram, pieces: dict[int, RankPiece | None]
+) -> dict[int, dict[int, RankPiece | None]]:
+    """The part of the batch -> the ranks that have it."""
+    groups: dict[int, dict[int, RankPiece | None]] = {}
+    for rank, piece in pieces.items():
+        groups.setdefault(program.data_rank(rank), {})[rank] = piece
+    return dict(sorted(groups.items()))
+
+
+def _average_scalar(program: ParallelProgram, pieces: dict[int, RankPiece | None]) -> Assembled:
+    """A scalar: the mean over the parts of the batch, equal on all ranks of one part."""
+    parts = [assemble(group, ()) for group in _group_by_samples(program, pieces).values()]
+    about = _merge_groups(parts)
+    values = [part.value for part in parts if part.value is not None]
+    if about.fault or not values:
+        return about
+    mean = torch.stack([value.double() for value in values]).mean().to(values[0].dtype)
+    return dataclasses.replace(about, value=mean)
+
+
+def _merge_groups(parts: list[Assembled]) -> Assembled:
+    """What holds for several groups of ranks together, but for the value."""
+    return Assembled(
+        fault=next((part.fault for part in parts if part.fault), "" if parts else "no rank has it"),
+        disagreement=next((p.disagreement for p in parts if p.disagreement is not None), None),
+        by_rank={rank: value for part in parts for rank, value in part.by_rank.items()},
+        without=tuple(rank for part in parts for rank in part.without),
+    )
+
+
+def _assemble_output(
+    program: ParallelProgram,
+    ranks: list[Trace],
+    pieces: dict[int, RankPiece | None],
+    value: Tensor | None,
+) -> Assembled:
+    if value is None:
+        return Assembled(fault="the reference returns nothing there")
+    if value.dim() == 0:
+        return _average_scalar(program, pieces)
+    shapes = {piece.global_shape for piece in pieces.values() if piece and piece.placements}
+    shapes |= {tuple(p.local.shape) for p in pieces.values() if p and p.placements is None}
+    if program.data_ranks == 1 or tuple(value.shape) in shapes:
+        return _group_output(program, pieces, tuple(value.shape))
+    samples = {trace.rank: trace.samples for trace in ranks}
+    batch = max((s[1] for s in samples.values() if s is not None), default=0)
+    parts: list[Assembled] = []
+    for group in _group_by_samples(program, pieces).values():
+        rows = sample_rows(samples[next(iter(group))], batch, value.shape[0])
+        if rows is None:
+            fault = f"its {value.shape[0]} rows are no multiple of the {batch} samples"
+            return dataclasses.replace(_merge_groups(parts), fault=fault)
+        parts.append(_group_output(program, group, (rows[1] - rows[0], *value.shape[1:])))
+    about = _merge_groups(parts)
+    values = [part.value for part in parts if part.value is not None]
+    return about if about.fault else dataclasses.replace(about, value=torch.cat(values))
+
+
+def sample_rows(samples: tuple[int, int] | None, batch: int, rows: int) -> tuple[int, int] | None:
+    """Which rows of an output belong to some samples; None if that cannot be said."""
+    if samples is None or not batch or rows % batch:
+        return None
+    return samples[0] * rows // batch, samples[1] * rows // batch
+
+
+def _group_output(
+    program: ParallelProgram, pieces: dict[int, RankPiece | None], shape: tuple[int, ...]
+) -> Assembled:
+    """The output of ranks that have the same samples; plain parts lie in the order of ranks."""
+    slots: dict[int, Slots] = {}
+    for rank, piece in pieces.items():
+        if piece is None or piece.placements is not None or piece.local.dim() != len(shape):
+            continue
+        lengths = tuple(piece.local.shape)
+        dims = [d for d in range(len(shape)) if lengths[d] != shape[d]]
+        if len(dims) != 1 or not lengths[dims[0]] or shape[dims[0]] % lengths[dims[0]]:
+            continue
+        length = lengths[dims[0]]
+        chunk = natural_chunk(program, rank, shape[dims[0]] // length)
+        where = [slice(0, n) for n in shape]
+        where[dims[0]] = slice(chunk * length, (chunk + 1) * length)
+        slots[rank] = Slots(tuple(where), dims[0], chunk, chunk)
+    return assemble(pieces, shape, slots)

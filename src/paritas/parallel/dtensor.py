@@ -1,0 +1,550 @@
+"""DTensor's own rules, held against the truth."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from paritas._torch.operators import default_dtype, map_tensors
+from paritas._torch.simulated_ranks import (
+    Redistributed,
+    of_ranks,
+    parts_of,
+    simulated_ranks,
+    watch_redistribution,
+)
+from paritas.errors import UsageError
+from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.observation import Observation, cotangent
+from paritas.numerics.contents import leaves
+from paritas.numerics.judge import Checks, check_pair
+from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from paritas.precision.lifting import LiftMode
+
+
+# --- The placements of DTensor: which there are for a tensor, and what each rank then holds -------
+
+Kind = Literal["replicate", "shard", "partial"]
+_REDUCTIONS = ("sum", "avg", "max", "min")
+
+
+@dataclasses.dataclass(frozen=True)
+class DTensorPlace:
+    """Where a tensor is on a mesh of one dimension."""
+
+    kind: Kind
+    dim: int = 0
+    reduction: str = ""
+
+    @property
+    def words(self) -> str:
+        """As DTensor abbreviates it."""
+        if self.kind == "shard":
+            return f"S({self.dim})"
+        return f"P({self.reduction})" if self.kind == "partial" else "R"
+
+    def placement(self) -> Any:
+        """DTensor's own object."""
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        if self.kind == "shard":
+            return Shard(self.dim)
+        return Partial(self.reduction) if self.kind == "partial" else Replicate()
+
+
+def places_of(tensor: Tensor, ranks: int) -> list[DTensorPlace]:
+    """All places that a tensor can have: a term of an index or of a mask means nothing."""
+    places = [DTensorPlace("replicate")]
+    places += [DTensorPlace("shard", dim) for dim, size in enumerate(tensor.shape) if size >= ranks]
+    if tensor.is_floating_point():
+        places += [DTensorPlace("partial", reduction=reduction) for reduction in _REDUCTIONS]
+    return places
+
+
+def place_parts(tensor: Tensor, place: DTensorPlace, ranks: int, seed: int) -> list[Tensor]:
+    """What each rank has of a tensor."""
+    if place.kind == "replicate":
+        return [tensor.clone() for _ in range(ranks)]
+    if place.kind == "shard":
+        # As DTensor does: full parts first, then what is left, which may be nothing.
+        parts = [part.clone() for part in tensor.chunk(ranks, place.dim)]
+        nothing = tensor.narrow(place.dim, 0, 0).clone()
+        return parts + [nothing] * (ranks - len(parts))
+    generator = torch.Generator().manual_seed(seed)
+    if place.reduction in {"sum", "avg"}:
+        return _draw_terms(tensor, place.reduction, ranks, generator)
+    return _draw_bounds(tensor, place.reduction, ranks, generator)
+
+
+def _draw_terms(
+    tensor: Tensor, reduction: str, ranks: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Terms of both signs, none of them in proportion to the whole."""
+    drawn = [
+        torch.randn(tensor.shape, generator=generator).to(tensor.dtype) for _ in range(ranks - 1)
+    ]
+    rest = sum(drawn, torch.zeros_like(tensor))
+    if reduction == "sum":
+        return [*drawn, tensor - rest]
+    return [*(tensor + part for part in drawn), tensor - rest]
+
+
+def _draw_bounds(
+    tensor: Tensor, reduction: str, ranks: int, generator: torch.Generator
+) -> list[Tensor]:
+    """For each element one rank has it, and the others have something beyond it."""
+    holder = torch.randint(ranks, tensor.shape, generator=generator)
+    beyond = 1 + 2 * torch.rand(tensor.shape, generator=generator).to(tensor.dtype)
+    other = tensor - beyond if reduction == "max" else tensor + beyond
+    return [torch.where(holder == rank, tensor, other) for rank in range(ranks)]
+
+
+def describe_placement(leaf: Any) -> str:
+    """What DTensor says that a result is; a plain value is said to be the same on all ranks."""
+    placements = getattr(leaf, "placements", None)
+    if placements is None:
+        return "plain"
+    words = []
+    for placement in placements:
+        if placement.is_shard():
+            words.append(f"S({placement.dim})")
+        elif placement.is_replicate():
+            words.append("R")
+        else:
+            words.append(f"P({getattr(placement, 'reduce_op', placement)})")
+    return " ".join(words)
+
+
+# --- An operator run whole, in float64: what any way to split it is held against ------------------
+
+# How often gradients are taken, each time of other random numbers.
+DRAWS = 2
+
+
+def map_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with each of their tensors replaced."""
+    named = {name: map_tensors(value, function) for name, value in kwargs.items()}
+    return tuple(map_tensors(value, function) for value in args), named
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A floating tensor in float64, with no more digits than float32 has.
+
+    So the terms into which it is taken apart add up to it again, bit for bit.
+    """
+    tensor = tensor.detach()
+    if tensor.is_floating_point():
+        return tensor.to(torch.float32).to(torch.float64)
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.clone()
+
+
+def argument_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a call by the path that a caller would write."""
+    found = [*leaves(list(args), "args"), *leaves(dict(kwargs), "kwargs")]
+    return {path: leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
+
+
+def tensors_of(result: Any) -> dict[str, Any]:
+    """What a call gave, by path."""
+    return dict(leaves(result, "output"))
+
+
+def draw_cotangents(outputs: Mapping[str, Any], seed: int) -> list[dict[str, Tensor]]:
+    """Random numbers to send back from each result that requires it, for each draw."""
+    return [
+        {
+            path: cotangent(path, leaf, seed + draw, torch.float32)
+            for path, leaf in outputs.items()
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        }
+        for draw in range(DRAWS)
+    ]
+
+
+def differentiate(
+    outputs: Mapping[str, Any],
+    given: Mapping[str, Tensor],
+    cotangents: list[dict[str, Tensor]],
+) -> dict[str, Tensor | None]:
+    """Gradients of everything floating that was given, by path, for each draw of cotangents."""
+    asked = {path: leaf for path, leaf in given.items() if leaf.requires_grad}
+    ends = {
+        path: leaf
+        for path, leaf in outputs.items()
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
+    gradients: dict[str, Tensor | None] = {}
+    if not asked or not ends:
+        return gradients
+    for draw, upstream in enumerate(cotangents):
+        found = torch.autograd.grad(
+            list(ends.values()),
+            list(asked.values()),
+            [upstream[path] for path in ends],
+            retain_graph=draw + 1 < len(cotangents),
+            allow_unused=True,
+        )
+        which = f" (draw {draw + 1})"
+        for path, gradient in zip(asked, found, strict=True):
+            gradients[f"gradient of {path}{which}"] = gradient
+    return gradients
+
+
+class TruthRuns(NoiseRuns):
+    """The operator on whole arguments, as it is and with its roundings drawn at random.
+
+    Attributes:
+        cotangents: what is sent back from its results, for each draw; made once, of the first run.
+    """
+
+    def __init__(
+        self,
+        operator: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        seed: int = 0,
+    ) -> None:
+        """Run it once; what it is given is in float64 already."""
+        self.operator = operator
+        self.args, self.kwargs = args, kwargs
+        self.cotangents: list[dict[str, Tensor]] | None = None
+        super().__init__([], {torch.float64: 1}, seed)
+        self.native = self.run_reference()
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run it forward and backward."""
+        seen = Observation()
+        try:
+            with (
+                default_dtype(torch.float64),
+                watch or contextlib.nullcontext(),
+                mode or contextlib.nullcontext(),
+            ):
+                args, kwargs = map_call(self.args, self.kwargs, _leaf)
+                given = argument_tensors(args, kwargs)
+                outputs = tensors_of(self.operator(*args, **kwargs))
+                if self.cotangents is None:
+                    self.cotangents = draw_cotangents(outputs, self.seed)
+                seen.gradients |= differentiate(outputs, given, self.cotangents)
+        except Exception as error:  # noqa: BLE001  (then there is no such run, and it is told)
+            seen.error = error
+            return [seen]
+        for path, leaf in outputs.items():
+            value = seen.outputs[path] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+            if mode is not None and isinstance(value, torch.Tensor) and not is_inexact(value):
+                decision = mode.decision_for(value)
+                if decision is not None:
+                    seen.decisions[path] = decision
+        return [seen]
+
+    def lifted(self) -> list[Observation] | None:
+        """The candidate is in float64 as it is."""
+        return None
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run."""
+        return seen.value(path)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    made = tensor.detach().clone()
+    return made.requires_grad_(made.is_floating_point() or made.is_complex())
+
+
+# --- The claims -----------------------------------------------------------------------------------
+
+# For every way to place the arguments of an operator that `torch.distributed.tensor` takes as it
+# is, it says what the result is: sharded, partial, whole on each rank. Each of these claims is run
+# on simulated ranks, forward and backward, and what the parts come to is compared with the operator
+# run whole. All of it is in float64: a rule is right or wrong whatever the dtype.
+
+Outcome = Literal["claimed", "redistributed", "refused"]
+_CHECKS = Checks()
+
+
+@dataclasses.dataclass(frozen=True)
+class DTensorClaim:
+    """What DTensor makes of one way to place the arguments.
+
+    Attributes:
+        placements: of each tensor among the arguments, in order: `R`, `S(0)`, `P(sum)`.
+        outcome: `claimed` where it ran the operator on these placements; `redistributed` where it
+            moved the arguments to others first; `refused` where it raised.
+        results: the placements that it says the results have.
+        verdict: whether that is so; of a claim only.
+        reason: what it raised.
+    """
+
+    placements: tuple[str, ...]
+    outcome: Outcome
+    results: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """`S(0), R -> S(0)`."""
+        given = ", ".join(self.placements)
+        return f"{given} -> {', '.join(self.results)}" if self.results else given
+
+
+def check_dtensor(
+    op: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    within: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+) -> Verdict:
+    """Whether all that DTensor claims of an operator on these arguments is true.
+
+    Args:
+        op: the operator, or any function that takes DTensors.
+        args: its arguments as plain, whole tensors.
+        ranks: how many are simulated.
+        seed: of the cotangents and of the terms of partial arguments.
+        within: makes a context in which forward and backward are run, such as `loss_parallel`.
+    """
+    claims = list(examine_dtensor(op, args, kwargs, ranks=ranks, seed=seed, within=within))
+    checked = [claim.verdict for claim in claims if claim.verdict is not None]
+    merged = Verdict.merge(checked)
+    skipped = tuple(
+        f"{claim.words}: {claim.outcome}" + (f" ({claim.reason})" if claim.reason else "")
+        for claim in claims
+        if claim.verdict is None
+    )
+    counted = (
+        f"DTensor of torch {torch.__version__} on {ranks} simulated ranks: {len(claims)} ways "
+        f"to place the arguments, {len(checked)} of them claimed"
+    )
+    return Verdict(
+        findings=merged.findings,
+        coverage=merged.coverage + Coverage(skipped=skipped),
+        notes=(*merged.notes, counted),
+    )
+
+
+def examine_dtensor(
+    op: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    within: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+) -> Iterator[DTensorClaim]:
+    """Every way to place the arguments, one by one, with what became of it.
+
+    Raises:
+        UsageError: the operator itself fails, or takes no tensor.
+    """
+    args, kwargs = map_call(tuple(args), kwargs or {}, wide)
+    tensors = argument_tensors(args, kwargs)
+    if not tensors:
+        raise UsageError(f"{_operator_name(op)} is given no tensor: there is nothing to place")
+    truth = TruthRuns(op, args, kwargs, seed)
+    error = truth.native[0].error
+    if error is not None:
+        raise UsageError(
+            f"{_operator_name(op)} itself fails: {type(error).__name__}: {error}"
+        ) from error
+    context = within or contextlib.nullcontext
+    trial = _Trial(truth, ranks, seed, context)
+    choices = [places_of(tensor, ranks) for tensor in tensors.values()]
+    for combination in itertools.product(*choices):
+        yield trial.examine(dict(zip(tensors, combination, strict=True)))
+
+
+@dataclasses.dataclass
+class _TrialResult:
+    """What became of one way to place the arguments: every item as each rank has it."""
+
+    results: tuple[str, ...] = ()
+    outputs: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, list[Tensor] | None] = dataclasses.field(default_factory=dict)
+    refused: str = ""
+    error: Exception | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    truth: TruthRuns
+    ranks: int
+    seed: int
+    within: Callable[[], contextlib.AbstractContextManager[Any]]
+
+    def examine(self, places: Mapping[str, DTensorPlace]) -> DTensorClaim:
+        """Run one way to place the arguments, and judge what DTensor says of it."""
+        words = tuple(place.words for place in places.values())
+        given = argument_tensors(self.truth.args, self.truth.kwargs)
+        # Made outside: within the simulation a generator would be moved on by each rank.
+        parts = {
+            path: place_parts(tensor, places[path], self.ranks, self.seed + number)
+            for number, (path, tensor) in enumerate(given.items())
+        }
+        seen = _TrialResult()
+        with simulated_ranks(self.ranks) as mesh, default_dtype(torch.float64), self.within():
+            # Nothing is raised through the contexts: `loss_parallel` would stay switched on.
+            try:
+                self._run(places, given, parts, mesh, seen)
+            except Exception as error:  # noqa: BLE001  (DTensor has no rule for it, or says so late)
+                seen.error = error
+        if isinstance(seen.error, Redistributed):
+            return DTensorClaim(words, "redistributed")
+        if seen.error is not None:
+            return DTensorClaim(words, "refused", seen.results, reason=_error_text(seen.error))
+        claim = DTensorClaim(words, "claimed", seen.results)
+        return dataclasses.replace(claim, verdict=self._judge(claim, seen))
+
+    def _run(
+        self,
+        places: Mapping[str, DTensorPlace],
+        given: Mapping[str, Tensor],
+        parts: Mapping[str, list[Tensor]],
+        mesh: DeviceMesh,
+        seen: _TrialResult,
+    ) -> None:
+        leaves = {
+            path: _distribute(tensor, parts[path], places[path], mesh)
+            for path, tensor in given.items()
+        }
+        args, kwargs = _replace_tensors(self.truth.args, self.truth.kwargs, given, leaves)
+        with watch_redistribution(stop=True):
+            raw = tensors_of(self.truth.operator(*args, **kwargs))
+        seen.results = tuple(describe_placement(leaf) for leaf in raw.values())
+        whole = {path: _full_tensor(leaf) for path, leaf in raw.items()}
+        seen.outputs = {path: self._parts(leaf) for path, leaf in whole.items()}
+        try:
+            found = differentiate(whole, leaves, self.truth.cotangents or [])
+            seen.gradients = {path: self._gradient(leaf) for path, leaf in found.items()}
+        except Exception as error:  # noqa: BLE001  (a refusal, which is told)
+            seen.refused = f"backward raised {_error_text(error)}"
+
+    def _parts(self, leaf: Any) -> list[Any]:
+        if isinstance(leaf, torch.Tensor):
+            return list(parts_of(leaf, self.ranks))
+        return [leaf] * self.ranks
+
+    def _gradient(self, leaf: Tensor | None) -> list[Tensor] | None:
+        return None if leaf is None else parts_of(_full_tensor(leaf), self.ranks)
+
+    def _judge(self, claim: DTensorClaim, seen: _TrialResult) -> Verdict:
+        outputs, gradients, refused = seen.outputs, seen.gradients, seen.refused
+        truth = self.truth.native[0]
+        findings: list[Finding] = []
+        notes: list[str] = []
+        compared = 0
+        if outputs.keys() != truth.outputs.keys():
+            reason = f"{len(outputs)} results instead of {len(truth.outputs)}"
+            findings.append(_failed_finding(f"{claim.words}: output", Aspect.STRUCTURE, reason))
+        found: dict[str, Any] = {**outputs, **gradients}
+        for path, true in truth.items():
+            if path not in found:
+                continue
+            compared += 1
+            new, noted = self._compare(claim, path, true, found[path])
+            findings += new
+            notes += noted
+        skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
+        if not refused and gradients.keys() != truth.gradients.keys():
+            reason = "no gradient comes back: the results do not require one"
+            findings.append(
+                _failed_finding(f"{claim.words}: gradients", Aspect.REQUIRES_GRAD, reason)
+            )
+        coverage = Coverage(compared=compared, skipped=skipped)
+        return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
+
+    def _compare(
+        self, claim: DTensorClaim, path: str, true: Any, parts: list[Any] | None
+    ) -> tuple[list[Finding], list[str]]:
+        """Each rank's value with the truth; once, where the ranks agree."""
+        name = f"{claim.words}: {path}"
+        if parts is None or true is None:
+            if parts is None and (true is None or not bool(true.count_nonzero())):
+                return [
+                    Finding(path=name, aspect=Aspect.VALUE, status=Status.IDENTICAL, reason="none")
+                ], []
+            missing = "is missing" if parts is None else "where there should be none"
+            return [_failed_finding(name, Aspect.STRUCTURE, f"the gradient {missing}")], []
+        evidence = ItemEvidence(self.truth, path)
+        agree = all(_is_same_value(part, parts[0]) for part in parts[1:])
+        findings: list[Finding] = []
+        notes: list[str] = []
+        for rank, part in enumerate(parts[:1] if agree else parts):
+            where = name if agree else f"{name} on rank {rank}"
+            new, noted = check_pair(where, true, part, _CHECKS, evidence)
+            findings += new
+            notes += noted
+        return findings, notes
+
+
+def _distribute(
+    tensor: Tensor, parts: list[Tensor], place: DTensorPlace, mesh: DeviceMesh
+) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    made = DTensor.from_local(
+        of_ranks(parts),
+        mesh,
+        [place.placement()],
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    ).detach()
+    return made.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _replace_tensors(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    given: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with their tensors replaced; a tensor given twice is told by its identity."""
+    by_identity = {id(tensor): leaves[path] for path, tensor in given.items()}
+    return map_call(args, kwargs, lambda tensor: by_identity[id(tensor)])
+
+
+def _full_tensor(leaf: Any) -> Any:
+    return leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+
+
+def _is_same_value(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.shape == right.shape and bool(
+            torch.equal(left, right) or torch.allclose(left, right, 0.0, 0.0, equal_nan=True)
+        )
+    return bool(left == right)
+
+
+def _failed_finding(path: str, aspect: Aspect, reason: str) -> Finding:
+    return Finding(path=path, aspect=aspect, status=Status.DIFFERENT, reason=reason)
+
+
+def _error_text(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[0]:.160}"
+
+
+def _operator_name(op: Callable[..., Any]) -> str:
+    return getattr(op, "__qualname__", None) or repr(op)

@@ -1,0 +1,253 @@
+"""What is asked about a model under a parallel plan, and which samples each rank has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.execution.subjects import Inputs, input_sets
+from paritas.numerics.contents import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+
+# --- What is asked about a model under a parallel plan: everything that a run of it needs ---------
+
+PLAN_NAMES = ("ddp", "fsdp")
+_AXES = ("outer", "inner")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelProgram:
+    """A training of a few steps, to be run on one device and under a plan; see `make_program`.
+
+    Attributes:
+        model: a module, which is never run itself but copied; or what makes one.
+        plan: how it becomes parallel: a `dict[str, ParallelStyle]`, `ddp`, `fsdp`, or a function
+            of the model and the mesh that gives the parallel model, or None if it changed it.
+        batches: what each step is given, one after the other, over and over.
+        mesh: name of each axis -> how many ranks are along it.
+        loss: of the output and what the batch holds; None takes the output itself, if it is a
+            scalar, and else a weighted mean of it.
+        optimizer: of the parameters; None is SGD with momentum.
+        steps: how many.
+        split: axes of the mesh along which ranks have different samples.
+        seed: of the model where one is made, of each step, and of the weights of that mean.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    plan: Any
+    batches: tuple[Inputs, ...]
+    mesh: Mapping[str, int]
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    steps: int = 2
+    split: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the mesh has."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def data_ranks(self) -> int:
+        """In how many parts a batch is split."""
+        return math.prod(self.mesh[axis] for axis in self.split)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where on the mesh a rank is; the last axis runs fastest."""
+        found: list[int] = []
+        for size in reversed(tuple(self.mesh.values())):
+            rank, place = divmod(rank, size)
+            found.append(place)
+        return tuple(reversed(found))
+
+    def data_rank(self, rank: int) -> int:
+        """Which part of a batch a rank has."""
+        part = 0
+        for axis, place in zip(self.mesh, self.coordinate(rank), strict=True):
+            if axis in self.split:
+                part = part * self.mesh[axis] + place
+        return part
+
+    def batch(self, step: int) -> Inputs:
+        """What a step is given, counted from 0."""
+        return self.batches[step % len(self.batches)]
+
+
+def make_program(  # noqa: PLR0913
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Any,
+    inputs: Any,
+    mesh: int | Sequence[int] | Mapping[str, int] = 2,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    steps: int = 2,
+    split: str | Sequence[str] | None = None,
+    seed: int = 0,
+) -> ParallelProgram:
+    """Read what a user says.
+
+    Args:
+        inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
+        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        split: the axes along which ranks have different samples of a batch: all of them for `ddp`
+            and `fsdp`, none otherwise. `()` gives every rank the whole batch.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    if not callable(model):
+        raise UsageError(f"model={_show_value(model)}: give a module or a function that makes one")
+    axes = _mesh_axes(mesh)
+    checked = _checked_plan(plan)
+    if isinstance(checked, dict) and len(axes) > 1:
+        raise UsageError(
+            f"mesh={dict(axes)!r}: a dict of parallel styles is for one axis; give a function of "
+            "the model and the mesh, which can call parallelize_module on one axis of it"
+        )
+    named = isinstance(checked, str)
+    parts = tuple(axes) if split is None and named else _split_axes(split, axes)
+    for name, given in (("loss", loss), ("optimizer", optimizer)):
+        if given is not None and not callable(given):
+            raise UsageError(f"{name}={_show_value(given)}: give a function")
+    if type(steps) is not int or steps < 1:
+        raise UsageError(f"steps={steps!r}: give a whole number from 1 on")
+    if type(seed) is not int:
+        raise UsageError(f"seed={seed!r}: give a whole number")
+    batches = tuple(input_sets(inputs))
+    return ParallelProgram(model, checked, batches, axes, loss, optimizer, steps, parts, seed)
+
+
+def _mesh_axes(mesh: Any) -> dict[str, int]:
+    """Name -> extent of each axis."""
+    if isinstance(mesh, Mapping):
+        axes = dict(mesh)
+    elif type(mesh) is int:
+        axes = {"ranks": mesh}
+    elif isinstance(mesh, (list, tuple)) and mesh:
+        names = _AXES if len(mesh) == len(_AXES) else [f"axis{n}" for n in range(len(mesh))]
+        axes = {"ranks": mesh[0]} if len(mesh) == 1 else dict(zip(names, mesh, strict=True))
+    else:
+        raise UsageError(f"mesh={mesh!r}: give the number of ranks, or one number for each axis")
+    for name, size in axes.items():
+        if not isinstance(name, str) or type(size) is not int or size < 1:
+            raise UsageError(f"mesh={mesh!r}: axis {name!r} has {size!r} ranks; give 1 or more")
+    if math.prod(axes.values()) < 2:  # noqa: PLR2004
+        raise UsageError(f"mesh={mesh!r} is one rank: there is nothing parallel; give 2 or more")
+    return axes
+
+
+def _checked_plan(plan: Any) -> Any:
+    if isinstance(plan, str):
+        if plan in PLAN_NAMES:
+            return plan
+        known = ", ".join(PLAN_NAMES)
+        raise UsageError(
+            f"plan={plan!r}: known by name are {known}; otherwise give a dict of parallel styles "
+            "or a function of the model and the mesh"
+        )
+    if isinstance(plan, Mapping):
+        if not plan:
+            raise UsageError("plan={}: it says nothing about any module")
+        return dict(plan)
+    if callable(plan):
+        return plan
+    raise UsageError(
+        f"plan={_show_value(plan)}: give 'ddp', 'fsdp', a dict of parallel styles, "
+        "or a function of the model and the mesh"
+    )
+
+
+def _split_axes(split: str | Sequence[str] | None, axes: dict[str, int]) -> tuple[str, ...]:
+    asked = (split,) if isinstance(split, str) else tuple(split or ())
+    for name in asked:
+        if name not in axes:
+            known = ", ".join(axes)
+            raise UsageError(f"split={split!r}: the mesh has no axis {name!r}, it has {known}")
+    return tuple(name for name in axes if name in asked)
+
+
+def _show_value(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+# --- Which samples of a batch each rank has -------------------------------------------------------
+
+
+def batch_size(inputs: Inputs) -> int | None:
+    """How many samples a batch has: the length of its first tensor that is no scalar."""
+    for _, leaf in leaves((inputs.args, inputs.kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
+            return int(leaf.shape[0])
+    return None
+
+
+def check_batches(program: ParallelProgram) -> None:
+    """Make sure that every batch can be split evenly.
+
+    Raises:
+        UsageError: it cannot; the mean of the ranks' losses would not be the loss of the whole.
+    """
+    parts = program.data_ranks
+    if parts == 1:
+        return
+    axes = " and ".join(program.split)
+    for place, batch in enumerate(program.batches):
+        size = batch_size(batch)
+        if size is None:
+            raise UsageError(
+                f"batch {place} has no tensor to split over the {parts} ranks along {axes}: "
+                "split=() gives every rank the whole batch"
+            )
+        if size % parts:
+            raise UsageError(
+                f"batch {place} has {size} samples, which {parts} ranks along {axes} cannot share "
+                f"evenly: give a batch of {size + parts - size % parts}, or another mesh"
+            )
+
+
+def samples_of(program: ParallelProgram, rank: int, step: int = 0) -> tuple[int, int] | None:
+    """Begin and end of a rank's samples; None where it has them all."""
+    if program.data_ranks == 1:
+        return None
+    size = (batch_size(program.batch(step)) or 0) // program.data_ranks
+    begin = program.data_rank(rank) * size
+    return begin, begin + size
+
+
+def part_of_batch(program: ParallelProgram, rank: int, step: int) -> Inputs:
+    """What a rank is given: of each tensor as long as the batch its samples, all else whole."""
+    whole, samples = program.batch(step), samples_of(program, rank, step)
+    if samples is None:
+        return whole
+    size, (begin, end) = batch_size(whole), samples
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size:
+            return leaf[begin:end]
+        return leaf
+
+    args, kwargs = map_leaves((whole.args, whole.kwargs), cut)
+    return dataclasses.replace(whole, args=args, kwargs=kwargs)
+
+
+def to_device(inputs: Inputs, device: torch.device | None) -> Inputs:
+    """The same batch on a device; None leaves it where it is."""
+    if device is None:
+        return inputs
+    args, kwargs = map_leaves(
+        (inputs.args, inputs.kwargs),
+        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf,
+    )
+    return dataclasses.replace(inputs, args=args, kwargs=kwargs)

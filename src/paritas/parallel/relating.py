@@ -1,0 +1,284 @@
+"""In which legitimate way what ranks hold belongs to the reference's value, if in any."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.parallel.assembling import assemble, natural_chunk, sample_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.parallel.plan import ParallelProgram
+    from paritas.parallel.traces import RankPiece
+
+_MOST_PRODUCTS = 1 << 26
+
+
+class Near:
+    """Whether two values are the same but for what rounding of some size makes of them.
+
+    It is meant for telling patterns apart, not for verdicts: the reach is far more than noise and
+    far less than a fault.
+    """
+
+    def __init__(self, unit: float, floor: float = 0.0) -> None:
+        """`floor` is a typical value below which nothing is looked at, relative to `reach`."""
+        self.unit = unit
+        self.reach = unit**0.6
+        self.floor = floor
+
+    def __call__(self, value: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
+        """`noise` is allowed on top, absolutely."""
+        if value.shape != expected.shape:
+            return False
+        if not value.numel():
+            return True
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return torch.equal(value, expected.to(value.dtype))
+        value, expected = value.to(torch.float64), expected.to(torch.float64)
+        size = expected.abs()
+        typical = float(size.square().mean().sqrt())
+        allowed = self.reach * (size + typical + self.floor) + noise
+        apart = (value - expected).abs()
+        # Equal infinities and NaNs are the same value.
+        same = (value == expected) | (value.isnan() & expected.isnan())
+        return bool((same | (apart <= allowed)).all())
+
+
+class Relation(enum.IntEnum):
+    """From the best to the worst."""
+
+    WHOLE = 0
+    SHARD = 1
+    PARTIAL = 2
+    PERMUTED = 3
+    UNKNOWN = 4
+    WRONG = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Related:
+    """What ranks hold, and what they should.
+
+    Attributes:
+        relation: the worst of all ranks.
+        ranks: those that are not as they should be; empty for all of them.
+        expected: rank -> the whole that its value belongs to.
+        pieces: rank -> its value.
+    """
+
+    relation: Relation
+    ranks: tuple[int, ...]
+    expected: dict[int, Tensor]
+    pieces: dict[int, RankPiece]
+
+    @property
+    def held(self) -> dict[int, Tensor]:
+        """Rank -> its value."""
+        return {rank: piece.local for rank, piece in self.pieces.items()}
+
+
+def relate(
+    program: ParallelProgram,
+    samples: dict[int, tuple[int, int] | None],
+    pieces: dict[int, RankPiece],
+    reference: Tensor,
+    near: Near,
+    factors: tuple[float, ...] = (1.0,),
+) -> Related:
+    """Look for the best way in which the pieces belong to the reference's value.
+
+    Args:
+        samples: rank -> which samples of the batch it has.
+        factors: by which values may legitimately be multiplied: gradients of a mean over a part of
+            the batch are so many times larger.
+    """
+    averages = program.data_ranks > 1 and not reference.dim()
+    if averages and near(mean_of(pieces), reference):
+        # A mean over samples: that of the ranks' own is the one over all of them.
+        return Related(Relation.WHOLE, (), dict.fromkeys(pieces, reference), pieces)
+    groups: dict[int, dict[int, RankPiece]] = {}
+    for rank, piece in pieces.items():
+        groups.setdefault(program.data_rank(rank), {})[rank] = piece
+    relation, ranks = Relation.WHOLE, []
+    expected: dict[int, Tensor] = {}
+    for group in groups.values():
+        tried = [
+            (*_relate_group(program, group, whole, near), whole)
+            for whole in _wholes(program, samples, group, reference, factors)
+        ]
+        # A shape that fits and is wrong says more than one that does not fit.
+        best = min(tried, key=lambda one: (one[0] is Relation.UNKNOWN, one[0]))
+        relation = max(relation, best[0])
+        ranks += best[1]
+        expected |= dict.fromkeys(group, best[2])
+    wrong = tuple(sorted(ranks)) if len(ranks) < len(pieces) else ()
+    return Related(relation, wrong, expected, pieces)
+
+
+def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) -> bool:
+    """Whether ranks with the same samples hold the same; there must be several of them."""
+    groups: dict[int, list[RankPiece]] = {}
+    for rank, piece in pieces.items():
+        groups.setdefault(program.data_rank(rank), []).append(piece)
+    return all(
+        len(group) > 1 and all(near(piece.local, group[0].local) for piece in group[1:])
+        for group in groups.values()
+    )
+
+
+def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
+    """K where the value is k times what is expected in every element; None if it is not."""
+    if value.shape != expected.shape or not value.numel():
+        return None
+    value, expected = value.double(), expected.double()
+    square = float(expected.square().sum())
+    if not square or not bool(torch.isfinite(value).all()):
+        return None
+    factor = float((value * expected).sum()) / square
+    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
+        return None
+    return factor if near(value, expected * factor) else None
+
+
+def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
+    """The mean of what ranks hold."""
+    return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)
+
+
+def _wholes(
+    program: ParallelProgram,
+    samples: dict[int, tuple[int, int] | None],
+    group: dict[int, RankPiece],
+    reference: Tensor,
+    factors: tuple[float, ...],
+) -> list[Tensor]:
+    """What the ranks of one part of the batch may be expected to hold together."""
+    found = [reference]
+    if program.data_ranks > 1 and reference.dim():
+        batch = max((s[1] for s in samples.values() if s is not None), default=0)
+        rows = sample_rows(samples[next(iter(group))], batch, reference.shape[0])
+        if rows is not None:
+            found.insert(0, reference[rows[0] : rows[1]])
+    if not reference.is_floating_point():
+        return found
+    return [value * factor if factor != 1 else value for value in found for factor in factors]
+
+
+def _relate_group(
+    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
+) -> tuple[Relation, list[int]]:
+    """How the pieces of ranks with the same samples belong to the whole; the ranks that do not."""
+    if any(piece.placements is not None for piece in pieces.values()):
+        return _relate_placed(pieces, whole, near)
+    relations = {
+        rank: _relate_plain(program, rank, piece.local, whole, near)
+        for rank, piece in pieces.items()
+    }
+    worst = max(relations.values())
+    if worst is Relation.UNKNOWN or worst < Relation.PARTIAL:
+        return worst, []
+    if worst is Relation.WRONG and _sums_up(program, pieces, whole, near):
+        return Relation.PARTIAL, []
+    bad = [rank for rank, relation in relations.items() if relation is worst]
+    return worst, bad
+
+
+def _relate_placed(
+    pieces: dict[int, RankPiece], whole: Tensor, near: Near
+) -> tuple[Relation, list[int]]:
+    shape = next(iter(pieces.values())).global_shape
+    if any(p.placements is None for p in pieces.values()) or tuple(shape) != tuple(whole.shape):
+        return Relation.UNKNOWN, []
+    together = assemble(dict(pieces), whole.shape)
+    if together.value is None:
+        return Relation.UNKNOWN, []
+    if near(together.value, whole) and together.disagreement is None:
+        return Relation.WHOLE, []
+    bad = []
+    for rank, piece in pieces.items():
+        where = tuple(
+            slice(o, o + n) for o, n in zip(piece.global_offset, piece.local.shape, strict=True)
+        )
+        if not near(piece.local, whole[where]):
+            bad.append(rank)
+    if not bad:  # apart by rounding
+        return Relation.WHOLE, []
+    return Relation.WRONG, bad
+
+
+def _relate_plain(
+    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
+) -> Relation:
+    if value.dim() != whole.dim():
+        return Relation.UNKNOWN
+    if value.shape == whole.shape:
+        return Relation.WHOLE if near(value, whole) else Relation.WRONG
+    dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
+    if len(dims) != 1 or value.shape[dims[0]] > whole.shape[dims[0]] or not value.numel():
+        return Relation.UNKNOWN
+    dim, length = dims[0], value.shape[dims[0]]
+    parts, rest = divmod(whole.shape[dim], length)
+    if not rest:
+        natural = natural_chunk(program, rank, parts)
+        if near(value, whole.narrow(dim, natural * length, length)):
+            return Relation.SHARD
+        others = (n for n in range(parts) if n != natural)
+        if any(near(value, whole.narrow(dim, n * length, length)) for n in others):
+            return Relation.PERMUTED
+    chosen = _nearest_rows(value, whole, dim)
+    if chosen is not None and near(value, whole.index_select(dim, chosen)):
+        return Relation.SHARD
+    return Relation.WRONG
+
+
+def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:
+    """For each row of a value the one of the whole that is nearest; None if that is too much."""
+    rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in (whole, value))
+    if len(rows) * len(mine) * rows.shape[1] > _MOST_PRODUCTS:
+        return None
+    return torch.cdist(mine, rows, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
+
+
+def _sums_up(
+    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
+) -> bool:
+    """Whether the values of all ranks, or of those along one axis, add up to what they should."""
+    shapes = {tuple(piece.local.shape) for piece in pieces.values()}
+    if len(shapes) > 1 or len(pieces) < 2:  # noqa: PLR2004
+        return False
+    if _adds(program, list(pieces), pieces, whole, near):
+        return True
+    axes = [axis for axis in program.mesh if axis not in program.split]
+    if len(axes) < 2:  # noqa: PLR2004
+        return False
+    for axis in axes:
+        place = list(program.mesh).index(axis)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank in pieces:
+            coordinate = list(program.coordinate(rank))
+            coordinate[place] = 0
+            groups.setdefault(tuple(coordinate), []).append(rank)
+        if all(_adds(program, ranks, pieces, whole, near) for ranks in groups.values()):
+            return True
+    return False
+
+
+def _adds(
+    program: ParallelProgram,
+    ranks: list[int],
+    pieces: dict[int, RankPiece],
+    whole: Tensor,
+    near: Near,
+) -> bool:
+    values = torch.stack([pieces[rank].local.double() for rank in ranks])
+    total = values.sum(dim=0)
+    noise = near.reach * float(values.abs().max()) if total.numel() else 0.0
+    if total.shape == whole.shape:
+        return near(total, whole.double(), noise)
+    return _relate_plain(program, ranks[0], total, whole.double(), near) is Relation.SHARD

@@ -1,0 +1,466 @@
+"""What a training of a few steps did, on one device or as one rank of several, and how it is seen.
+
+A rank's trace is made where the rank runs and sent to where it is judged, so it holds tensors on
+the host and nothing else of torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paritas._torch.tensors import local_part
+from paritas.numerics.contents import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+
+
+# --- Plain data -----------------------------------------------------------------------------------
+
+# A rank's trace is made where the rank runs and sent to where it is judged, so it holds tensors on
+# the host and nothing else of torch's.
+
+INPUT_SIDE, OUTPUT_SIDE = "input", "output"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankPiece:
+    """A value as one rank has it.
+
+    Attributes:
+        local: what the rank holds, on the host, a copy.
+        placements: of a distributed tensor, one for each axis of its mesh: `shard(0)`, `replicate`,
+            `partial(sum)`; None for a plain tensor, which claims nothing about the other ranks.
+        mesh: extent of that mesh along each axis.
+        mesh_names: the names of those axes, or empty.
+        coordinate: where on that mesh the rank is.
+        global_shape: shape of the whole; that of `local` for a plain tensor.
+        global_offset: where in the whole the local part begins.
+    """
+
+    local: Tensor
+    placements: tuple[str, ...] | None = None
+    mesh: tuple[int, ...] = ()
+    mesh_names: tuple[str, ...] = ()
+    coordinate: tuple[int, ...] = ()
+    global_shape: tuple[int, ...] = ()
+    global_offset: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        name: its path in the model, the wrappers of a plan left out (`module.` of DDP).
+        kind: its class, for people.
+        outputs: path -> what it gave.
+        gradients: path of an output -> the gradient that arrived at it; missing if none did.
+        input_gradients: path of an input -> the gradient that this call sends back to it; what
+            other readers of the same value send back is not in it.
+    """
+
+    name: str
+    kind: str
+    outputs: dict[str, RankPiece]
+    gradients: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+
+    def back(self, side: str) -> dict[str, RankPiece]:
+        """The gradients at one side."""
+        return self.input_gradients if side == INPUT_SIDE else self.gradients
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class ValuePlace:
+    """A value that a module was given, or gave.
+
+    Attributes:
+        call: position of the call in `StepTrace.modules`.
+        side: `input` or `output`.
+        path: of the tensor in what was given.
+    """
+
+    call: int
+    side: str
+    path: str
+
+
+@dataclasses.dataclass
+class StepTrace:
+    """One step: forward, loss, backward, optimizer.
+
+    Attributes:
+        loss: a scalar.
+        outputs: path -> what the model returned.
+        gradients: parameter -> gradient; None where none arrived.
+        parameters: parameter -> value after the optimizer's step.
+        buffers: buffer -> value after the step.
+        modules: calls in the order in which they ended, innermost first.
+        backward: places in the order in which gradients arrived there.
+        sources: place -> those that its gradient comes from; known of the reference only.
+    """
+
+    loss: RankPiece | None = None
+    outputs: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, RankPiece | None] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    buffers: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    modules: list[ModuleCall] = dataclasses.field(default_factory=list)
+    backward: list[ValuePlace] = dataclasses.field(default_factory=list)
+    sources: dict[ValuePlace, tuple[ValuePlace, ...]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Trace:
+    """All steps of one rank, or of the reference (rank 0 of 1).
+
+    Attributes:
+        samples: of the whole batch, begin and end of the rows that this rank was given; None where
+            it was given all.
+        data_rank: which of the parts of the batch that is, and `data_ranks` how many there are.
+        initial: parameter or buffer -> value before the first step.
+        error: what was raised, in words; the steps before it are there.
+        error_at: path of the module in which it was raised, if that is known.
+        collectives: what was sent around, in order, `all_reduce sum [4, 8]`, as far as it was seen.
+        random: whether random numbers were drawn in a step (dropout): ranks then draw others than
+            one device does, however right the plan is.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    samples: tuple[int, int] | None = None
+    data_rank: int = 0
+    data_ranks: int = 1
+    initial: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    steps: list[StepTrace] = dataclasses.field(default_factory=list)
+    error: str | None = None
+    error_at: str = ""
+    collectives: list[str] = dataclasses.field(default_factory=list)
+    random: bool = False
+
+
+# --- On which way gradients flow back between the values that modules are given and give ----------
+
+# The order in which gradients arrive does not say it: of three projections that read one value, any
+# may come first, and what one of them does wrong is no concern of the others.
+
+
+class Flows:
+    """Marks values of a forward pass, and tells from which others their gradients come."""
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[Node, int], list[tuple[list[int], str, str]]] = {}
+
+    def mark(self, tensor: Tensor, call: list[int], side: str, path: str) -> None:
+        """Note a value of a call, whose number is in `call` once it has ended."""
+        if tensor.grad_fn is not None:
+            key = (tensor.grad_fn, tensor.output_nr)
+            self._marks.setdefault(key, []).append((call, side, path))
+
+    def clear(self) -> None:
+        """Let the graph go."""
+        self._marks.clear()
+
+    def sources(self) -> dict[ValuePlace, tuple[ValuePlace, ...]]:
+        """Place -> those that its gradient comes from; to be asked before the graph is gone.
+
+        One tensor may be what several modules give, a child and the module around it: then the
+        gradient comes to the inner one by way of the outer one.
+        """
+        found: dict[ValuePlace, list[ValuePlace]] = {}
+        chains = {key: self._chain(key) for key in self._marks}
+        for key, chain in chains.items():
+            for inner, outer in itertools.pairwise(chain):
+                found.setdefault(inner, []).append(outer)
+            for target in self._next(key):
+                if chain and chains[target]:
+                    found.setdefault(chains[target][-1], []).append(chain[0])
+        return {place: tuple(dict.fromkeys(places)) for place, places in found.items()}
+
+    def _chain(self, key: tuple[Node, int]) -> list[ValuePlace]:
+        """The places of one tensor, innermost first; a call that never ended has none."""
+        return [ValuePlace(call[0], side, path) for call, side, path in self._marks[key] if call]
+
+    def _next(self, key: tuple[Node, int]) -> list[tuple[Node, int]]:
+        """The marked values that a gradient reaches next."""
+        found: dict[tuple[Node, int], None] = {}
+        met = {key[0]}
+        stack = [*key[0].next_functions]
+        while stack:
+            node, number = stack.pop()
+            if node is None:
+                continue
+            if (node, number) in self._marks:
+                found[(node, number)] = None
+            elif node not in met:
+                met.add(node)
+                stack += node.next_functions
+        return list(found)
+
+
+# --- What is seen of a model while it trains: values as a rank has them, and calls of modules -----
+
+# Under these names a wrapper keeps the module that it wraps.
+_INNER = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def piece_of(tensor: Tensor) -> RankPiece:
+    """A copy of what this rank holds, on the host; no collective is started."""
+    part = local_part(tensor)
+    if part is None:
+        local = _on_host(tensor)
+        return RankPiece(local, global_shape=tuple(local.shape), global_offset=(0,) * local.dim())
+    told = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    return RankPiece(**{**told, "local": _on_host(part.local)})
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    # A copy also waits for a collective that is still under way.
+    with torch.no_grad():
+        return tensor.detach().clone().cpu()
+
+
+def named_pieces(tree: Any, name: str = "") -> dict[str, RankPiece]:
+    """Every tensor of an output by its path."""
+    return {
+        f"{name}{path}": piece_of(leaf)
+        for path, leaf in leaves(tree)
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelNames:
+    """What modules, parameters and buffers are called, whatever was put around the user's model.
+
+    Attributes:
+        model: as it runs.
+        prefix: where in it the user's own model is, by its plain name.
+    """
+
+    model: nn.Module
+    prefix: str = ""
+
+    @classmethod
+    def within(cls, model: nn.Module, original: nn.Module) -> ModelNames:
+        """Names of what the user's model became; it may have been put into another."""
+        places = (path for path, module in model.named_modules() if module is original)
+        return cls(model, plain_name(model, next(places, "")))
+
+    def of(self, path: str) -> str:
+        """The name of what is at a path of the model."""
+        name = plain_name(self.model, path)
+        return "" if name == self.prefix else name.removeprefix(f"{self.prefix}.")
+
+
+def plain_name(model: nn.Module, path: str) -> str:
+    """A path in a model without the wrappers that a plan, a compiler or a checkpoint put there."""
+    kept: list[str] = []
+    module: Any = model
+    for part in path.split(".") if path else ():
+        wraps = part in _INNER or (part == "module" and isinstance(module, _PARALLEL))
+        if not wraps:
+            kept.append(part)
+        module = getattr(module, part, None)
+    return ".".join(kept)
+
+
+def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> the outermost module of that name, and the class of the innermost.
+
+    Nothing within a compiled module is watched: hooks there would be compiled.
+    """
+    found: dict[str, tuple[nn.Module, str]] = {}
+    compiled: list[str] = []
+    for path, module in names.model.named_modules():
+        inside = any(path.startswith(prefix) for prefix in compiled)
+        if "_orig_mod" in dict(module.named_children()):
+            compiled.append(f"{path}." if path else "")
+        name = names.of(path)
+        if name in found:
+            found[name] = (found[name][0], _kind(module))
+        elif not inside and not isinstance(module, torch.jit.ScriptModule):
+            found[name] = (module, _kind(module))
+    return found
+
+
+def _kind(module: nn.Module) -> str:
+    """The class that the user knows: FSDP puts one of its own in front."""
+    own = type(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a model is not under what was never loaded
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
+    return own.__name__
+
+
+class ModuleWatch:
+    """Hooks on all modules of a model: which one is running and, if asked, what each handed on.
+
+    They are set after the plan has set its own, so that they see what a module finally gives.
+
+    While it runs, `error_at` of the trace is where the program is: a rank that never ends cannot
+    say it afterwards.
+    """
+
+    def __init__(self, names: ModelNames, trace: Trace, *, keep: int | None = None) -> None:
+        """Set the hooks; in step `keep`, note what modules give and gradients on both sides.
+
+        One step alone, since all that passes between modules is a multiple of the model.
+        """
+        self._trace = trace
+        self._keep = keep
+        self._stack: list[_EnteredCall] = []
+        self._backward = False
+        self._handles: list[Any] = []
+        self._flows = Flows()
+        for name, (module, kind) in watched_modules(names).items():
+            self._handles += [
+                module.register_forward_pre_hook(
+                    self._entering(name), prepend=True, with_kwargs=True
+                ),
+                module.register_forward_hook(self._leaving(name, kind)),
+            ]
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Within it, a module that is called is one that is computed again, and not noted."""
+        self._stack.clear()
+        self._trace.error_at = ""
+        self._backward = True
+        if self._keeps and self._trace.ranks == 1:
+            self._trace.steps[-1].sources = self._flows.sources()
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._backward = False
+        self._trace.error_at = ""
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._keep == len(self._trace.steps)
+
+    def _entering(self, name: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self._backward:
+                return None
+            entered = _EnteredCall(name)
+            self._stack.append(entered)
+            self._trace.error_at = name
+            if not self._keeps:
+                return None
+            given = _Given(self, self._trace.steps[-1], entered)
+            return given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
+
+        return hook
+
+    def _leaving(self, name: str, kind: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if self._backward:
+                return
+            entered = self._stack.pop() if self._stack else _EnteredCall(name)
+            self._trace.error_at = self._stack[-1].name if self._stack else ""
+            if self._trace.steps:
+                self._note(self._trace.steps[-1], entered, kind, output)
+
+        return hook
+
+    def _note(self, step: StepTrace, entered: _EnteredCall, kind: str, output: Any) -> None:
+        if self._keeps:
+            entered.position.append(len(step.modules))
+            call = ModuleCall(
+                entered.name,
+                kind,
+                named_pieces(output),
+                entered.gradients[OUTPUT_SIDE],
+                entered.gradients[INPUT_SIDE],
+            )
+            step.modules.append(call)
+        for path, leaf in leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                self.follow(step, entered, OUTPUT_SIDE, path, leaf)
+
+    def follow(
+        self, step: StepTrace, entered: _EnteredCall, side: str, path: str, tensor: Tensor
+    ) -> None:
+        """Hear of the gradient of a tensor."""
+        keeps = self._keeps
+
+        def arrived(gradient: Tensor) -> None:
+            self._trace.error_at = entered.name
+            if keeps and entered.position:
+                place = ValuePlace(entered.position[0], side, path)
+                if path not in entered.gradients[side]:
+                    step.backward.append(place)
+                entered.gradients[side][path] = piece_of(gradient)
+
+        tensor.register_hook(arrived)
+        if keeps and self._trace.ranks == 1:  # the reference's ways are those of the ranks
+            self._flows.mark(tensor, entered.position, side, path)
+
+
+@dataclasses.dataclass
+class _EnteredCall:
+    """A call of a module that is under way.
+
+    Attributes:
+        position: among all calls, once it has ended; empty until then.
+        gradients: side -> path -> the gradient there.
+    """
+
+    name: str
+    position: list[int] = dataclasses.field(default_factory=list)
+    gradients: dict[str, dict[str, RankPiece]] = dataclasses.field(
+        default_factory=lambda: {INPUT_SIDE: {}, OUTPUT_SIDE: {}}
+    )
+
+
+@dataclasses.dataclass
+class _Given:
+    """What a call is given, each tensor as a view of its own.
+
+    The gradient of such a view is what this call alone sends back. A tensor that is given twice
+    stays one tensor; containers that the module may write to are left alone.
+    """
+
+    watch: ModuleWatch
+    step: StepTrace
+    entered: _EnteredCall
+    views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def replaced(self, given: Any, path: str) -> Any:
+        """The same with views in place of the tensors that gradients go to."""
+        if type(given) is tuple:
+            return tuple(self.replaced(one, f"{path}[{n}]") for n, one in enumerate(given))
+        if type(given) is dict and path == "kwargs":
+            return {name: self.replaced(one, f"{path}[{name!r}]") for name, one in given.items()}
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return given
+        if not torch.is_grad_enabled():
+            return given
+        if id(given) not in self.views:
+            try:
+                view = given.view_as(given)
+            except (RuntimeError, NotImplementedError):  # of a layout that has no views
+                return given
+            self.views[id(given)] = view
+            self.watch.follow(self.step, self.entered, INPUT_SIDE, path, view)
+        return self.views[id(given)]

@@ -1,0 +1,772 @@
+"""A model under a parallel plan: does it train as it does on one device?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import torch
+from torch import distributed
+
+from paritas._torch.global_state import quietly
+from paritas.checks.failures import Explainer
+from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.observation import Observation
+from paritas.numerics import criterion
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
+from paritas.numerics.judge import Checks, check_pair
+from paritas.numerics.metrics import bitwise_equal, pair_metrics
+from paritas.parallel.assembling import (
+    INITIAL,
+    StepItem,
+    find_slots,
+    initial_items,
+    reference_values,
+    step_items,
+)
+from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
+from paritas.parallel.plan import ParallelProgram, make_program
+from paritas.parallel.relating import Near
+from paritas.parallel.traces import Trace
+from paritas.parallel.training import Team, device_here, run_ranks, run_reference
+from paritas.partition.split_evidence import (
+    GROSS_SHAKES,
+    GROSS_SHARE,
+    near_in_float64,
+    near_natively,
+)
+from paritas.precision.lifting import LiftMode
+from paritas.reports.progress import shows_progress
+from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from paritas.parallel.assembling import ReplicaDisagreement, Slots
+
+
+# --- The further runs of the reference's training -------------------------------------------------
+
+if TYPE_CHECKING:
+    RunReference = Callable[..., Trace]
+
+
+class PlanRuns(NoiseRuns):
+    """One observation for each training step; what the ranks did in float64 is given."""
+
+    def __init__(
+        self,
+        program: ParallelProgram,
+        native: Trace,
+        lifted: list[dict[str, Tensor | None]] | None,
+        run: RunReference,
+    ) -> None:
+        """`lifted` are the ranks' values in float64, step by step; `run` is `run_reference`."""
+        self.program = program
+        self.run = run
+        self._ranks = None
+        if lifted is not None:
+            self._ranks = [Observation(outputs=dict(values)) for values in lifted]
+        self._lift: LiftMode | None = None
+        counts: dict[torch.dtype, int] = {}
+        pieces = [*native.initial.values(), *native.steps[0].outputs.values()]
+        for piece in pieces:
+            if is_inexact(piece.local):
+                counts[piece.local.dtype] = counts.get(piece.local.dtype, 0) + 1
+        super().__init__(_observe_steps(native), counts, program.seed)
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Train the reference once more."""
+        if wide and type(mode) is LiftMode:
+            self._lift = mode
+        return _observe_steps(self.run(self.program, wide=wide, mode=_Around(watch, mode)))
+
+    def arbiter(self) -> list[Observation] | None:
+        """The reference in float64; casts of the model's own bound what the ranks' run can show.
+
+        The ranks run on a model in float64, not under our dispatch mode: what the model itself
+        casts to float32 inside is rounded there.
+        """
+        found = super().arbiter()
+        casts = self._lift.casts if self._lift is not None else set()
+        narrow = [unit_roundoff(dtype) for dtype in casts if dtype.is_floating_point]
+        self.lift_unit = max([UNIT_F64, *narrow])
+        return found
+
+    def lifted(self) -> list[Observation] | None:
+        """The ranks in float64."""
+        return self._ranks
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run."""
+        return seen.outputs.get(path)
+
+
+def _observe_steps(trace: Trace) -> list[Observation]:
+    """Step by step; an error is the last step's."""
+    seen = [Observation(outputs=dict(reference_values(step))) for step in trace.steps]
+    if trace.error is not None:
+        seen.append(Observation(error=RuntimeError(trace.error)))
+    return seen
+
+
+class _Around(contextlib.AbstractContextManager[None]):
+    """Several managers as one that can be entered again; a missing one is left out."""
+
+    def __init__(self, *managers: Any) -> None:
+        self._managers = [manager for manager in managers if manager is not None]
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*error)
+
+
+# --- The judge: plain cases at once, then by noise ------------------------------------------------
+
+# Replicas that are apart by less than this in float64 are apart by rounding.
+ROUNDING_IN_FLOAT64 = 1e-9
+# Natively, where there is no lifted run: by so many roundings.
+ROUNDINGS = 64.0
+# A model that casts to float32 itself has a noisier run in float64: there a difference is gross at
+# so many times what a perturbed run shows.
+NARROW_SHAKES = 1e3
+# Most of what a plan does wrong is explained by its ranks, not by these.
+MOST_EXPLAINED, MOST_SECONDS = 8, 10.0
+_EVAL = "take random numbers out of the check: model.eval(), or a dropout probability of 0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """An item and how it ended.
+
+    Attributes:
+        step: counted from 1; 0 is before the first.
+        item: natively.
+        lifted: the same in float64, if there was such a run.
+        findings: about it.
+        ranks: those whose part is wrong; empty for all of them.
+        is_judged: off, it was left out because an earlier step is wrong.
+    """
+
+    step: int
+    item: StepItem
+    lifted: StepItem | None
+    findings: tuple[Finding, ...]
+    ranks: tuple[int, ...] = ()
+    is_judged: bool = True
+
+    @property
+    def status(self) -> Status:
+        """The gravest of its findings."""
+        return max((f.status for f in self.findings), key=lambda status: status.gravity)
+
+    @property
+    def best(self) -> StepItem:
+        """In float64 where there is such a run: patterns show there."""
+        known = self.lifted is not None and self.lifted.ranks.value is not None
+        return self.lifted if known and self.lifted is not None else self.item
+
+
+def complete_steps(reference: Trace, ranks: list[Trace]) -> int:
+    """How many steps all of them ended."""
+    traces = [reference, *ranks]
+    return min(
+        sum(1 for step in trace.steps if step.parameters or not trace.initial) for trace in traces
+    )
+
+
+class Judge:
+    """Judges all items; further runs of the reference are made when first needed.
+
+    Attributes:
+        slots: where plain parts of parameters lie.
+        runs: the further runs.
+        steps: how many steps are compared.
+    """
+
+    def __init__(
+        self,
+        program: ParallelProgram,
+        reference: Trace,
+        ranks: list[Trace],
+        lifted: tuple[Trace, list[Trace]] | None,
+        run: RunReference,
+    ) -> None:
+        """`lifted` are the runs of both in float64; `run` is `run_reference`."""
+        self.program = program
+        self.reference = reference
+        self.ranks = ranks
+        self.lifted = lifted
+        self.steps = complete_steps(reference, ranks)
+        self.slots: dict[str, dict[int, Slots]] = find_slots(program, reference.initial, ranks)
+        self._lifted_items: list[dict[str, StepItem]] = []
+        if lifted is not None:
+            self.steps = min(self.steps, complete_steps(*lifted))
+            self._lifted_items = [
+                {
+                    item.path: item
+                    for item in step_items(program, lifted[0].steps[n], lifted[1], n, self.slots)
+                }
+                for n in range(self.steps)
+            ]
+        values = [
+            {path: item.ranks.value for path, item in items.items()} for items in self._lifted_items
+        ]
+        self.runs = PlanRuns(program, reference, values if lifted is not None else None, run)
+        self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the runs in which a fault is looked for."""
+        return self.runs.unit if self.lifted is None else self.runs.lift_unit
+
+    def judge(self) -> list[Judged]:
+        """Everything, in the order in which it comes about."""
+        found = [
+            self._initial(item) for item in initial_items(self.reference, self.ranks, self.slots)
+        ]
+        for number in range(self.steps):
+            step = self.reference.steps[number]
+            items = step_items(self.program, step, self.ranks, number, self.slots)
+            wrong = any(one.status is Status.DIFFERENT for one in found)
+            if wrong and number:
+                # It goes on from wrong values: what differs now says nothing new.
+                found += [self._glance(item, number) for item in items]
+            else:
+                found += [self._judge(item, number) for item in items]
+        return found
+
+    def _glance(self, item: StepItem, number: int) -> Judged:
+        """Equal as far as is plain at once, otherwise not judged."""
+        lifted = self._lifted_items[number].get(item.path) if self._lifted_items else None
+        held, status = item.ranks, None
+        if item.reference is not None and held.value is not None and held.disagreement is None:
+            status = self._plainly(item.reference, held.value, lifted)
+        elif item.reference is None and held.value is None and not held.fault:
+            status = Status.IDENTICAL
+        reason = "" if status is not None else "not judged: an earlier step is wrong"
+        finding = self._finding(item, number + 1, status or Status.UNVERIFIED, reason)
+        return Judged(number + 1, item, lifted, (finding,), is_judged=status is not None)
+
+    def reconsider(self, judged: list[Judged]) -> list[Judged]:
+        """Judge what was left out because of an earlier step that has turned out to be right."""
+        first = min((one.step for one in judged if one.status is Status.DIFFERENT), default=None)
+        return [
+            one
+            if one.is_judged or (first is not None and first < one.step)
+            else self._judge(one.item, one.step - 1)
+            for one in judged
+        ]
+
+    def _initial(self, item: StepItem) -> Judged:
+        """What is there before the first step must be the same bit for bit."""
+        faults = self._faults(item, None, 0)
+        if faults or item.reference is None or item.ranks.value is None:
+            return Judged(0, item, None, tuple(faults), self._wrong_ranks(item))
+        value = item.ranks.value
+        same = value.dtype is item.reference.dtype and bitwise_equal(item.reference, value)
+        if same:
+            finding = self._finding(item, 0, Status.IDENTICAL, "")
+            return Judged(0, item, None, (finding,))
+        metrics = pair_metrics(item.reference, value)
+        reason = (
+            f"the ranks begin with other values than the reference: {metrics.mismatched} of "
+            f"{metrics.numel} elements, {_dtype(value)} instead of {_dtype(item.reference)}"
+        )
+        if value.dtype is item.reference.dtype:
+            reason = reason.rpartition(",")[0]
+        finding = self._finding(item, 0, Status.DIFFERENT, reason)
+        finding = msgspec.structs.replace(finding, metrics=metrics)
+        return Judged(0, item, None, (finding,), self._wrong_ranks(item))
+
+    def _judge(self, item: StepItem, number: int) -> Judged:
+        lifted = self._lifted_items[number].get(item.path) if self._lifted_items else None
+        faults = self._faults(item, lifted, number + 1)
+        wrong = self._wrong_ranks(lifted or item) if faults else ()
+        grave = [f for f in faults if f.status is not Status.DEGRADED]
+        found = list(faults)
+        if not grave:
+            found += self._values(item, lifted, number)
+        if self.reference.random:
+            found = [_random(finding) for finding in found]
+        self.runs.settled.add((number, item.path))
+        return Judged(number + 1, item, lifted, tuple(found), wrong)
+
+    # --- structure --------------------------------------------------------------------------------
+
+    def _faults(self, item: StepItem, lifted: StepItem | None, step: int) -> list[Finding]:
+        """What is wrong whatever the reference's values: no whole, or replicas that differ."""
+        held = item.ranks
+        if held.disagreement is not None:
+            status, words = self._disagreement(held.disagreement, lifted, item)
+            return [self._finding(item, step, status, words)]
+        if held.fault:
+            advice = "place it with a DTensor, or keep the reference's names and order of ranks"
+            found = self._finding(item, step, Status.UNVERIFIED, held.fault, Aspect.STRUCTURE)
+            return [msgspec.structs.replace(found, advice=advice)]
+        return []
+
+    def _disagreement(
+        self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
+    ) -> tuple[Status, str]:
+        """A difference by rounding is a fault too: replicas drift apart from there."""
+        apart = lifted.ranks.disagreement if lifted is not None else None
+        value = next(iter(item.ranks.by_rank.values()))
+        if not is_inexact(value) or item.kind == INITIAL:
+            return Status.DIFFERENT, found.words
+        if lifted is None:
+            rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
+        else:
+            limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.runs.lift_unit)
+            rounding = apart is None or apart.relative <= limit
+        if rounding:
+            return Status.DEGRADED, f"{found.words}: by rounding, which grows from step to step"
+        return Status.DIFFERENT, found.words
+
+    def _wrong_ranks(self, item: StepItem) -> tuple[int, ...]:
+        """The ranks whose replica is not the reference's; empty where that is all or unknown."""
+        value = item.reference
+        if value is None:
+            return ()
+        near = Near(self.unit)
+        wrong = [
+            rank
+            for rank, local in item.ranks.by_rank.items()
+            if local.shape == value.shape and not near(local, value)
+        ]
+        return tuple(wrong) if len(wrong) < len(item.ranks.by_rank) else ()
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
+        step = number + 1
+        reference, candidate = item.reference, item.ranks.value
+        if reference is None and candidate is None:
+            return [self._finding(item, step, Status.IDENTICAL, "unused on both sides")]
+        some: Any = reference if reference is not None else candidate
+        reference = torch.zeros_like(some) if reference is None else reference
+        candidate = torch.zeros_like(some) if candidate is None else candidate
+        status = self._plainly(reference, candidate, lifted)
+        if status is not None:
+            return [self._finding(item, step, status, "")]
+        gross = self._gross(item, lifted, number)
+        findings = [] if gross is None else [gross]
+        evidence = ItemEvidence(self.runs, item.path, number, lifts=lifted is not None)
+        if gross is None:
+            path = f"step {step}: {item.path}"
+            findings, _ = check_pair(path, reference, candidate, Checks(), evidence)
+        findings = self._explained(findings, item, (reference, candidate), evidence)
+        missing = ", ".join(map(str, item.ranks.without))
+        if missing and any(not f.status.passes() for f in findings):
+            told = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}: "
+            findings = [msgspec.structs.replace(f, reason=f"{told}{f.reason}") for f in findings]
+        return findings
+
+    def _explained(
+        self,
+        findings: list[Finding],
+        item: StepItem,
+        pair: tuple[Tensor, Tensor],
+        evidence: ItemEvidence,
+    ) -> list[Finding]:
+        """With what kind of wrong they are; what is particular to a plan is found out later."""
+        from paritas.diagnosis.case import Context
+
+        held = [one for one in item.ranks.by_rank.values() if one.shape == pair[0].shape]
+        context = Context(world=dict(self.program.mesh), parts=tuple(held))
+        return self._explainer.explain(findings, *pair, evidence, context)
+
+    def _plainly(
+        self, reference: Tensor, candidate: Tensor, lifted: StepItem | None
+    ) -> Status | None:
+        """How it ended, where no noise has to be measured for that."""
+        if reference.dtype is not candidate.dtype or reference.shape != candidate.shape:
+            return None
+        exact = not is_inexact(reference) or criterion.unit_roundoff(reference.dtype) <= UNIT_F32
+        if exact and bitwise_equal(reference, candidate):
+            return Status.IDENTICAL
+        if lifted is None or lifted.reference is None or lifted.ranks.value is None:
+            return None
+        if not near_in_float64(lifted.reference, lifted.ranks.value):
+            return None
+        return near_natively(reference, candidate, lifted.reference)
+
+    def _gross(self, item: StepItem, lifted: StepItem | None, number: int) -> Finding | None:
+        """A difference in float64 that no rounding makes; None where that is not plain."""
+        if lifted is None or not is_inexact(lifted.reference):
+            return None
+        whole: Any = lifted.reference
+        split = lifted.ranks.value
+        if split is None or split.shape != whole.shape or not bool(torch.isfinite(whole).all()):
+            return None
+        apart, typical = criterion.rms_difference(split, whole), criterion.rms(whole)
+        if not apart > GROSS_SHARE * typical:
+            return None
+        self.runs.arbiter()
+        unit = self.runs.lift_unit
+        shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
+        spread = self.runs.spread(unit, number, item.path, 1)
+        if spread is None or not apart > shakes * criterion.rms(spread):
+            return None
+        share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
+        finding = self._finding(
+            item,
+            number + 1,
+            Status.DIFFERENT,
+            f"in float64, where rounding is negligible, it is off by {share}",
+        )
+        return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
+
+    def _finding(
+        self, item: StepItem, step: int, status: Status, reason: str, aspect: Aspect = Aspect.VALUE
+    ) -> Finding:
+        some = item.reference if item.reference is not None else item.ranks.value
+        return Finding(
+            path=f"step {step}: {item.path}" if step else item.path,
+            aspect=aspect,
+            status=status,
+            reason=reason,
+            dtype=None if some is None else _dtype(some),
+            shape=None if some is None else tuple(some.shape),
+        )
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _random(finding: Finding) -> Finding:
+    """With dropout the ranks draw other numbers: what differs by that says nothing."""
+    if finding.status.passes():
+        return finding
+    reason = f"depends on random numbers, which ranks draw differently ({finding.reason})"
+    return msgspec.structs.replace(
+        finding,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice=_EVAL,
+        metrics=None,
+        diagnosis=None,
+    )
+
+
+# --- The check of a plan --------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@shows_progress
+def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Any,
+    inputs: Any,
+    mesh: int | Sequence[int] | Mapping[str, int] = 2,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    steps: int = 2,
+    split: str | Sequence[str] | None = None,
+    ranks: Team = "simulated",
+    seed: int = 0,
+    strict: bool = False,
+    timeout: float = 120.0,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Train a model a few steps on one device and under a plan on ranks, and compare everything.
+
+    Compared are outputs, losses, the gradient of every parameter put back together, parameters
+    after each step, buffers; and what is claimed replicated, bit for bit between ranks.
+
+    Args:
+        model: the model on one device, which is left alone; or a function that makes it.
+        plan: a `dict[str, ParallelStyle]`, `"ddp"`, `"fsdp"`, or a function of the model and the
+            device mesh that gives the parallel model (None: it changed the one it was given).
+        inputs: a batch `[x, ...]` or `Inputs`, or a list of `Inputs`, one for each step.
+        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        loss: of the output and what the batch holds; otherwise the output, if that is a scalar, or
+            a weighted mean of it.
+        optimizer: of the parameters; SGD with momentum otherwise.
+        steps: how many.
+        split: axes of the mesh along which ranks have different samples; all of them for `"ddp"`
+            and `"fsdp"`, none otherwise.
+        ranks: `"simulated"` in threads of this process, `"gloo"` in processes, `"here"` if this
+            process is a rank itself: all ranks call this and get the same verdict.
+        seed: of the model that is made, and of every draw.
+        strict: count `unstable` as a failure.
+        timeout: seconds that the ranks of one run may take.
+        on_progress: hears of every run.
+
+    Returns:
+        A verdict. The first failure is the earliest; where it starts and which collective is
+        missing, doubled or mis-scaled are in its `origin` and `diagnosis`.
+
+    Raises:
+        UsageError: the arguments make no sense, or the model on one device cannot be trained.
+    """
+    program = make_program(
+        model,
+        plan,
+        inputs,
+        mesh,
+        loss=loss,
+        optimizer=optimizer,
+        steps=steps,
+        split=split,
+        seed=seed,
+    )
+    runs = _Runs(program, ranks, timeout, on_progress or (lambda _: None))
+    runs.tell("training on one device")
+    reference = runs.native = runs.reference()
+    if reference.error is not None:
+        return Verdict(findings=(_unusable(reference),), strict=strict)
+    runs.tell(f"training on {program.ranks} ranks")
+    traces = runs.ranks()
+    lifted, notes = _lifted(runs, traces)
+    verdict = judge_traces(
+        program, reference, traces, lifted, strict=strict, runs=runs, notes=tuple(notes)
+    )
+    return runs.agreed(verdict)
+
+
+class _Runs:
+    """How the program is run again."""
+
+    def __init__(
+        self, program: ParallelProgram, team: Team, timeout: float, tell: Callable[[str], None]
+    ) -> None:
+        self.program = program
+        self.team = team
+        self.timeout = timeout
+        self.tell = tell
+        self.native = Trace()
+
+    def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
+        """On one device: that of this rank, where this process is one."""
+        device = device_here() if self.team == "here" else None
+        return run_reference(program or self.program, device=device, **how)
+
+    def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
+        """On the ranks."""
+        return run_ranks(program or self.program, self.team, timeout=self.timeout, **how)
+
+    def agreed(self, value: T) -> T:
+        """What the first rank says, where all of them are here.
+
+        Each judges for itself, and on real devices two runs of one program may round differently;
+        but all have to take part in the same runs, and to end alike.
+        """
+        if self.team != "here":
+            return value
+        box = [value]
+        group = distributed.new_group(backend="gloo")
+        distributed.broadcast_object_list(box, src=0, group=group)
+        distributed.destroy_process_group(group)
+        return box[0]
+
+
+def judge_traces(
+    program: ParallelProgram,
+    reference: Trace,
+    ranks: list[Trace],
+    lifted: tuple[Trace, list[Trace]] | None,
+    *,
+    strict: bool = False,
+    runs: _Runs | None = None,
+    notes: tuple[str, ...] = (),
+) -> Verdict:
+    """Judge what the ranks did by what the reference did.
+
+    Args:
+        lifted: both in float64; None if that could not be had.
+        runs: for the runs that tell where a fault is; without, nothing is located.
+    """
+    errors = _errors(ranks)
+    judged: list[Judged] = []
+    told = [*notes]
+    if complete_steps(reference, ranks) or not errors:
+        judge = Judge(
+            program, reference, ranks, lifted, run_reference if runs is None else runs.reference
+        )
+        if runs is not None:
+            judge.runs.tell = runs.tell
+        judged = excuse_late_reductions(judge, judge.judge())
+        told += [note for note in judge.runs.notes if "no wider arbiter" not in note]
+        wrong = [one for one in judged if not one.status.passes()]
+        cause = None
+        located = bool(wrong) and not errors
+        if located if runs is None else runs.agreed(located):
+            first = min((one.step for one in wrong), default=1)
+            watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
+            cause = find_cause(judge, wrong, *watched) if wrong else None
+            told += _affected(judged, wrong)
+        findings = _ordered(judged, cause)
+    else:
+        findings = []
+    compared = sum(1 for one in judged if one.item.reference is not None)
+    coverage = Coverage(compared=compared, unmatched=tuple(_unmatched(reference, ranks)))
+    return Verdict(
+        findings=(*errors, *findings),
+        coverage=coverage,
+        notes=tuple(dict.fromkeys(told)),
+        strict=strict,
+    )
+
+
+@quietly()
+def _watched(
+    runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None, step: int
+) -> tuple[Trace | None, list[Trace]]:
+    """Both sides once more, to the first step that is wrong, with what every module gave there."""
+    if runs is None:
+        return None, []
+    runs.tell("looking for the module where it starts")
+    wide = lifted is not None
+    shorter = dataclasses.replace(runs.program, steps=max(1, step))
+    reference = runs.reference(shorter, wide=wide, watch_modules=True)
+    return reference, runs.ranks(shorter, wide=wide, watch_modules=True)
+
+
+@quietly()
+def _lifted(
+    runs: _Runs, natively: list[Trace]
+) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
+    """Both sides in float64, or why not."""
+    if any(trace.error is not None for trace in natively):
+        return None, []
+    if _all_float64(runs.native):
+        return (runs.native, natively), []
+    runs.tell("training on one device, in float64")
+    reference = runs.reference(wide=True)
+    if reference.error is not None:
+        return None, [f"no run in float64: on one device {reference.error}; judged natively"]
+    runs.tell("training on ranks, in float64")
+    ranks = runs.ranks(wide=True)
+    failed = next((trace for trace in ranks if trace.error is not None), None)
+    if failed is not None:
+        return None, [f"no run in float64: rank {failed.rank} {failed.error}; judged natively"]
+    return (reference, ranks), []
+
+
+def _all_float64(trace: Trace) -> bool:
+    """Whether the model runs in float64 by itself: there is no wider run."""
+    pieces = [*trace.initial.values(), *trace.steps[0].outputs.values()]
+    dtypes = {piece.local.dtype for piece in pieces if piece.local.is_floating_point()}
+    return dtypes == {torch.float64}
+
+
+def _unusable(reference: Trace) -> Finding:
+    at = f" in module {reference.error_at}" if reference.error_at else ""
+    return Finding(
+        path="reference",
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=f"the model fails on one device{at}: {reference.error}",
+        advice="make it train on one device first",
+    )
+
+
+def _errors(ranks: list[Trace]) -> list[Finding]:
+    """One finding for all ranks that raised: the first that did not merely wait for another."""
+    failed = [trace for trace in ranks if trace.error is not None]
+    if not failed:
+        return []
+    # Others are let go, or wait for it: the one that knows where it was comes first.
+    first = max(failed, key=lambda trace: (not _waits(trace), bool(trace.error_at), -trace.rank))
+    alike = tuple(trace.rank for trace in failed if trace.error == first.error)
+    step = len(first.steps)
+    where = f"step {step}: " if step else ""
+    which = ", ".join(map(str, alike))
+    reason = f"rank{'s' * (len(alike) > 1)} {which} failed: {first.error}"
+    origin = None
+    if first.error_at:
+        origin = Origin(
+            kind=OriginKind.MODULE,
+            name=first.error_at,
+            ranks=alike if len(alike) < len(ranks) else (),
+        )
+    return [
+        Finding(
+            path=f"{where}ranks",
+            aspect=Aspect.EXCEPTION,
+            status=Status.DIFFERENT,
+            reason=reason,
+            origin=origin,
+        )
+    ]
+
+
+def _waits(trace: Trace) -> bool:
+    """Whether a rank failed only because another did."""
+    text = trace.error or ""
+    return "another rank" in text or "no answer" in text or "Connection closed" in text
+
+
+def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
+    """How much of the first wrong step is wrong, kind by kind."""
+    if not wrong:
+        return []
+    step = min(one.step for one in wrong)
+    bad = Counter(one.item.kind for one in wrong if one.step == step)
+    whole = Counter(one.item.kind for one in judged if one.step == step)
+    when = f"step {step}" if step else "before the first step"
+    parts = [f"{count} of {whole[kind]} {kind} values" for kind, count in bad.items()]
+    return [f"affected in {when}: {', '.join(parts)}" if step else f"affected {when}: {parts[0]}"]
+
+
+def _unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
+    from paritas.parallel.assembling import unmatched
+
+    return [f"{name} is on the ranks only" for name in unmatched(reference, ranks)]
+
+
+def _ordered(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
+    """All findings, the cause first; of the steps after the first wrong one, a row for each."""
+    wrong = [one.step for one in judged if one.status is Status.DIFFERENT]
+    # What is wrong before the first step is a cause of its own; step 1 still shows what it does.
+    last = max(min(wrong), 1) if wrong else None
+    found: list[Finding] = []
+    later: dict[int, list[Judged]] = {}
+    for one in judged:
+        if last is not None and one.step > last and not one.status.passes():
+            later.setdefault(one.step, []).append(one)
+            continue
+        findings = list(one.findings)
+        if cause is not None and one is cause.judged:
+            at = next(i for i, f in enumerate(findings) if not f.status.passes())
+            findings[at] = cause.told(findings[at])
+            found = [findings.pop(at), *found]
+        found += [_explained(finding, one, cause) for finding in findings]
+    for step, those in later.items():
+        whole = sum(1 for one in judged if one.step == step)
+        reason = (
+            f"{len(those)} of its {whole} values are not plainly the reference's, the first is "
+            f"{those[0].item.path}; not judged: it goes on from what is wrong before"
+        )
+        found.append(
+            Finding(
+                path=f"step {step}", aspect=Aspect.VALUE, status=Status.UNVERIFIED, reason=reason
+            )
+        )
+    return found
+
+
+def _explained(finding: Finding, one: Judged, cause: ParallelCause | None) -> Finding:
+    if cause is None or finding.status.passes():
+        return finding
+    diagnosis = cause.others.get((one.step, one.item.path))
+    return finding if diagnosis is None else msgspec.structs.replace(finding, diagnosis=diagnosis)

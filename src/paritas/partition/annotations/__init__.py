@@ -1,1 +1,0 @@
-"""The language in which operators say how they can be split."""

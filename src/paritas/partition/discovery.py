@@ -1,0 +1,761 @@
+"""Which ways there are to split an operator, found by running it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paritas._torch.global_state import quietly
+from paritas.errors import UsageError
+from paritas.partition.grammar import (
+    AnnotationSignature,
+    Bounds,
+    Control,
+    Dim,
+    DimFactor,
+    InputMark,
+    Members,
+    Number,
+    Suffix,
+    Tensor,
+)
+from paritas.partition.trials import (
+    Bench,
+    DividedNumber,
+    TrialCut,
+    TrialSubject,
+    agree,
+    argument,
+    combined,
+    common_units,
+    is_telling,
+)
+from paritas.placement.recipes import (
+    Combine,
+    Concat,
+    Group,
+    Once,
+    Partial,
+    Place,
+    Placement,
+    Range,
+    Recipe,
+    Reduce,
+    Same,
+    Split,
+    Whole,
+)
+
+if TYPE_CHECKING:
+    from paritas.partition.trials import Tensors, TrialDraw
+
+
+# --- Writes recipes that were found as the one annotation which says them all ---------------------
+
+Shape = tuple[int, ...]
+_SCALAR = (Dim((DimFactor("1"),)),)
+
+
+def annotation_text(
+    inputs: Mapping[Place, Shape | None] | Sequence[Shape | None],
+    outputs: Sequence[Shape | None],
+    recipes: Sequence[Recipe],
+    others: Mapping[Place, Any] | None = None,
+) -> str:
+    """Write recipes as an annotation: parsed again, it gives the same recipes.
+
+    Args:
+        inputs: the shapes of the arguments by place, or in their order; None for what is no tensor.
+        outputs: the shapes of the results.
+        recipes: each becomes an identifier, in this order.
+        others: the values of the arguments that are no tensors. Identifiers keep clear of their
+            names, and numbers that go with a split are written with what they are.
+
+    Raises:
+        UsageError: no one annotation says them all: two split the same dimension, or one says what
+            the language does not have. The message names the recipe.
+    """
+    places: dict[Place, Shape | None] = {}
+    places.update(inputs if isinstance(inputs, Mapping) else enumerate(inputs))
+    return str(_Writer(places, list(outputs), list(recipes), dict(others or {})).signature())
+
+
+def _identifiers(taken: set[str]) -> Iterator[str]:
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            if "".join(letters) not in taken:
+                yield "".join(letters)
+
+
+class _Writer:
+    def __init__(
+        self,
+        inputs: dict[Place, Shape | None],
+        outputs: list[Shape | None],
+        recipes: list[Recipe],
+        others: dict[Place, Any],
+    ) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+        self._recipes = recipes
+        self._others = others
+        numbers = {place for recipe in recipes for place, _ in recipe.numbers}
+        names = _identifiers({str(place) for place in {*inputs, *others, *numbers}})
+        # Names are given out as they are written, so that they read in the order of the alphabet.
+        self._free = names
+        self._given: dict[int, str] = {}
+        self._lengths = [self._length(recipe) for recipe in recipes]
+        self._suffixes: list[Suffix] = [_common_suffix(recipe) for recipe in recipes]
+
+    def signature(self) -> AnnotationSignature:
+        inputs = [self._input(place, shape) for place, shape in self._inputs.items()]
+        # Keywords stand behind, as in a call.
+        inputs.sort(key=lambda tensor: tensor.keyword is not None)
+        outputs = [self._output(at, shape) for at, shape in enumerate(self._outputs)]
+        return AnnotationSignature(tuple(inputs), tuple(outputs), tuple(self._numbers()))
+
+    def _length(self, recipe: Recipe) -> int:
+        """Into how many pieces at most this recipe can split."""
+        for place, placement in recipe.inputs:
+            shape = self._inputs.get(place)
+            if isinstance(placement, Split) and shape is not None and shape[placement.dim]:
+                return shape[placement.dim] // placement.unit
+        raise UsageError(
+            f"{_title(recipe)} splits no input: an annotation cannot say it; leave it out"
+        )
+
+    def _input(self, place: Place, shape: Shape | None) -> Tensor:
+        keyword = place if isinstance(place, str) else None
+        dims = None if shape is None else self._input_dims(place, shape) or _SCALAR
+        controls = []
+        for which, recipe in enumerate(self._recipes):
+            mark = _mark(recipe, recipe.placement(place))
+            if mark is not None:
+                controls.append(Control(mark, self._name(which)))
+        return Tensor(dims, tuple(controls), keyword)
+
+    def _input_dims(self, place: Place, shape: Shape) -> tuple[Dim, ...]:
+        dims = []
+        for at in range(len(shape)):
+            found = []
+            for which, recipe in enumerate(self._recipes):
+                placement = recipe.placement(place)
+                if isinstance(placement, Split) and placement.dim == at:
+                    found.append((which, placement))
+            self._only_one([which for which, _ in found], f"dimension {at} of argument {place}")
+            if found:
+                which, placement = found[0]
+                factor = DimFactor(self._name(which), self._suffixes[which])
+                dims.append(_product_dim(factor, placement.unit, placement.halo))
+            else:
+                dims.append(self._frozen())
+        return tuple(dims)
+
+    def _output(self, at: int, shape: Shape | None) -> Tensor:
+        dims = None if shape is None else self._output_dims(at, shape) or _SCALAR
+        controls = []
+        for which, (recipe, suffix) in enumerate(zip(self._recipes, self._suffixes, strict=True)):
+            combine = recipe.outputs[at]
+            own: Suffix = combine.reduction if isinstance(combine, Reduce) else ""
+            # Of `?` nothing but agreement is asked, whatever the suffix says.
+            usual = "" if shape is None else suffix
+            if not isinstance(combine, Concat) and own != usual:
+                controls.append(Control(own, self._name(which)))
+        return Tensor(dims, tuple(controls))
+
+    def _output_dims(self, at: int, shape: Shape) -> tuple[Dim, ...]:
+        dims = []
+        for dim, length in enumerate(shape):
+            found = [
+                which
+                for which, recipe in enumerate(self._recipes)
+                if recipe.outputs[at] == Concat(dim)
+            ]
+            self._only_one(found, f"dimension {dim} of output {at}")
+            if not found:
+                dims.append(self._frozen())
+                continue
+            one = self._lengths[found[0]]
+            dims.append(
+                _product_dim(
+                    DimFactor(self._name(found[0])), length // one if length % one == 0 else 1
+                )
+            )
+        return tuple(dims)
+
+    def _name(self, which: int) -> str:
+        if which not in self._given:
+            self._given[which] = next(self._free)
+        return self._given[which]
+
+    def _frozen(self) -> Dim:
+        return Dim((DimFactor(next(self._free), "^"),))
+
+    def _only_one(self, found: list[int], where: str) -> None:
+        if len(found) > 1:
+            both = " and ".join(_title(self._recipes[which]) for which in found[:2])
+            raise UsageError(
+                f"{both} both split {where}: one annotation cannot say both; leave one out"
+            )
+
+    def _numbers(self) -> Iterator[Number | Bounds | Members]:
+        yield from self._members()
+        for which, (recipe, length) in enumerate(zip(self._recipes, self._lengths, strict=True)):
+            name = self._name(which)
+            ends: dict[str, Place] = {}
+            for place, rule in recipe.numbers:
+                if isinstance(rule, Group):
+                    continue
+                if isinstance(rule, Range):
+                    ends[rule.end] = place
+                    continue
+                value: Any = self._others.get(place)
+                if rule.item is not None and value is not None:
+                    value = value[rule.item]
+                times = value // length if isinstance(value, int) and value % length == 0 else 1
+                yield Number(place, rule.item, _product_dim(DimFactor(name), times))
+            if len(ends) == 1:
+                raise UsageError(
+                    f"{_title(recipe)} has one end of a range alone: an annotation has both or none"
+                )
+            if ends:
+                yield Bounds(ends["begin"], ends["end"], name)
+
+    def _members(self) -> Iterator[Members]:
+        """Arguments that are the group of the ranks: one entry for all splits that exchange."""
+        joined: dict[Place, list[str]] = {}
+        for which, recipe in enumerate(self._recipes):
+            for place, rule in recipe.numbers:
+                if rule == Group():
+                    joined.setdefault(place, []).append(self._name(which))
+        yield from (Members(place, tuple(names)) for place, names in joined.items())
+
+
+def _title(recipe: Recipe) -> str:
+    splits = [
+        f"argument {place} at {each.dim}"
+        for place, each in recipe.inputs
+        if isinstance(each, Split)
+    ]
+    return f"the recipe `{recipe.words or ', '.join(splits) or 'without a split'}`"
+
+
+def _common_suffix(recipe: Recipe) -> Suffix:
+    """What most of the results without the identifier are; the others say so themselves."""
+    reductions: list[Suffix] = []
+    reductions += [each.reduction for each in recipe.outputs if isinstance(each, Reduce)]
+    return max(reductions, key=reductions.count, default="")
+
+
+def _product_dim(factor: DimFactor, times: int, halo: tuple[int, int] = (0, 0)) -> Dim:
+    return Dim((factor,) if times <= 1 else (factor, DimFactor(str(times))), halo)
+
+
+def _mark(recipe: Recipe, placement: Placement) -> InputMark | None:
+    """What an input says after the colon."""
+    if isinstance(placement, Partial):
+        terms = f"terms of a {placement.reduction}"
+        raise UsageError(f"{_title(recipe)} takes {terms}, which no annotation can say")
+    if isinstance(placement, Once):
+        return "!"
+    if placement == Whole(own=True):
+        return "@"
+    return "/" if placement == Whole(summed=False) else None
+
+
+# --- Whether the gradients of the ranks make those of the whole, under random cotangents ----------
+
+SEED = 1
+# A gradient that is nothing but rounding is compared with what rounding comes to there.
+ROUNDING = 1e-13
+
+
+class GradientTrials:
+    """The gradients of an operator on draws of its arguments."""
+
+    def __init__(self, bench: Bench, without: Collection[Place]) -> None:
+        self._bench = bench
+        self._without = frozenset(without)
+        self._generator = torch.Generator().manual_seed(SEED)
+        self._cotangents: dict[int, list[torch.Tensor]] = {}
+        self._truths: dict[int, Tensors | None] = {}
+
+    def agree(self, cut: TrialCut, ways: list[Combine], draw: TrialDraw, ranks: int) -> bool | None:
+        """Whether they agree with the whole's; None if the operator has no gradient."""
+        truth = self._truth(draw)
+        if truth is None:
+            return None
+        leaves = _leaves(draw, truth)
+        try:
+            with torch.enable_grad():
+                results = self._combined({**draw.tensors, **leaves}, cut, ways, ranks)
+                found = self._differentiate(results, leaves, draw)
+        except Exception:  # noqa: BLE001  (a backward that fails on a part does not agree)
+            return False
+        if found is None:
+            return False
+        return all(agree(found[place], truth[place], _rounding(draw, place)) for place in truth)
+
+    def _combined(
+        self, tensors: Tensors, cut: TrialCut, ways: list[Combine], ranks: int
+    ) -> list[torch.Tensor]:
+        outcomes = [self._bench.run_rank(tensors, cut, rank, ranks) for rank in range(ranks)]
+        parts = zip(*(outcome.tensors for outcome in outcomes), strict=True)
+        pairs = zip(ways, parts, strict=True)
+        return [combined(way, list(part)) for way, part in pairs if _has_gradient(part[0])]
+
+    def _truth(self, draw: TrialDraw) -> Tensors | None:
+        """The whole's gradients."""
+        if id(draw) not in self._truths:
+            floating = [place for place, one in draw.tensors.items() if _has_gradient(one)]
+            asked = [place for place in floating if argument(place) not in self._without]
+            truth = self._whole(draw, asked)
+            if truth is None:  # one that takes no gradient, such as a running mean, refuses all
+                asked = [place for place in asked if self._whole(draw, [place])]
+                truth = self._whole(draw, asked)
+            self._truths[id(draw)] = truth
+        return self._truths[id(draw)]
+
+    def _whole(self, draw: TrialDraw, asked: list[Place]) -> Tensors | None:
+        leaves = _leaves(draw, asked)
+        if not leaves:
+            return None
+        try:
+            with torch.enable_grad():
+                given = {**draw.tensors, **leaves}
+                outcome = self._bench.run_whole(given)
+                results = [result for result in outcome.tensors if _has_gradient(result)]
+                return self._differentiate(results, leaves, draw)
+        except Exception:  # noqa: BLE001  (an operator without a gradient: there is none to compare)
+            return None
+
+    def _differentiate(
+        self, results: list[torch.Tensor], leaves: Tensors, draw: TrialDraw
+    ) -> Tensors | None:
+        """Gradients under the draw's cotangents; None if nothing can be differentiated."""
+        if id(draw) not in self._cotangents:
+            self._cotangents[id(draw)] = [
+                torch.randn(result.shape, generator=self._generator, dtype=torch.float64).to(result)
+                for result in results
+            ]
+        cotangents = self._cotangents[id(draw)]
+        pairs = [
+            (result, cotangent)
+            for result, cotangent in zip(results, cotangents, strict=True)
+            if result.requires_grad
+        ]
+        if not pairs:
+            return None
+        found = torch.autograd.grad(
+            [result for result, _ in pairs],
+            list(leaves.values()),
+            [cotangent for _, cotangent in pairs],
+            allow_unused=True,
+        )
+        return {
+            place: torch.zeros_like(leaf) if gradient is None else gradient
+            for (place, leaf), gradient in zip(leaves.items(), found, strict=True)
+        }
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _leaves(draw: TrialDraw, asked: Collection[Place]) -> Tensors:
+    return {place: draw.tensors[place].detach().requires_grad_() for place in asked}
+
+
+def _rounding(draw: TrialDraw, place: Place) -> float:
+    """What a gradient that is zero but for rounding may be: results over arguments."""
+    size = max(map(_size, draw.whole.tensors))
+    own = _size(draw.tensors[place])
+    return ROUNDING * size / own if own else 0.0
+
+
+def _size(tensor: torch.Tensor) -> float:
+    if tensor.numel() == 0 or not _has_gradient(tensor):
+        return 0.0
+    size: float = tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+    return size
+
+
+# --- The search for splits: which cuts are tried, and what it takes for one to be claimed ---------
+
+# More cuts than this are not tried: an operator of so many equal dimensions has a rule of its own.
+MOST_CUTS = 4000
+MOST_RANKS = 8
+
+Dims = tuple[tuple[Place, int], ...]
+# For each result, the ways that still hold.
+Ways = list[list[Combine]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitClaim:
+    """A cut that held in every trial, with what becomes of each result."""
+
+    cut: TrialCut
+    ways: list[Combine]
+    backward: bool | None
+
+
+class Search:
+    """The search over one operator's arguments."""
+
+    def __init__(self, bench: Bench, gradients: GradientTrials, ranks: int) -> None:
+        self._bench = bench
+        self._gradients = gradients
+        self._ranks = ranks
+        self._shapes = bench.shapes
+        self._numbers = bench.subject.numbers()
+        # Windows of a pooling, blocks of a shuffle: parts may have to be multiples of these.
+        values = {number.value for number in self._numbers}
+        self._factors = sorted(values | {value**2 for value in values})
+
+    def claims(self) -> Iterator[SplitClaim]:
+        """The smallest sets of dimensions that are split together, and then those beside a bias.
+
+        A dimension has one identifier: one that was found in a set is looked for in no other.
+        """
+        used: set[tuple[Place, int]] = set()
+        terms: list[Dims] = []
+        for dims in itertools.islice(_sets(self._shapes, self._ranks), MOST_CUTS):
+            if not used.isdisjoint(dims):
+                continue
+            claim, may_be_terms = self._first_of(dims)
+            if claim is not None:
+                used.update(dims)
+                yield claim
+            elif may_be_terms:
+                terms.append(dims)
+        for dims in terms:
+            claim = self._with_once(dims) if used.isdisjoint(dims) else None
+            if claim is not None:
+                used.update(dims)
+                yield claim
+
+    # --- what is tried ----------------------------------------------------------------------------
+
+    def _first_of(self, dims: Dims) -> tuple[SplitClaim | None, bool]:
+        """A set as it is, or with the first number that has to be divided with it.
+
+        Also whether the ranks' results, though they do not make the whole, are as large as it.
+        """
+        may_be_terms = False
+        for cut in self._cuts(dims):
+            claim, whole_sized = self._try(cut)
+            if claim is not None:
+                return claim, False
+            may_be_terms |= whole_sized and cut.number is None
+        return None, may_be_terms
+
+    def _cuts(self, dims: Dims) -> Iterator[TrialCut]:
+        plain = self._cut(dims, None)
+        if plain is not None:
+            coarser = (plain.times(factor) for factor in self._factors)
+            yield from (
+                cut for cut in (plain, *filter(self._is_uneven, coarser)) if self._fits(cut)
+            )
+        for number in self._numbers:
+            cut = self._cut(dims, number)
+            if cut is not None and self._fits(cut):
+                yield cut
+
+    def _fits(self, cut: TrialCut) -> bool:
+        return cut.fits(self._shapes, self._ranks)
+
+    def _is_uneven(self, cut: TrialCut) -> bool:
+        """Whether it makes other parts than a cut in single elements does."""
+        place, dim, unit = cut.dims[0]
+        return self._shapes[place][dim] % (unit * self._ranks) != 0
+
+    def _with_once(self, dims: Dims) -> SplitClaim | None:
+        """Terms that are too many: what is whole on every rank, such as a bias, counts once."""
+        split = {place for place, _ in dims}
+        whole = [
+            place
+            for place, tensor in self._bench.first.tensors.items()
+            if place not in split and tensor.is_floating_point() and argument(place) == place
+        ]
+        plain = self._cut(dims, None)
+        if plain is None:
+            return None
+        choices = [(place,) for place in whole] + ([tuple(whole)] if len(whole) > 1 else [])
+        tried = (self._try(plain._replace(once=once))[0] for once in choices)
+        return next((claim for claim in tried if claim is not None), None)
+
+    def _cut(self, dims: Dims, number: DividedNumber | None) -> TrialCut | None:
+        sizes = tuple(self._shapes[place][dim] for place, dim in dims)
+        units = common_units(sizes, number)
+        if units is None:
+            return None
+        by_argument = {
+            (argument(place), unit) for (place, _), unit in zip(dims, units, strict=True)
+        }
+        if len(by_argument) > len({argument(place) for place, _ in dims}):
+            return None  # a recipe has one unit for all items of a list
+        pairs = zip(dims, units, strict=True)
+        return TrialCut(tuple((place, dim, unit) for (place, dim), unit in pairs), number)
+
+    def _try(self, cut: TrialCut) -> tuple[SplitClaim | None, bool]:
+        tried = self._bench.attempt(cut, self._bench.first, self._ranks)
+        claim = None if tried.ways is None else self._confirm(cut, tried.ways)
+        return claim, tried.whole_sized
+
+    # --- what is claimed --------------------------------------------------------------------------
+
+    def _confirm(self, cut: TrialCut, ways: Ways) -> SplitClaim | None:
+        """Try it on other values, with other numbers of ranks, and backward."""
+        second = self._bench.second
+        left = self._narrowed(cut, ways, second, self._ranks)
+        if self._bench.given is not self._bench.first:
+            left = self._narrowed(cut, left, self._bench.given, self._ranks)
+        for coarser in self._coarser(cut):
+            others = self._other_ranks(coarser)
+            confirmed = left
+            for ranks in others:
+                confirmed = self._narrowed(coarser, confirmed, second, ranks)
+            if confirmed is None:
+                continue
+            chosen = self._settled(coarser, confirmed)
+            if chosen is None:
+                return None
+            last = others[0] if others else self._ranks
+            backward = self._gradients.agree(coarser, chosen, self._bench.first, self._ranks)
+            if backward:
+                backward = self._gradients.agree(coarser, chosen, second, last)
+            return SplitClaim(coarser, chosen, backward)
+        return None
+
+    def _narrowed(
+        self, cut: TrialCut, ways: Ways | None, draw: TrialDraw, ranks: int
+    ) -> Ways | None:
+        """Which of the ways hold here as well; None if a result is left without one."""
+        found = None if ways is None else self._bench.attempt(cut, draw, ranks).ways
+        if ways is None or found is None:
+            return None
+        left = [[way for way in old if way in new] for old, new in zip(ways, found, strict=True)]
+        return left if all(left) else None
+
+    def _settled(self, cut: TrialCut, ways: Ways) -> list[Combine] | None:
+        """One way for each result: where several hold, or all values are equal, others decide."""
+        draws: list[TrialDraw] = []
+        if any(not isinstance(way, Concat) for options in ways for way in options):
+            draws += self._bench.recounted
+        undecided = any(len(options) > 1 or Same() in options for options in ways)
+        if undecided or self._bench.second.is_constant:
+            draws += self._bench.shades
+        left: Ways | None = ways
+        for draw in draws:
+            left = self._narrowed(cut, left, draw, self._ranks)
+        # What is the same on all ranks in every draw agrees with every reduction but the sum.
+        if left is None or any(len(options) > 1 and Same() not in options for options in left):
+            return None
+        return [options[0] for options in left]
+
+    def _coarser(self, cut: TrialCut) -> Iterator[TrialCut]:
+        """The cut, and the same in multiples of more elements: half of a view may be whole rows."""
+        yield cut
+        units = self._units(cut)
+        if cut.number is not None or units % self._ranks:
+            return
+        each = units // self._ranks
+        for factor in range(2, each + 1):
+            if each % factor == 0:
+                yield cut.times(factor)
+
+    def _other_ranks(self, cut: TrialCut) -> list[int]:
+        """Other numbers of ranks that divide it evenly, 3 before 2."""
+        units = self._units(cut)
+        possible = [ranks for ranks in (*range(3, MOST_RANKS + 1), 2) if units % ranks == 0]
+        return [
+            ranks for ranks in possible if ranks != self._ranks and cut.fits(self._shapes, ranks)
+        ]
+
+    def _units(self, cut: TrialCut) -> int:
+        place, dim, unit = cut.dims[0]
+        return self._shapes[place][dim] // unit
+
+
+def _sets(shapes: Mapping[Place, torch.Size], ranks: int) -> Iterator[Dims]:
+    """Sets of dimensions, at most one of each argument; equally long ones come first."""
+    arguments: dict[Place, list[Place]] = {}
+    for place in shapes:
+        arguments.setdefault(argument(place), []).append(place)
+    dims = {
+        name: [
+            tuple((place, dim) for place in places)  # the items of a list are split alike
+            for dim in range(min(len(shapes[place]) for place in places))
+            if all(shapes[place][dim] >= ranks for place in places)
+        ]
+        for name, places in arguments.items()
+    }
+    unequal: list[Dims] = []
+    for count in range(1, len(dims) + 1):
+        for names in itertools.combinations(dims, count):
+            for chosen in itertools.product(*(dims[name] for name in names)):
+                found = tuple(itertools.chain(*chosen))
+                if len({shapes[place][dim] for place, dim in found}) == 1:
+                    yield found
+                elif len(unequal) < MOST_CUTS:
+                    unequal.append(found)
+    yield from unequal
+
+
+# --- Splits that were discovered, in words and as an annotation -----------------------------------
+
+
+def write_annotations(
+    subject: TrialSubject, results: Sequence[torch.Tensor], recipes: Sequence[Recipe]
+) -> list[str]:
+    """One annotation that says all of them, for each; where there is none, each its own.
+
+    Two splits of one dimension go into no annotation, and some splits into none at all: these are
+    told in words.
+    """
+    try:
+        text = _annotation(subject, results, recipes)
+    except UsageError:
+        return [_annotate_alone(subject, results, recipe) for recipe in recipes]
+    return [text for _ in recipes]
+
+
+def _annotate_alone(subject: TrialSubject, results: Sequence[torch.Tensor], recipe: Recipe) -> str:
+    try:
+        return _annotation(subject, results, [recipe])
+    except UsageError:
+        return recipe.words
+
+
+def _annotation(
+    subject: TrialSubject, results: Sequence[torch.Tensor], recipes: Sequence[Recipe]
+) -> str:
+    given = subject.given()
+    tensors = subject.tensors()
+    inputs: dict[Place, tuple[int, ...] | None] = {
+        place: tuple(tensors[place].shape) if place in tensors else None
+        for place in given
+        if isinstance(place, int) or place in tensors
+    }
+    others = {place: value for place, value in given.items() if place not in tensors}
+    return annotation_text(inputs, [tuple(one.shape) for one in results], recipes, others)
+
+
+def cut_words(name: str, cut: TrialCut, ways: list[Combine]) -> str:
+    """What is split, what goes with it, and what becomes of the results."""
+    dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
+    split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
+    once = [f"{_place_words(place)} once" for place in cut.once]
+    divided = []
+    if cut.number is not None:
+        item = "" if cut.number.item is None else f"[{cut.number.item}]"
+        divided = [f"{_place_words(cut.number.place)}{item} divided"]
+    parts = ", ".join([" and ".join(split), *once, *divided])
+    told = f"{parts} -> {', '.join(map(_way_words, ways))}"
+    return f"{name}: split by {told}" if name else f"split by {told}"
+
+
+def _way_words(way: Combine) -> str:
+    """How results are put together."""
+    if isinstance(way, Concat):
+        return f"concat {way.dim}"
+    return "same" if isinstance(way, Same) else way.reduction
+
+
+def _place_words(place: Place) -> str:
+    """An argument."""
+    return f"args[{place}]" if isinstance(place, int) else place
+
+
+# --- The discovery --------------------------------------------------------------------------------
+
+# Every dimension of every argument is cut, alone or together with dimensions of the others, and the
+# operator is run on the parts in float64. What the ranks give is put together in each way there is;
+# a way that gives the whole is tried again on other random values, with other numbers of ranks, and
+# with random cotangents. Only what held every time is claimed, for arguments of these shapes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Discovered:
+    """A way to split an operator that held in every trial.
+
+    Attributes:
+        annotation: all ways that were found together, written as one annotation; where there is
+            none that says it, this one in words.
+        forward: whether the results agreed.
+        backward: whether the gradients did; None where the operator has none.
+    """
+
+    recipe: Recipe
+    annotation: str
+    forward: bool
+    backward: bool | None
+
+
+def discover_partitions(
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ranks: int = 2,
+    name: str = "",
+    without_gradient: Collection[Place] = (),
+) -> list[Discovered]:
+    """Find every split of one identifier: the dimensions that go together, and what becomes of it.
+
+    The tensors of a list are split alike; those deeper inside are given whole. Numbers that go with
+    a split (a size of a view, heads, groups) are found; all other arguments are left as they are.
+    Nothing can be confirmed of an operator that draws random numbers.
+
+    Args:
+        ranks: over how many ranks; other numbers confirm it where the sizes allow.
+        name: what the operator is called, for people.
+        without_gradient: arguments of which no gradient is asked.
+
+    Raises:
+        UsageError: the operator fails on these very arguments.
+    """
+    if ranks < 2:  # noqa: PLR2004
+        raise UsageError(f"ranks={ranks!r}: a split takes at least 2 ranks")
+    subject = TrialSubject(function, tuple(args), dict(kwargs or {}))
+    if not subject.tensors():
+        return []
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _calm():
+        bench = Bench(subject)
+        whole = bench.first.whole.tensors
+        if not whole or not all(map(is_telling, whole)):
+            return []
+        search = Search(bench, GradientTrials(bench, without_gradient), ranks)
+        claims = list(search.claims())
+    recipes = [
+        Recipe(
+            claim.cut.placements(),
+            tuple(claim.ways),
+            claim.cut.numbers(),
+            words=cut_words(name, claim.cut, claim.ways),
+        )
+        for claim in claims
+    ]
+    texts = write_annotations(subject, whole, recipes)
+    return [
+        Discovered(recipe, text, forward=True, backward=claim.backward)
+        for recipe, text, claim in zip(recipes, texts, claims, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _calm() -> Iterator[None]:
+    """No warnings about cuts that make no sense, and attention by products that refuse these.
+
+    torch's fused attention on CPUs does not look at its sizes: some of them end the process.
+    """
+    with quietly(), sdpa_kernel(SDPBackend.MATH):
+        yield

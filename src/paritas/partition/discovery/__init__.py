@@ -1,1 +1,0 @@
-"""Splits that are found by running the operator."""

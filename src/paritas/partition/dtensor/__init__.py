@@ -1,1 +1,0 @@
-"""What `torch.distributed.tensor` claims of its operators, against the truth."""

@@ -1,1 +1,0 @@
-"""An operator run whole, and run by ranks."""

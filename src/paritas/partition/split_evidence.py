@@ -1,0 +1,362 @@
+"""Judge a split run by a whole one: at once where it is plain, otherwise with measured noise."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.checks.failures import Explainer, call_context, likely_mixups
+from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.observation import Observation
+from paritas.numerics import criterion
+from paritas.numerics.checkers import NO_EVIDENCE
+from paritas.numerics.criterion import UNIT_F64
+from paritas.numerics.judge import Checks, check_pair
+from paritas.numerics.metrics import pair_metrics
+from paritas.partition.runner import GRADIENT
+from paritas.placement.parts import RankCut, bounds, name_of
+from paritas.placement.recipes import Split
+from paritas.precision.lifting import LiftMode
+from paritas.results.findings import Aspect, Finding, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paritas.numerics.automatic import Evidence
+    from paritas.partition.runner import OperatorRun, Runner
+
+# In float64 a difference of so many roundings of the value and of the typical value needs no
+# measured noise: it is nine orders of magnitude below a fault of one in a million.
+PLAIN_ROUNDINGS = 32.0
+# Natively likewise, once the lifted run has settled the meaning.
+NATIVE_ROUNDINGS = 4.0
+# A difference in float64 of this share of the typical value, and as many times what a shake of the
+# last bits of all arguments does, is no rounding: no noise has to be measured for that either.
+GROSS_SHARE = 1e-3
+GROSS_SHAKES = 1e6
+TURN = " #"
+# Of one way to split an operator; where it is wrong, its gradients are too.
+MOST_EXPLAINED = 4
+
+
+def run_items(seen: OperatorRun) -> dict[str, Any]:
+    """Everything that is compared of a run; a gradient that does not arrive is None."""
+    items = dict(seen.results)
+    for turn, gradients in enumerate(seen.gradients):
+        for path, gradient in gradients.items():
+            items[f"{path}{TURN}{turn}"] = gradient
+    return items
+
+
+def path_of(key: str) -> str:
+    """The path that a person is told."""
+    return key.partition(TURN)[0]
+
+
+# --- what is plain at once ------------------------------------------------------------------------
+
+
+def near_in_float64(whole: Any, split: Any) -> bool:
+    """Whether two values of lifted runs differ by a few roundings at most."""
+    if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
+        return whole is None and split is None
+    if whole.shape != split.shape or whole.dtype != split.dtype:
+        return False
+    if torch.equal(whole, split):
+        return True
+    if whole.dtype not in (torch.float64, torch.complex128) or not whole.numel():
+        return False
+    size = whole.abs()
+    typical = float(torch.linalg.vector_norm(size)) / whole.numel() ** 0.5
+    allowed = size.add_(typical).mul_(PLAIN_ROUNDINGS * UNIT_F64)
+    return bool(((split - whole).abs() <= allowed).all())
+
+
+def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
+    """Identical or equivalent where no noise has to be measured for that, otherwise None.
+
+    Every element within a few roundings of the arbiter, or errors as large as the reference's own.
+    """
+    tensors = (reference, candidate, arbiter)
+    if not all(isinstance(value, torch.Tensor) for value in tensors):
+        return Status.IDENTICAL if reference is None and candidate is None else None
+    if reference.shape != candidate.shape or reference.dtype != candidate.dtype:
+        return None
+    if torch.equal(reference, candidate):
+        return Status.IDENTICAL
+    if not is_inexact(reference) or arbiter.shape != reference.shape:
+        return None
+    mine, own = (candidate - arbiter).abs(), (reference - arbiter).abs()
+    size = arbiter.abs()
+    typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
+    unit = criterion.unit_roundoff(reference.dtype)
+    if bool((mine <= size.add_(typical).mul_(NATIVE_ROUNDINGS * unit)).all()):
+        return Status.EQUIVALENT
+    worst = float(mine.max()) <= criterion.OWN_MAX * float(own.max())
+    norm = torch.linalg.vector_norm
+    usual = float(norm(mine)) <= criterion.OWN_RMS * float(norm(own))
+    return Status.EQUIVALENT if worst and usual else None
+
+
+# --- with measured noise --------------------------------------------------------------------------
+
+
+class SplitRuns(NoiseRuns):
+    """The further runs of one side: natively, in float64, perturbed."""
+
+    def __init__(self, runner: Runner, native: OperatorRun, *, split: bool) -> None:
+        """`split` for the ranks' side."""
+        self.runner = runner
+        self.split = split
+        self.other: SplitRuns | None = None
+        self._plain: list[Observation] | None = None
+        counts: dict[torch.dtype, int] = {}
+        for value in run_items(native).values():
+            if isinstance(value, torch.Tensor) and is_inexact(value):
+                counts[value.dtype] = counts.get(value.dtype, 0) + 1
+        super().__init__([Observation(outputs=run_items(native))], counts, runner.seed)
+
+    def run_reference(
+        self,
+        *,
+        wide: bool = False,
+        mode: LiftMode | None = None,
+        watch: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> list[Observation]:
+        """Run this side once more."""
+        run = self.runner.split if self.split else self.runner.whole
+        seen = run(wide=wide, around=_EnteredManagers((watch, mode)))
+        return [
+            Observation(
+                outputs=run_items(seen), error=seen.error, gradient_error=seen.gradient_error
+            )
+        ]
+
+    def _base(self) -> list[Observation]:
+        """What perturbed runs are held against; a rank's own narrowing is no noise of its own."""
+        if not self.split or self.is_narrow:
+            return super()._base()
+        if self._plain is None:
+            mode = LiftMode(self.dtype, self.default)
+            self._plain = self.run_reference(wide=True, mode=mode)
+        return self._plain
+
+    def lifted(self) -> list[Observation] | None:
+        """The other side in float64."""
+        return None if self.other is None else self.other.arbiter()
+
+    def complete(self, seen: Observation, path: str) -> Any:
+        """An item of a run."""
+        return seen.outputs.get(path)
+
+
+class SplitEvidence(ItemEvidence):
+    """What may be asked about one item; the ranks' own roundings are noise as well.
+
+    A sum over ranks rounds every term. Where terms are larger than their sum, so is this noise, and
+    it belongs to the split as such.
+    """
+
+    def __init__(self, runs: SplitRuns, ranks: SplitRuns, key: str) -> None:
+        """`runs` of the whole and of the ranks."""
+        super().__init__(runs, key)
+        self.ranks = ranks
+
+    def spread(self, unit: float, runs: int) -> Tensor | None:
+        """The larger of the two sides' deviations."""
+        mine = super().spread(unit, runs)
+        theirs = self.ranks.spread(unit, 0, self.path, runs)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return mine
+        return torch.maximum(mine, theirs)
+
+
+class LiftedEvidence(SplitEvidence):
+    """The same about two lifted runs: there is no wider arbiter, and noise is that of float64."""
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of float64."""
+        return UNIT_F64
+
+    def arbiter(self) -> Tensor | None:
+        """None: these runs are the arbiters."""
+        return None
+
+    def lifted(self) -> Tensor | None:
+        """None, as above."""
+        return None
+
+
+class Careful:
+    """Judges the items that are not plain at once; runs are made when first needed."""
+
+    def __init__(self, runner: Runner, lifted: tuple[OperatorRun, OperatorRun]) -> None:
+        """`lifted` are the plain float64 runs of both sides."""
+        self.runner = runner
+        self.lifted = tuple(run_items(seen) for seen in lifted)
+        self._shaken: dict[str, Any] | None = None
+        self._explainer = Explainer(left=MOST_EXPLAINED)
+
+    @functools.cached_property
+    def runs(self) -> tuple[SplitRuns, SplitRuns]:
+        """Both sides' runs."""
+        left = SplitRuns(self.runner, self.runner.whole(wide=False), split=False)
+        right = SplitRuns(self.runner, self.runner.split(wide=False), split=True)
+        left.other = right
+        return left, right
+
+    @property
+    def notes(self) -> list[str]:
+        """What is worth a note about the runs."""
+        notes = list(self._explainer.notes)
+        if "runs" in vars(self):
+            notes += [*self.runs[0].notes, *self.runs[1].notes]
+        return [note for note in notes if "no wider arbiter" not in note]
+
+    def judge(self, key: str) -> list[Finding]:
+        """The findings about one item: of the lifted runs, or if these pass, of the native ones."""
+        whole, split, reason = _fill_missing_gradient(*(items.get(key) for items in self.lifted))
+        path = path_of(key)
+        if not near_in_float64(whole, split):
+            findings = self._lifted(key, whole, split)
+            if not self.runner.narrow or not all(f.status.passes() for f in findings):
+                findings = self._explained(findings, whole, split)
+                return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
+        left, right = self.runs
+        natives = (side.native[0].outputs.get(key) for side in self.runs)
+        first, second, _ = _fill_missing_gradient(*natives)
+        evidence = SplitEvidence(left, right, key)
+        findings, _ = check_pair(path, first, second, Checks(), evidence)
+        findings = self._explained(findings, first, second, evidence)
+        return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
+
+    def _explained(
+        self, findings: list[Finding], whole: Any, split: Any, evidence: Evidence = NO_EVIDENCE
+    ) -> list[Finding]:
+        """With what kind of wrong they are: a sum never taken, a part in another's place ..."""
+        if all(finding.status.passes() for finding in findings):
+            return findings
+        call = self.runner.call
+        known = call_context(call.name, call.args, call.kwargs)
+        names = {name_of(place): value for place, value in enumerate(call.args)}
+        names |= {name_of(place): value for place, value in call.kwargs.items()}
+        is_result = not findings[0].path.startswith(GRADIENT)
+        context = dataclasses.replace(
+            known if is_result else type(known)(),
+            world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
+            named=likely_mixups(names, whole),
+        )
+        return self._explainer.explain(findings, whole, split, evidence, context)
+
+    def _lifted(self, key: str, whole: Any, split: Any) -> list[Finding]:
+        """The findings about one item of the lifted runs."""
+        gross = self._gross(key, whole, split)
+        if gross is not None:
+            return [gross]
+        left, right = self.runs
+        # Once more in a lifted run that widens what the operator narrows inside, too.
+        first = (left.arbiter() or left.native)[0].outputs.get(key)
+        second = (right.arbiter() or right.native)[0].outputs.get(key)
+        first, second, _ = _fill_missing_gradient(first, second)
+        evidence = LiftedEvidence(left, right, key)
+        findings, _ = check_pair(path_of(key), first, second, Checks(), evidence)
+        return [_in_float64(finding) for finding in findings]
+
+    def _gross(self, key: str, whole: Any, split: Any) -> Finding | None:
+        """A difference so large that no rounding makes it; None where that is not plain."""
+        if not is_inexact(whole) or not is_inexact(split) or whole.shape != split.shape:
+            return None
+        moved = self._shaken_item(key, whole)
+        if moved is None or not bool(torch.isfinite(moved).all() & torch.isfinite(whole).all()):
+            return None
+        apart, typical = criterion.rms_difference(split, whole), criterion.rms(whole)
+        lost = int((~torch.isfinite(split)).sum())
+        if lost:
+            reason = f"{lost} of {whole.numel()} values are not finite, also in float64"
+        elif apart > max(
+            GROSS_SHARE * typical, GROSS_SHAKES * criterion.rms_difference(moved, whole)
+        ):
+            share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
+            reason = f"in float64, where rounding is negligible, it is off by {share}"
+        else:
+            return None
+        return Finding(
+            path=path_of(key),
+            aspect=Aspect.VALUE,
+            status=Status.DIFFERENT,
+            reason=reason,
+            dtype=str(whole.dtype).removeprefix("torch."),
+            shape=tuple(whole.shape),
+            metrics=pair_metrics(whole, split),
+        )
+
+    def _shaken_item(self, key: str, like: Tensor) -> Tensor | None:
+        if self._shaken is None:
+            self._shaken = run_items(self.runner.whole(wide=True, shake=True))
+        moved: Any = self._shaken.get(key)
+        return moved if is_inexact(moved) and moved.shape == like.shape else None
+
+
+def _fill_missing_gradient(whole: Any, split: Any) -> tuple[Any, Any, str]:
+    """A gradient that does not arrive is zero; where the other side has one, that is told."""
+    if split is None and isinstance(whole, torch.Tensor):
+        return whole, torch.zeros_like(whole), "no gradient arrives: "
+    if whole is None and isinstance(split, torch.Tensor):
+        return torch.zeros_like(split), split, "the whole has no gradient: "
+    return whole, split, ""
+
+
+def _in_float64(finding: Finding) -> Finding:
+    if finding.native is None:
+        return finding
+    reason = f"in float64, {finding.reason}" if finding.reason else ""
+    return msgspec.structs.replace(finding, reason=reason, lifted=finding.native, native=None)
+
+
+def _with_rank_of_worst(finding: Finding, reason: str, runner: Runner) -> Finding:
+    """With the rank whose part the worst element is in."""
+    if finding.status.passes(strict=True):
+        return finding
+    words = f"{reason}{finding.reason}"
+    worst = finding.metrics.max_abs_index if finding.metrics else None
+    if worst and finding.aspect is Aspect.VALUE:
+        cut = _cut_of(finding.path, runner)
+        where = cut.words(worst) if cut and cut.dim < len(worst) else ""
+        words = f"{words}; worst {where}" if where else words
+    return msgspec.structs.replace(finding, reason=words)
+
+
+def _cut_of(path: str, runner: Runner) -> RankCut | None:
+    if path in runner.cuts:
+        return runner.cuts[path]
+    recipe, ranks = runner.levels[0]
+    values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
+    for place, placement in recipe.inputs:
+        value = values[place]
+        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Split):
+            continue
+        dim = placement.dim % value.dim()
+        cuts = bounds(value.shape[dim], placement.unit, ranks, path)
+        return RankCut(dim, tuple(cuts))
+    return None
+
+
+class _EnteredManagers(contextlib.AbstractContextManager[None]):
+    """Several managers as one; a missing one is left out."""
+
+    def __init__(self, managers: tuple[Any, ...]) -> None:
+        self._managers = [manager for manager in managers if manager is not None]
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            self._stack.enter_context(manager)
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()

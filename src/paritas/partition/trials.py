@@ -1,0 +1,664 @@
+"""Cuts of an operator tried on draws of its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.numerics.contents import leaves
+from paritas.placement.recipes import (
+    Combine,
+    Concat,
+    Divided,
+    Once,
+    Place,
+    Placement,
+    Reduce,
+    Reduction,
+    Same,
+    Split,
+)
+
+# --- A proposed way to cut the arguments ----------------------------------------------------------
+
+# Less than a recipe and quicker to try: a discovery runs hundreds of them, most of which fail.
+
+Tensors = dict[Place, torch.Tensor]
+
+
+class DividedNumber(NamedTuple):
+    """A number of the call that may have to be divided with a split."""
+
+    place: Place
+    item: int | None
+    value: int
+
+
+class TrialCut(NamedTuple):
+    """What is split together, at one dimension of each.
+
+    Attributes:
+        dims: argument, dimension, and of how many elements its parts are multiples.
+        number: what is divided with it.
+        once: arguments that only the first rank has; the others have zeros.
+    """
+
+    dims: tuple[tuple[Place, int, int], ...]
+    number: DividedNumber | None = None
+    once: tuple[Place, ...] = ()
+
+    def times(self, factor: int) -> TrialCut:
+        """The same in parts that are multiples of more elements."""
+        return self._replace(dims=tuple((p, d, factor * unit) for p, d, unit in self.dims))
+
+    def placements(self) -> tuple[tuple[Place, Placement], ...]:
+        """The same for a recipe."""
+        split = {argument(place): Split(dim, unit) for place, dim, unit in self.dims}
+        return (*split.items(), *((place, Once()) for place in self.once))
+
+    def numbers(self) -> tuple[tuple[Place, Divided], ...]:
+        """Likewise."""
+        return () if self.number is None else ((self.number.place, Divided(self.number.item)),)
+
+    def fits(self, shapes: Mapping[Place, torch.Size], ranks: int) -> bool:
+        """Whether every rank gets a part, and a whole number."""
+        if self.number is not None and self.number.value % ranks:
+            return False
+        return all(
+            shapes[place][dim] % unit == 0 and shapes[place][dim] // unit >= ranks
+            for place, dim, unit in self.dims
+        )
+
+
+class TrialOutcome(NamedTuple):
+    """What a run gave.
+
+    Attributes:
+        tensors: the tensors among the results.
+        others: the rest of them.
+        arguments: the tensors it was given, as it left them.
+    """
+
+    tensors: list[torch.Tensor]
+    others: list[Any]
+    arguments: Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialSubject:
+    """An operator call whose tensors can be replaced."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def given(self) -> dict[Place, Any]:
+        """Its arguments, by where they are given."""
+        found: dict[Place, Any] = dict(enumerate(self.args))
+        found.update(self.kwargs)
+        return found
+
+    def tensors(self) -> Tensors:
+        """Those of them that are tensors, and the items of those that are lists of tensors."""
+        found: Tensors = {}
+        for place, value in self.given().items():
+            if isinstance(value, torch.Tensor):
+                found[place] = value
+            elif _is_list(value):
+                found.update({item_place(place, at): one for at, one in enumerate(value)})
+        return found
+
+    def numbers(self) -> list[DividedNumber]:
+        """Its whole numbers above one: sizes, heads and groups are among them."""
+        found: list[DividedNumber] = []
+        for place, value in self.given().items():
+            items = enumerate(value) if isinstance(value, tuple | list) else [(None, value)]
+            found += [
+                DividedNumber(place, item, number)
+                for item, number in items
+                if isinstance(number, int) and not isinstance(number, bool) and number > 1
+            ]
+        return found
+
+    def run(
+        self, tensors: Tensors, number: DividedNumber | None = None, ranks: int = 1
+    ) -> TrialOutcome:
+        """Call the operator with other tensors, and maybe with a number divided by the ranks."""
+        given: dict[Place, Any] = dict(tensors)
+        for place, value in self._lists.items():
+            items = [tensors[item_place(place, at)] for at in range(len(value))]
+            given[place] = tuple(items) if isinstance(value, tuple) else items
+        if number is not None:
+            given[number.place] = self._divided(number, ranks)
+        args = [given.get(place, value) for place, value in enumerate(self.args)]
+        kwargs = {name: given.get(name, value) for name, value in self.kwargs.items()}
+        result = self.function(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return TrialOutcome([result], [], tensors)
+        flat = [leaf for _, leaf in leaves(result)]
+        found = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        others = [leaf for leaf in flat if not isinstance(leaf, torch.Tensor)]
+        return TrialOutcome(found, others, tensors)
+
+    def run_rank(
+        self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int, *, fresh: bool = False
+    ) -> TrialOutcome:
+        """Call the operator with what a rank has.
+
+        Args:
+            fresh: give it copies, for an operator that writes to its arguments.
+        """
+        own = dict(tensors)
+        for place, dim, unit in cut.dims:
+            own[place] = part(own[place], dim, unit, rank, ranks)
+        if rank:
+            own.update({place: torch.zeros_like(own[place]) for place in cut.once})
+        if fresh:
+            own = {place: tensor.clone() for place, tensor in own.items()}
+        return self.run(own, cut.number, ranks)
+
+    @functools.cached_property
+    def _lists(self) -> dict[Place, Any]:
+        return {place: value for place, value in self.given().items() if _is_list(value)}
+
+    def _divided(self, number: DividedNumber, ranks: int) -> Any:
+        if number.item is None:
+            return number.value // ranks
+        place = number.place
+        value = self.kwargs[place] if isinstance(place, str) else self.args[place]
+        items = list(value)
+        items[number.item] = number.value // ranks
+        return tuple(items) if isinstance(value, tuple) else items
+
+
+def item_place(place: Place, at: int) -> str:
+    """Where an item of a list is: no argument by name is called so."""
+    return f"{place}[{at}]"
+
+
+def argument(place: Place) -> Place:
+    """The argument that a place is, or is an item of."""
+    name, bracket, _ = str(place).partition("[")
+    if not bracket:
+        return place
+    return int(name) if name.isdecimal() else name
+
+
+def _is_list(value: Any) -> bool:
+    return (
+        isinstance(value, tuple | list)
+        and len(value) > 0
+        and all(isinstance(one, torch.Tensor) for one in value)
+    )
+
+
+def part(tensor: torch.Tensor, dim: int, unit: int, rank: int, ranks: int) -> torch.Tensor:
+    """A rank's part; the first ranks have one unit more where it does not divide evenly."""
+    each, more = divmod(tensor.shape[dim] // unit, ranks)
+    begin = rank * each + min(rank, more)
+    length = each + (rank < more)
+    return tensor.narrow(dim, begin * unit, length * unit)
+
+
+def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[int, ...] | None:
+    """Of how many elements the parts of dimensions are multiples; None if they have no such.
+
+    Dimensions that are split together bear one identifier, alone or as the first factor of a
+    product: they are multiples of the shortest, the number that is divided being one of them.
+    """
+    lengths = sizes if number is None else (*sizes, number.value)
+    units = min(lengths)
+    if any(length % units for length in lengths):
+        return None
+    return tuple(size // units for size in sizes)
+
+
+# --- Which ways of putting the ranks' results together give the whole -----------------------------
+
+# In float64, rounding is near 1e-15 of the largest value; what is wrong is many orders above it.
+CLOSE_F64 = 1e-9
+# In a narrower dtype, so many units of its last place; what does not fit is not claimed.
+CLOSE_UNITS = 64
+
+
+def closeness(dtype: torch.dtype) -> float:
+    """How near values are that differ by rounding, relative to the largest of them."""
+    if dtype in (torch.float64, torch.complex128):
+        return CLOSE_F64
+    return CLOSE_UNITS * torch.finfo(dtype).eps
+
+
+def agree(found: torch.Tensor, truth: torch.Tensor, floor: float = 0.0) -> bool:
+    """Whether two tensors are the same but for rounding; NaN and infinities by their places.
+
+    Args:
+        floor: an absolute difference that is rounding in any case.
+    """
+    if found.shape != truth.shape or found.dtype != truth.dtype:
+        return False
+    if not (truth.is_floating_point() or truth.is_complex()):
+        return torch.equal(found, truth)
+    size = truth.abs().max().item() if truth.numel() else 0.0
+    if not size < float("inf"):  # NaN, too
+        finite = truth[truth.isfinite()]
+        size = finite.abs().max().item() if finite.numel() else 0.0
+    near = closeness(truth.dtype) * size + floor
+    return torch.allclose(found, truth, rtol=0.0, atol=near, equal_nan=True)
+
+
+def is_telling(whole: torch.Tensor) -> bool:
+    """Whether there is anything to compare: an empty result, or all NaN, agrees with anything."""
+    if whole.numel() == 0:
+        return False
+    exact = not (whole.is_floating_point() or whole.is_complex())
+    return exact or bool(whole.isfinite().any())
+
+
+def is_constant(whole: torch.Tensor) -> bool:
+    """Whether all its values are the same, so that their order says nothing."""
+    return whole.numel() > 1 and bool((whole == whole.flatten()[0]).all())
+
+
+def could_be_part(first: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether the first rank's result can be part of the whole: most wrong cuts end here."""
+    if first.dtype != whole.dtype or first.dim() != whole.dim():
+        return False
+    dim = _short_dim(first, whole)
+    if dim is None:
+        return first.shape == whole.shape
+    return agree(first, whole.narrow(dim, 0, first.shape[dim]))
+
+
+def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Combine]:
+    """Every way that gives the whole, the most plausible first."""
+    dim = _short_dim(parts[0], whole)
+    if dim is not None:
+        return [way for way in [Concat(dim)] if _holds(way, parts, whole)]
+    if any(part.shape != whole.shape or part.dtype != whole.dtype for part in parts):
+        return []
+    found: list[Combine] = [Same()] if all(agree(part, whole) for part in parts) else []
+    return found + [way for way in _reductions(whole) if _holds(way, parts, whole)]
+
+
+def combined(way: Combine, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The ranks' results put together, differentiably.
+
+    Of results that are all the same, each rank's has an equal share in the gradient.
+    """
+    if isinstance(way, Concat):
+        return torch.cat(parts, way.dim)
+    stacked = torch.stack(parts)
+    if isinstance(way, Same):
+        return stacked.mean(0)
+    match way.reduction:
+        case "sum":
+            return stacked.sum(0, dtype=stacked.dtype)
+        case "avg":
+            return stacked.mean(0)
+        case "max":
+            return stacked.amax(0)
+        case "min":
+            return stacked.amin(0)
+        case "product":
+            return stacked.prod(0, dtype=stacked.dtype)
+
+
+def _holds(way: Combine, parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
+    try:
+        return agree(combined(way, parts), whole)
+    except (RuntimeError, TypeError):  # parts that do not fit, or a dtype that cannot be reduced
+        return False
+
+
+def _reductions(whole: torch.Tensor) -> list[Combine]:
+    kinds: tuple[Reduction, ...] = ("sum", "max", "min", "product")
+    if whole.dtype is torch.bool:
+        kinds = ("max", "min")
+    elif whole.is_complex():
+        kinds = ("sum", "avg", "product")
+    elif whole.is_floating_point():
+        kinds = ("sum", "avg", "max", "min", "product")
+    return [Reduce(kind) for kind in kinds]
+
+
+def _short_dim(first: torch.Tensor, whole: torch.Tensor) -> int | None:
+    """The one dimension along which a part is shorter than the whole."""
+    if first.dim() != whole.dim():
+        return None
+    pairs = list(zip(first.shape, whole.shape, strict=True))
+    shorter = [dim for dim, (mine, all_of_it) in enumerate(pairs) if mine != all_of_it]
+    if len(shorter) != 1 or pairs[shorter[0]][0] > pairs[shorter[0]][1]:
+        return None
+    return shorter[0]
+
+
+# --- Random arguments like those that were given: what holds of several draws is no accident ------
+
+# A draw stays in the domain of what was given (positive, a probability, an index in range, unique
+# along a dimension), so that the operator can be run on it.
+
+# Draws that tell reductions apart which agree on ordinary values: max and "the same on all ranks"
+# of `any`, min and sum of a `relu` that is zero everywhere, anything of a threshold never reached.
+SHADES = ("one", "all but one", "few", "all but few", "positive", "negative", "large", "special")
+
+MOST_CLASSES = 3
+FEW_VALUES_OF = 64
+
+
+def lift_tensors(tensors: Tensors) -> Tensors:
+    """The same in float64, where rounding is far from what is wrong."""
+    return {place: _lift_one(tensor.detach()) for place, tensor in tensors.items()}
+
+
+def vary_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """What was given, but for values that are all the same, which would hide what they do.
+
+    A bias of zeros may be added once or on every rank.
+    """
+    return {
+        place: _redraw_one(tensor, generator) if _is_constant(tensor) else tensor
+        for place, tensor in tensors.items()
+    }
+
+
+def reshuffle_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """The same values in another order."""
+    return {place: _shuffle_one(tensor, generator) for place, tensor in tensors.items()}
+
+
+def redraw_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """New values of the same kind."""
+    return {place: _redraw_one(tensor, generator) for place, tensor in tensors.items()}
+
+
+def recount_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
+    """The same with other counts of each class, index and truth value."""
+    return {place: _recount_one(tensor, generator) for place, tensor in tensors.items()}
+
+
+def shade_tensors(tensors: Tensors, shade: str, generator: torch.Generator) -> Tensors:
+    """The same with many or few zeros in it, or with all values on one side of zero."""
+    return {place: _shade_one(tensor, shade, generator) for place, tensor in tensors.items()}
+
+
+def _lift_one(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _is_constant(tensor: torch.Tensor) -> bool:
+    # Not integers: an index that is always the same may be the only one that is in range.
+    if not (tensor.is_floating_point() or tensor.dtype is torch.bool) or tensor.numel() == 0:
+        return False
+    return bool((tensor == tensor.flatten()[0]).all())
+
+
+def _redraw_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.is_complex():
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.complex128)
+        return drawn.to(tensor)
+    if not tensor.is_floating_point():
+        if tensor.dtype is torch.bool and _is_constant(tensor):
+            return (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)  # noqa: PLR2004
+        return _shuffle_one(tensor, generator)
+    if _is_discrete(tensor):
+        return _shuffle_one(tensor, generator)
+    finite = tensor.isfinite()
+    known = tensor if finite.all() else tensor[finite]
+    if known.numel() == 0:
+        return tensor
+    drawn = _in_range(known, tensor.shape, generator).to(tensor)
+    if known is tensor:
+        return drawn
+    masked = _shuffle_one(tensor, generator)  # a mask of -inf stays one, elsewhere
+    return torch.where(masked.isfinite(), drawn, masked)
+
+
+def _is_discrete(tensor: torch.Tensor) -> bool:
+    """Whether it holds classes and no quantities: targets of -1 and 1, a mask of 0 and 1."""
+    some = tensor.flatten()[:FEW_VALUES_OF].unique()
+    if not 1 < len(some) <= MOST_CLASSES:
+        return False
+    return len(tensor.unique()) <= MOST_CLASSES
+
+
+def _in_range(known: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    low, high = known.min().item(), known.max().item()
+    if low >= 0 and 0 < high <= 1:
+        return 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    if low > 0 or high < 0:
+        drawn = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+        return drawn * known.double().mean().item()
+    spread = known.double().std(correction=0).item() or 1.0
+    return spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _shuffle_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Along each dimension: what is unique along one stays so."""
+    for dim, length in enumerate(tensor.shape):
+        order = torch.randperm(length, generator=generator).to(tensor.device)
+        tensor = tensor.index_select(dim, order)
+    return tensor
+
+
+def _recount_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    inexact = tensor.is_floating_point() or tensor.is_complex()
+    if tensor.numel() == 0 or (inexact and not _is_discrete(tensor)):
+        return tensor
+    chosen = torch.randint(tensor.numel(), tensor.shape, generator=generator)
+    return tensor.flatten()[chosen.to(tensor.device)]
+
+
+def _shade_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> torch.Tensor:
+    if shade in ("positive", "negative", "large", "special"):
+        return _tint_one(tensor, shade, generator) if tensor.is_floating_point() else tensor
+    count = max(1, tensor.numel())
+    if shade.endswith("one"):
+        chosen = torch.zeros(count, dtype=torch.bool)
+        chosen[int(torch.randint(count, (), generator=generator))] = True
+        chosen = chosen[: tensor.numel()].view(tensor.shape)
+    else:
+        # So many that a row has none, or one, about as often as not.
+        likely = 0.7 / max((1, *tensor.shape))
+        chosen = torch.rand(tensor.shape, generator=generator) < likely
+    chosen = (~chosen if shade.startswith("all but") else chosen).to(tensor.device)
+    if tensor.dtype is torch.bool:
+        return chosen
+    return torch.where(chosen, tensor, 0)
+
+
+def _tint_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> torch.Tensor:
+    if shade in ("positive", "negative"):
+        return tensor.abs() if shade == "positive" else -tensor.abs()
+    drawn = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    if shade == "large":
+        return tensor * 10 ** (6 * drawn)
+    for number, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        tensor = tensor.masked_fill((drawn * 6).floor() == number, value)
+    return tensor
+
+
+# --- Trials ---------------------------------------------------------------------------------------
+
+# A trial that raises has failed; that a cut cannot be run is the commonest reason to refuse it.
+
+SEED = 0
+RECOUNTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialDraw:
+    """Arguments, and what the operator makes of them."""
+
+    tensors: Tensors
+    whole: TrialOutcome
+
+    @functools.cached_property
+    def is_constant(self) -> bool:
+        """Whether a result has the same value everywhere."""
+        return any(is_constant(tensor) for tensor in self.whole.tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """How a cut fared.
+
+    Attributes:
+        ways: for each result, how the ranks' can be put together; None if a result cannot be.
+        whole_sized: whether each rank's results are as large as the whole's: they may be terms.
+    """
+
+    ways: list[list[Combine]] | None
+    whole_sized: bool = False
+
+
+class Bench:
+    """An operator with draws of its arguments.
+
+    Attributes:
+        given: what was given, in float64.
+        first: the same with other values in place of those that are all the same.
+        written: the arguments that the operator writes to.
+    """
+
+    def __init__(self, subject: TrialSubject) -> None:
+        self.subject = subject
+        self._generator = torch.Generator().manual_seed(SEED)
+        self.given = self._given()
+        varied = vary_tensors(self.given.tensors, self._generator)
+        changed = any(varied[place] is not one for place, one in self.given.tensors.items())
+        self.first = (self._more_telling(varied) if changed else None) or self.given
+        self.written = self._written_to(self.first)
+
+    @property
+    def shapes(self) -> dict[Place, torch.Size]:
+        """Of the tensors."""
+        return {place: tensor.shape for place, tensor in self.first.tensors.items()}
+
+    @functools.cached_property
+    def second(self) -> TrialDraw:
+        """Other values; those that were given once more where the operator takes no others."""
+        tensors = self.first.tensors
+        return (
+            self._more_telling(redraw_tensors(tensors, self._generator))
+            or self._more_telling(reshuffle_tensors(tensors, self._generator))
+            or self.first
+        )
+
+    @functools.cached_property
+    def shades(self) -> list[TrialDraw]:
+        """Values that tell apart what ordinary ones do not."""
+        base = self.second.tensors
+        drawn = (shade_tensors(base, shade, self._generator) for shade in SHADES)
+        return [draw for draw in map(self._draw, drawn) if draw is not None]
+
+    @functools.cached_property
+    def recounted(self) -> list[TrialDraw]:
+        """Other counts of each class and index: ignored targets may be even by accident."""
+        base = self.second.tensors
+        drawn = [recount_tensors(base, self._generator) for _ in range(RECOUNTS)]
+        if all(drawn[0][place] is tensor for place, tensor in base.items()):
+            return []
+        return [draw for draw in map(self._draw, drawn) if draw is not None]
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def attempt(self, cut: TrialCut, draw: TrialDraw, ranks: int) -> Tried:
+        """Run the operator per rank, and find how the results make the whole."""
+        whole, outcomes = draw.whole, []
+        try:
+            for rank in range(ranks):
+                own = self.run_rank(draw.tensors, cut, rank, ranks)
+                if not _is_like(own, whole):
+                    return Tried(None)
+                if rank == 0 and not all(map(could_be_part, own.tensors, whole.tensors)):
+                    return Tried(None)  # most cuts end here, before the other ranks are run
+                outcomes.append(own)
+        except Exception:  # noqa: BLE001  (the user's operator refuses the cut: it is not claimed)
+            return Tried(None)
+        parts = list(zip(*(outcome.tensors for outcome in outcomes), strict=True))
+        sized = all(
+            part[0].shape == one.shape for part, one in zip(parts, whole.tensors, strict=True)
+        )
+        found = [ways(list(part), one) for part, one in zip(parts, whole.tensors, strict=True)]
+        if cut.once:  # zeros in place of it are right in a sum alone
+            found = [[way for way in options if way == Reduce("sum")] for options in found]
+        if not all(found) or not self._arguments_agree(cut, outcomes, whole):
+            return Tried(None, sized)
+        return Tried(found, sized)
+
+    def run_rank(self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int) -> TrialOutcome:
+        """Run the operator on what a rank has."""
+        return self.subject.run_rank(tensors, cut, rank, ranks, fresh=bool(self.written))
+
+    def _arguments_agree(
+        self, cut: TrialCut, outcomes: list[TrialOutcome], whole: TrialOutcome
+    ) -> bool:
+        """Of an operator that writes to its arguments: split ones make the whole, others agree."""
+        dims = {place: dim for place, dim, _ in cut.dims}
+        for place in self.written:
+            truth = whole.arguments[place]
+            left = [outcome.arguments[place] for outcome in outcomes]
+            found = [torch.cat(left, dims[place])] if place in dims else left
+            if place in cut.once or not all(agree(one, truth) for one in found):
+                return False
+        return True
+
+    # --- draws ------------------------------------------------------------------------------------
+
+    def _given(self) -> TrialDraw:
+        """What was given, in float64 where the operator takes that."""
+        tensors = self.subject.tensors()
+        own = {place: tensor.detach() for place, tensor in tensors.items()}
+        lifted = self._draw(lift_tensors(own))
+        if lifted is not None:
+            return lifted
+        try:
+            return TrialDraw(own, self.run_whole(own))
+        except Exception as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise UsageError(f"the operator itself fails on these arguments: {told}") from error
+
+    def _more_telling(self, tensors: Tensors) -> TrialDraw | None:
+        """None where it makes the results constant that were not: it says less, not more."""
+        draw = self._draw(tensors)
+        return None if draw is None or (draw.is_constant and not self.given.is_constant) else draw
+
+    def _draw(self, tensors: Tensors) -> TrialDraw | None:
+        """None where the operator fails on it, or gives nothing to compare."""
+        try:
+            whole = self.run_whole(tensors)
+        except Exception:  # noqa: BLE001  (a draw outside of the operator's domain is left out)
+            return None
+        if not all(map(is_telling, whole.tensors)):
+            return None
+        return TrialDraw(tensors, whole)
+
+    def run_whole(self, tensors: Tensors) -> TrialOutcome:
+        """Run the operator as it is, on copies: it may write to them."""
+        return self.subject.run({place: tensor.clone() for place, tensor in tensors.items()})
+
+    @staticmethod
+    def _written_to(draw: TrialDraw) -> list[Place]:
+        return [
+            place
+            for place, tensor in draw.tensors.items()
+            if not agree_bits(draw.whole.arguments[place], tensor)
+        ]
+
+
+def agree_bits(found: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Whether an argument was left alone."""
+    return found.shape == truth.shape and bool(
+        ((found == truth) | ((found != found) & (truth != truth))).all()  # noqa: PLR0124  (NaN)
+    )
+
+
+def _is_like(own: TrialOutcome, whole: TrialOutcome) -> bool:
+    return len(own.tensors) == len(whole.tensors) and own.others == whole.others

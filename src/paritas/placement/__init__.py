@@ -1,0 +1,1 @@
+"""How tensors lie on ranks: split, put together, reduced."""

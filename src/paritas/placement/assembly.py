@@ -1,0 +1,416 @@
+"""Putting the parts of several ranks together: what each holds, and what is done to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from paritas.errors import UsageError
+from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+
+# --- Stretches of a dimension ---------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """A stretch of one dimension of a part.
+
+    Attributes:
+        source: where it begins in the part.
+        target: where it begins in the whole.
+    """
+
+    source: int
+    target: int
+    length: int
+
+
+# Per dimension, the segments of a part in its own order.
+Where = tuple[tuple[Segment, ...], ...]
+
+
+def whole(extent: int) -> tuple[Segment, ...]:
+    """All of a dimension."""
+    return (Segment(0, 0, extent),)
+
+
+def length(segments: Iterable[Segment]) -> int:
+    """How long the part is."""
+    return sum(segment.length for segment in segments)
+
+
+def chunk(
+    segments: Sequence[Segment], count: int, index: int, pieces: int = 1
+) -> tuple[Segment, ...]:
+    """What one of so many ranks holds of a part, split as `torch.chunk` does.
+
+    Args:
+        pieces: the part is cut into so many first, and each of these is split.
+    """
+    total = length(segments)
+    piece = -(-total // pieces)
+    kept: list[Segment] = []
+    for begin in range(0, total, piece) if total else ():
+        end = min(begin + piece, total)
+        width = -(-(end - begin) // count)
+        first = min(begin + width * index, end)
+        kept += _cut_segments(segments, first, min(first + width, end))
+    return _from_zero(kept)
+
+
+def _cut_segments(segments: Sequence[Segment], begin: int, end: int) -> list[Segment]:
+    """The stretch of a part from one place in it to another."""
+    found = []
+    for segment in segments:
+        first, last = max(begin, segment.source), min(end, segment.source + segment.length)
+        if first < last:
+            target = segment.target + first - segment.source
+            found.append(Segment(first, target, last - first))
+    return found
+
+
+def _from_zero(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """The same stretches of the whole as a part of their own; neighbours become one."""
+    joined: list[Segment] = []
+    place = 0
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if last is not None and last.target + last.length == segment.target:
+            joined[-1] = last._replace(length=last.length + segment.length)
+        else:
+            joined.append(Segment(place, segment.target, segment.length))
+        place += segment.length
+    return tuple(joined)
+
+
+def lay_out(
+    extents: Mapping[tuple[int, ...], int], orders: Sequence[str]
+) -> tuple[dict[tuple[int, ...], tuple[Segment, ...]], int]:
+    """Lay parts side by side along one dimension.
+
+    Args:
+        extents: by coordinates on the axes that split it, the outermost first; all of them.
+        orders: per axis, `natural` or `zigzag`.
+
+    Returns:
+        Where each part lies, and how long the whole is.
+
+    Raises:
+        UsageError: parts in zigzag order are not of one even length.
+    """
+    if not orders:
+        return {(): whole(extents[()])}, extents[()]
+    ranks = sorted({coordinates[0] for coordinates in extents})
+    inner = {}
+    for rank in ranks:
+        own = {key[1:]: extent for key, extent in extents.items() if key[0] == rank}
+        inner[rank] = lay_out(own, orders[1:])
+    sizes = [size for _, size in inner.values()]
+    if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
+        lengths = ", ".join(map(str, sizes))
+        raise UsageError(f"parts in zigzag order must be of one even length, and are of {lengths}")
+    placed: dict[tuple[int, ...], tuple[Segment, ...]] = {}
+    for rank, (parts, size) in inner.items():
+        begin = sum(sizes[: ranks.index(rank)])
+        for key, segments in parts.items():
+            if orders[0] == "zigzag":
+                moved = _fold_halves(segments, size // 2, rank, len(ranks))
+            else:
+                moved = [one._replace(target=one.target + begin) for one in segments]
+            placed[rank, *key] = _from_zero(moved)
+    return placed, sum(sizes)
+
+
+def _fold_halves(segments: Iterable[Segment], half: int, rank: int, ranks: int) -> list[Segment]:
+    """A rank's first half is chunk number `rank`, its second the one as far from the end."""
+    moved = []
+    for one in segments:
+        for begin, chunk_number in ((0, rank), (half, 2 * ranks - 1 - rank)):
+            first = max(one.target, begin)
+            last = min(one.target + one.length, begin + half)
+            if first < last:
+                source = one.source + first - one.target
+                moved.append(Segment(source, chunk_number * half + first - begin, last - first))
+    return moved
+
+
+def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
+    """Whether parts, none of them named twice, fill a whole without gap and overlap.
+
+    Parts must lie in a grid: those of a distributed tensor do.
+    """
+    found = set(places)
+    if not math.prod(shape):
+        return True
+    per_axis = [{where[axis] for where in found} for axis in range(len(shape))]
+    if len(found) != math.prod(map(len, per_axis)):
+        return False
+    return all(
+        _covers_extent(itertools.chain.from_iterable(segments), extent)
+        for segments, extent in zip(per_axis, shape, strict=True)
+    )
+
+
+def _covers_extent(segments: Iterable[Segment], extent: int) -> bool:
+    at = 0
+    for segment in sorted(segments, key=lambda one: one.target):
+        if segment.target != at:
+            return False
+        at += segment.length
+    return at == extent
+
+
+# --- Recipes --------------------------------------------------------------------------------------
+
+_OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "product": torch.mul,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+REDUCTIONS = tuple(_OPERATORS)
+_MOST_LISTED = 3
+
+
+class PartsDisagreement(NamedTuple):
+    """Two ranks that should hold the same, and do not.
+
+    Attributes:
+        rank: the one that differs from `other`.
+        mismatched: how many elements differ; None where statistics are all there is.
+        numel: of how many.
+        max_abs: by how much at most.
+    """
+
+    rank: int
+    other: int
+    mismatched: int | None = None
+    numel: int = 0
+    max_abs: float = math.nan
+
+
+class ReplicasDisagreeError(UsageError):
+    """Ranks hold different values of what is the same on all of them.
+
+    That is a fault of the program that was recorded, not of the comparison: its row is different.
+
+    Attributes:
+        is_difference: so that a pair of it is judged different, not unverified.
+        disagreements: all of them.
+    """
+
+    is_difference = True
+
+    def __init__(self, disagreements: Sequence[PartsDisagreement]) -> None:
+        self.disagreements = tuple(disagreements)
+        told = [_describe_disagreement(one) for one in self.disagreements[:_MOST_LISTED]]
+        more = len(self.disagreements) - len(told)
+        shown = "; ".join([*told, *([f"and {more} more ranks"] if more else [])])
+        super().__init__(f"the value should be the same on these ranks, and is not: {shown}")
+
+    def __reduce__(
+        self,
+    ) -> tuple[type[ReplicasDisagreeError], tuple[tuple[PartsDisagreement, ...]]]:
+        return type(self), (self.disagreements,)
+
+
+def _describe_disagreement(one: PartsDisagreement) -> str:
+    ranks = f"rank {one.rank} differs from rank {one.other}"
+    if one.mismatched is None:
+        return f"{ranks} in its statistics"
+    if not one.mismatched:
+        return f"{ranks} in the signs of zeros alone"
+    return f"{ranks} in {one.mismatched} of {one.numel} elements, by at most {one.max_abs:.4g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A part of the whole.
+
+    Attributes:
+        where: it lies there.
+        terms: the parts whose reduction is its value; of each, the ranks' copies that must agree.
+    """
+
+    where: Where
+    terms: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each of its parts."""
+        return tuple(map(length, self.where))
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """Parts of several ranks, put together.
+
+    Attributes:
+        words: what is done.
+        shape: of the whole, before dimensions are left out.
+        ranks: per part, whose it is.
+        cells: they fill the whole; a part that no cell names is not needed.
+        reduction: how terms become one.
+        squeezed: dimensions to leave out.
+        settled: parts whose recorded digest says that they agree with the first copy.
+        placed: whether sketches of the parts were made with their place in the whole.
+    """
+
+    words: str
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    reduction: str = "sum"
+    squeezed: tuple[int, ...] = ()
+    settled: frozenset[int] = frozenset()
+    placed: bool = False
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of what `apply` gives."""
+        return tuple(size for at, size in enumerate(self.shape) if at not in self.squeezed)
+
+    @property
+    def copies(self) -> Iterator[tuple[int, int]]:
+        """Pairs of parts that must agree and are not yet known to: the first copy, and another."""
+        for cell in self.cells:
+            for first, *others in cell.terms:
+                yield from ((first, other) for other in others if other not in self.settled)
+
+    def apply(self, parts: Sequence[Tensor]) -> Tensor:
+        """Put them together.
+
+        Raises:
+            ReplicasDisagreeError: copies differ.
+            UsageError: the parts do not fit together.
+        """
+        self._check_fit(parts)
+        self._check_copies(parts)
+        whole = self._joined(parts)
+        return whole.reshape(self.result_shape) if self.squeezed else whole
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        values = (self._value(cell, parts) for cell in self.cells)
+        if len(self.cells) == 1:
+            cell = self.cells[0]
+            # Nothing is rearranged, so nothing has to be copied.
+            if all(len(segments) == 1 for segments in cell.where):
+                return next(values)
+        out = torch.empty(self.shape, dtype=parts[0].dtype)
+        for cell, value in zip(self.cells, values, strict=True):
+            for combination in itertools.product(*cell.where):
+                target = tuple(slice(one.target, one.target + one.length) for one in combination)
+                source = tuple(slice(one.source, one.source + one.length) for one in combination)
+                out[target].copy_(value[source])
+        return out
+
+    def _value(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
+        terms = [parts[copies[0]] for copies in cell.terms]
+        return terms[0] if len(terms) == 1 else _reduce_terms(terms, self.reduction)
+
+    def _check_fit(self, parts: Sequence[Tensor]) -> None:
+        used = {at for cell in self.cells for copies in cell.terms for at in copies}
+        dtypes = {parts[at].dtype: self.ranks[at] for at in sorted(used, reverse=True)}
+        if len(dtypes) > 1:
+            told = ", ".join(
+                f"rank {rank} {dtype}"
+                for dtype, rank in sorted(dtypes.items(), key=lambda item: item[1])
+            )
+            raise UsageError(f"the ranks hold different dtypes: {told}")
+        for cell in self.cells:
+            for at in itertools.chain.from_iterable(cell.terms):
+                if tuple(parts[at].shape) != cell.shape:
+                    found = tuple(parts[at].shape)
+                    raise UsageError(
+                        f"rank {self.ranks[at]} holds a tensor of shape {found} where {cell.shape} "
+                        "was recorded"
+                    )
+
+    def _check_copies(self, parts: Sequence[Tensor]) -> None:
+        found = []
+        for first, other in self.copies:
+            if bitwise_equal(parts[first], parts[other]):
+                continue
+            metrics = pair_metrics(parts[first], parts[other])
+            found.append(
+                PartsDisagreement(
+                    self.ranks[other],
+                    self.ranks[first],
+                    metrics.mismatched,
+                    metrics.numel,
+                    metrics.max_abs,
+                )
+            )
+        if found:
+            raise ReplicasDisagreeError(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """Parts that cannot be put together; asking for it says why.
+
+    Attributes:
+        words: none, as nothing was done.
+    """
+
+    reason: str
+    words: str = ""
+
+    def apply(self, parts: Sequence[Tensor]) -> Tensor:
+        """Say why not.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(self.reason)
+
+
+def _reduce_terms(terms: Sequence[Tensor], how: str) -> Tensor:
+    """Terms as one tensor of their dtype; in float64, a block at a time."""
+    dtype = terms[0].dtype
+    wide = _accumulator_dtype(dtype, how)
+    operator = _OPERATORS[how]
+    out = torch.empty(terms[0].shape, dtype=dtype)
+    flat = out.view(-1)
+    for offset, chunks in blocks(*terms):
+        total = functools.reduce(operator, (chunk.to(wide) for chunk in chunks))
+        if how == "avg":
+            total = total / len(terms)
+        flat[offset : offset + total.numel()].copy_(total)
+    return out
+
+
+def _accumulator_dtype(dtype: torch.dtype, how: str) -> torch.dtype:
+    if dtype.is_floating_point:
+        return torch.float64
+    ordered = how in ("max", "min")
+    if dtype.is_complex and not ordered:
+        return torch.complex128
+    if dtype.is_complex or how == "avg" or (dtype is torch.uint64 and ordered):
+        raise UsageError(f"terms of {dtype} have no {how}")
+    # Sums and products that leave the dtype wrap around, as they do in a collective.
+    return torch.int64
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks: `rank 2`, `ranks 0-3`, `ranks 0, 2-3`."""
+    found = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in found:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    told = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {told}"

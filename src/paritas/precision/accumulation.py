@@ -1,0 +1,509 @@
+"""How much error adding up many terms makes, per operator, in half units of last place.
+
+Adding n terms one by one rounds n partial sums. Partial sums of terms of one sign grow like r k/n
+towards the result r; those of random signs like the square root of the sum of squares q. Together
+the roundings amount to a random error of u/2 times the amplitude
+
+    a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
+
+Implementations that add in blocks or pairs do better; none that is correct does much worse.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+    from paritas._torch.operators import Traits
+
+Amplitudes = list["Tensor | None"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnperturbedCall:
+    """One call of an operator, on its unperturbed arguments."""
+
+    name: str
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def accumulation(call: UnperturbedCall) -> Amplitudes:
+    """The amplitude for each result, or nothing where no long sum is made."""
+    rule = _RULES.get(call.name)
+    first = call.args[0] if call.args else None
+    if rule is None or not isinstance(first, torch.Tensor) or not first.numel():
+        return []
+    if not (first.is_floating_point() or first.is_complex()):
+        return []
+    return rule(call)
+
+
+def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
+    """The amplitude a, made in place of `squares`, which is q."""
+    size = result.abs() if result.is_complex() else result
+    if squares.dtype != size.dtype:
+        squares = squares.to(size.dtype)
+    return squares.mul_(length / 2).addcmul_(size, size, value=length / 3).sqrt_()
+
+
+def _square(tensor: Tensor) -> Tensor:
+    return tensor.abs().square_() if tensor.is_complex() else tensor.square()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Squares:
+    """Squares of a tensor over the square of `top`, so that float32 holds them and their sums."""
+
+    values: Tensor
+    top: float
+
+
+def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
+    """Squares in float32, in which a product costs half: an amplitude needs but a few digits.
+
+    Not of complex numbers, nor where a value is not finite or too large to be scaled.
+    """
+    found = []
+    for tensor in tensors:
+        if tensor.is_complex() or not tensor.numel():
+            return None
+        narrow = tensor.to(torch.float32, copy=True)
+        top = max(abs(float(end)) for end in torch.aminmax(narrow))
+        if not _SMALLEST_SCALED < top < _LARGEST_SCALED and (
+            top or bool(tensor.any())
+        ):  # nor is a NaN between
+            return None
+        if _SMALLEST_UNSCALED <= top <= _LARGEST_UNSCALED or not top:
+            top = 1.0
+        else:
+            top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two: no digit is lost
+            narrow.mul_(1 / top)
+        found.append(_Squares(narrow.square_(), top))
+    return found
+
+
+# Values of this size need no scaling: their squares, and products of two of these, stay normal.
+_SMALLEST_UNSCALED, _LARGEST_UNSCALED = 1e-3, 1e3
+# What float32 itself holds with room to spare.
+_SMALLEST_SCALED, _LARGEST_SCALED = 1e-30, 1e30
+# Of a result over the scale of its factors: a bias far above them would not have a square.
+_MOST_ABOVE_SCALE = 1e12
+
+
+def _narrow_amplitude(result: Tensor, squares: Tensor, length: int, top: float) -> Tensor | None:
+    """The amplitude from squares in float32 that were scaled by `top`; None if out of range."""
+    narrow = (result if top == 1 else result / top).to(torch.float32, copy=True)
+    if not max(abs(float(end)) for end in torch.aminmax(narrow)) < _MOST_ABOVE_SCALE:
+        return None
+    amplitude = squares.mul_(length / 2).addcmul_(narrow, narrow, value=length / 3).sqrt_()
+    wide = amplitude.to(result.dtype)
+    return wide if top == 1 else wide.mul_(top)
+
+
+def _count_terms(x: Tensor, result: Tensor) -> int:
+    """How many elements went into one."""
+    return max(1, x.numel() // max(1, result.numel()))
+
+
+def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
+    def rule(call: UnperturbedCall) -> Amplitudes:
+        left, right = call.args[position], call.args[position + 1]
+        length = left.shape[-1]
+        narrow = _narrow_squares(left, right)
+        if narrow is not None and call.result.numel():
+            squares = torch.matmul(narrow[0].values, narrow[1].values)
+            top = narrow[0].top * narrow[1].top
+            amplitude = _narrow_amplitude(call.result, squares, length, top)
+            if amplitude is not None:
+                return [amplitude]
+        squares = torch.matmul(_square(left), _square(right))
+        return [amplitude_from(call.result, squares, length)]
+
+    return rule
+
+
+def _sum(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    squares = call.func(_square(x), *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, _count_terms(x, call.result))]
+
+
+def _mean(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    squares = call.func(_square(x), *rest, **call.kwargs)
+    length = _count_terms(x, call.result)
+    # A mean is the sum over n: so is its amplitude, and q is the mean of squares over n.
+    return [amplitude_from(call.result, squares.div_(length), length)]
+
+
+def _cumsum(call: UnperturbedCall) -> Amplitudes:
+    x, dim = call.args[0], call.args[1]
+    squares = call.func(_square(x), dim, **call.kwargs)
+    return [amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)]
+
+
+def _one_sign(call: UnperturbedCall) -> Amplitudes:
+    """A sum of positive terms, or a product: the error is relative."""
+    result = call.result[0] if isinstance(call.result, list | tuple) else call.result
+    return [result.abs() * math.sqrt(_count_terms(call.args[0], result) / 3)]
+
+
+def _softmax(call: UnperturbedCall) -> Amplitudes:
+    """Every value of a row shares the sum of positive terms made along it."""
+    x, dim = call.args[0], call.args[1]
+    factor = math.sqrt((x.shape[dim] if x.dim() else 1) / 3)
+    absolute = call.name == "_log_softmax"  # there the sum is under a logarithm
+    return [torch.full_like(call.result, factor) if absolute else call.result.abs() * factor]
+
+
+def _log_sum(call: UnperturbedCall) -> Amplitudes:
+    length = _count_terms(call.args[0], call.result)
+    return [torch.full_like(call.result, math.sqrt(length / 3))]
+
+
+def _attention(call: UnperturbedCall) -> Amplitudes:
+    keys = call.args[1].shape[-2]
+    return [call.result[0].abs() * math.sqrt(keys / 3)]
+
+
+def _variance(call: UnperturbedCall) -> Amplitudes:
+    """A mean far from zero is subtracted from every term, with the error it has."""
+    x = call.args[0]
+    multiple = isinstance(call.result, list | tuple)
+    spread = call.result[0] if multiple else call.result
+    length = _count_terms(x, spread)
+    size = x.abs().amax()
+    is_std = call.name.startswith("std")
+    steep = 1.0 if is_std else 2 * spread.sqrt()
+    amplitude = spread * math.sqrt(length / 3) + steep * size / math.sqrt(length)
+    if not multiple:
+        return [amplitude]
+    mean = _square(call.result[1])
+    squares = mean + (spread.square() if is_std else spread)
+    return [amplitude, (length * mean / 3 + squares / 2).sqrt()]
+
+
+def _spread_error_of_mean(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int
+) -> Tensor:
+    """What the error of a row's mean does to its normalised values."""
+    shift = math.sqrt(n / 3) * mean.abs() * rstd
+    scale = shift if weight is None else shift * weight.abs()
+    return scale.expand(x.shape)
+
+
+def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> Amplitudes:
+    """The error of a row's mean, and of one over its deviation, each made over n terms."""
+    n = max(1, n)
+    squares = _square(mean) + rstd.square().reciprocal()
+    steep = rstd.square() * x.abs().amax() / math.sqrt(n) if x.numel() else torch.zeros_like(rstd)
+    return [
+        (n * _square(mean) / 3 + squares / 2).sqrt(),
+        rstd * math.sqrt(n / 12) + steep,
+    ]
+
+
+def _layer_norm(call: UnperturbedCall) -> Amplitudes:
+    x, shape, weight = call.args[:3]
+    _, mean, rstd = call.result
+    n = math.prod(shape)
+    return [_spread_error_of_mean(x, mean, rstd, weight, n), *_errors_of_moments(x, mean, rstd, n)]
+
+
+def _batch_norm(call: UnperturbedCall) -> Amplitudes:
+    x, weight = call.args[:2]
+    _, mean, rstd = call.result
+    if not mean.numel():  # evaluation: no statistics are made
+        return []
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    scale = None if weight is None else weight.view(channels)
+    count = x.numel() // x.shape[1]
+    shifted = _spread_error_of_mean(x, mean.view(channels), rstd.view(channels), scale, count)
+    return [shifted, *_errors_of_moments(x, mean, rstd, count)]
+
+
+def _group_norm(call: UnperturbedCall) -> Amplitudes:
+    x, weight, _, _, _, _, groups = call.args[:7]
+    _, mean, rstd = call.result
+    each = x.shape[1] // groups
+    channels = (x.shape[0], x.shape[1], *(1,) * (x.dim() - 2))
+    wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
+    scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
+    n = x[0].numel() // groups if x.shape[0] else 1
+    return [
+        _spread_error_of_mean(x, wide[0], wide[1], scale, n),
+        *_errors_of_moments(x, mean, rstd, n),
+    ]
+
+
+def _parameter_sums(
+    grad: Tensor, normal: Tensor, over: Sequence[int], result: Any, n: int
+) -> Amplitudes:
+    """Weight and bias gradients of a normalisation are sums over everything else."""
+    terms = (None, _square(grad * normal), _square(grad))
+    dims = list(over)
+    return [
+        None if r is None or q is None else amplitude_from(r, q.sum(dim=dims).view_as(r), n)
+        for r, q in zip(result, terms, strict=True)
+    ]
+
+
+def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, shape, mean, rstd = call.args[:5]
+    over = range(x.dim() - len(shape))
+    rows = max(1, x.numel() // max(1, math.prod(shape)))
+    return _parameter_sums(grad, (x - mean) * rstd, over, call.result, rows) if over else []
+
+
+def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, _, _, _, mean, rstd = call.args[:7]
+    if mean is None or not mean.numel():
+        return []
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    normal = (x - mean.view(channels)) * rstd.view(channels)
+    over = [dim for dim in range(x.dim()) if dim != 1]
+    return _parameter_sums(grad, normal, over, call.result, x.numel() // x.shape[1])
+
+
+def _convolution(call: UnperturbedCall) -> Amplitudes:
+    x, weight, _, *rest = call.args
+    length = weight.numel() // max(1, weight.shape[0])
+    narrow = _narrow_squares(x, weight)
+    if narrow is not None and call.result.numel():
+        values, top = [each.values for each in narrow], narrow[0].top * narrow[1].top
+        squares = call.func(*values, None, *rest, **call.kwargs)
+        amplitude = _narrow_amplitude(call.result, squares, length, top)
+        if amplitude is not None:
+            return [amplitude]
+    squares = call.func(_square(x), _square(weight), None, *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, length)]
+
+
+def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, weight, *rest = call.args
+    positions = grad.numel() // max(1, grad.shape[1])
+    lengths = (weight.numel() // max(1, weight.shape[1]), positions, positions)
+    narrow = _narrow_squares(grad, x, weight)
+    if narrow is not None:
+        squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)
+        g, i, w = (each.top for each in narrow)
+        amplitudes = [
+            None if r is None or q is None else _narrow_amplitude(r, q, n, top)
+            for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
+        ]
+        if all((r is None) == (a is None) for r, a in zip(call.result, amplitudes, strict=True)):
+            return amplitudes
+    squares = call.func(_square(grad), _square(x), _square(weight), *rest, **call.kwargs)
+    return [
+        None if r is None or q is None else amplitude_from(r, q, n)
+        for r, q, n in zip(call.result, squares, lengths, strict=True)
+    ]
+
+
+def _embedding_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, indices, *rest = call.args
+    squares = call.func(_square(grad), indices, *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, _count_most_frequent(indices))]
+
+
+def _indexed_sum(call: UnperturbedCall) -> Amplitudes:
+    x, dim, index, source, *rest = call.args
+    squares = call.func(_square(x), dim, index, _square(source), *rest, **call.kwargs)
+    return [
+        amplitude_from(call.result, squares.abs_(), 1 + _count_most_frequent(index))
+    ]  # alpha has a sign
+
+
+def _count_most_frequent(indices: Tensor) -> int:
+    """How often the most frequent index occurs."""
+    return int(torch.bincount(indices.reshape(-1)).max()) if indices.numel() else 1
+
+
+# Vectorised forms of the error function are rational approximations, good to so many half units of
+# one whatever the value: nobody promises more, and gelu inherits it.
+_ERF_HALF_UNITS = 8.0
+
+
+def _erf(call: UnperturbedCall) -> Amplitudes:
+    return [torch.full_like(call.result, _ERF_HALF_UNITS)]
+
+
+def _gelu(call: UnperturbedCall) -> Amplitudes:
+    return [call.args[0].abs().mul_(_ERF_HALF_UNITS / 2)]
+
+
+_RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
+    "mm": _matmul(0),
+    "bmm": _matmul(0),
+    "mv": _matmul(0),
+    "dot": _matmul(0),
+    "addmm": _matmul(1),
+    "baddbmm": _matmul(1),
+    "addmv": _matmul(1),
+    "sum": _sum,
+    "mean": _mean,
+    "cumsum": _cumsum,
+    "prod": _one_sign,
+    "norm": _one_sign,
+    "linalg_vector_norm": _one_sign,
+    "mse_loss": _one_sign,
+    "nll_loss_forward": _one_sign,
+    "binary_cross_entropy": _one_sign,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "logsumexp": _log_sum,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "var": _variance,
+    "std": _variance,
+    "var_mean": _variance,
+    "std_mean": _variance,
+    "native_layer_norm": _layer_norm,
+    "native_batch_norm": _batch_norm,
+    "native_group_norm": _group_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding_dense_backward": _embedding_backward,
+    "erf": _erf,
+    "erfc": _erf,
+    "gelu": _gelu,
+    "gelu_backward": _gelu,
+    "index_add": _indexed_sum,
+    "scatter_add": _indexed_sum,
+}
+
+
+# --- The rounding of a last long sum, known without a run -----------------------------------------
+
+# A bias's gradient is a sum over rows, and what rounds in it is the adding up: far more than what
+# the rows bring along. That much can be told from the terms while the arbiter is made, and it is a
+# part of the noise, never more than the whole.
+
+_SUMMING = frozenset({"sum", "mean"})
+# Short sums round little more than any operator, and their results are many.
+_SHORTEST_SUM = 16
+# All that is remembered at once, in numbers: the results of a program that only sums.
+_MOST_REMEMBERED = 1 << 21
+# Few enough numbers for their squares to stay in a core's cache.
+_CACHED_COUNT = 1 << 16
+# Of u/2 * a * U with U uniform in [-1, 1].
+_RMS_FACTOR = 2.0**-25 / math.sqrt(3)
+
+
+class LastSums:
+    """The sums of one run, by the memory that their results lie in."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        # The result itself is kept: its memory must not be handed to another while it stands here.
+        self._known: collections.OrderedDict[int, tuple[Tensor, Tensor]] = collections.OrderedDict()
+        self._size = 0
+
+    def note(
+        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Remember the result of a long sum."""
+        if kind.name not in _SUMMING or kind.mutates or not isinstance(result, torch.Tensor):
+            return
+        terms, over = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        if not (_is_plain_float64(terms) and _is_plain_float64(result)):
+            return
+        many = (
+            terms.numel() >= _SHORTEST_SUM * max(1, result.numel())
+            and result.numel() <= _MOST_REMEMBERED
+        )
+        if not (many and result.numel()):
+            return
+        key = result.untyped_storage().data_ptr()
+        self._forget(key)
+        amplitude = _amplitude_of_sum(terms, result, over, mean=kind.name == "mean")
+        if amplitude is None:
+            return
+        self._known[key] = result.detach(), amplitude
+        self._size += 2 * result.numel()
+        while self._size > _MOST_REMEMBERED:
+            self._forget(next(iter(self._known)))
+
+    def forget_written(self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A sum that is written to is none any more."""
+        if not (self._known and kind.mutates):
+            return
+        for place, value in (*enumerate(args), *kwargs.items()):
+            if place in kind.mutates:
+                for tensor in value if isinstance(value, list | tuple) else [value]:
+                    if _is_plain_float64(tensor):
+                        self._forget(tensor.untyped_storage().data_ptr())
+
+    def behind(self, result: Tensor) -> Tensor | None:
+        """Per element the rms rounding of adding up in float32; None if no sum gave this result."""
+        if not (self._known and _is_plain_float64(result)):
+            return None
+        found = self._known.get(result.untyped_storage().data_ptr())
+        if found is None:
+            return None
+        added, amplitude = found
+        same = added.numel() == result.numel() and added.storage_offset() == result.storage_offset()
+        if not (same and added.is_contiguous() and result.is_contiguous()):
+            return None
+        # What fits float32 may have been added up without any rounding: masks, counts, positions.
+        fits = added.to(torch.float32).to(torch.float64) == added
+        return torch.where(fits, 0.0, amplitude.mul(_RMS_FACTOR)).view(result.shape)
+
+    def _forget(self, key: int) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._size -= 2 * known[0].numel()
+
+
+def _is_plain_float64(value: Any) -> bool:
+    """Whether a value is a float64 tensor with memory of its own kind: no wrapper, not sparse."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+        return False
+    return (
+        value.layout is torch.strided
+        and not value.is_nested
+        and not is_traceable_wrapper_subclass(value)
+    )
+
+
+def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:
+    """The amplitude of a sum or mean of real `x` over some axes, made without a tensor like x."""
+    if over is not None and not isinstance(over, list | tuple | int):
+        return None
+    dims = [over] if isinstance(over, int) else list(over or range(x.dim()))
+    length = x.numel() // result.numel()
+    squares: Tensor | None = None
+    for piece in _split_for_cache(x, dims):
+        mine = piece.square().sum(dim=dims)
+        squares = mine if squares is None else squares.add_(mine)
+    if squares is None or squares.numel() != result.numel():
+        return None
+    return amplitude_from(result, squares.div_(length**2 if mean else 1).view(result.shape), length)
+
+
+def _split_for_cache(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
+    """`x` cut along the longest of these axes, into pieces that stay in a core's cache."""
+    if not x.dim():
+        return [x]
+    axis = max(dims, key=lambda dim: x.shape[dim])
+    most = _CACHED_COUNT if x.is_cpu else x.numel()
+    width = max(1, most * x.shape[axis] // x.numel())
+    return list(torch.split(x, width, dim=axis))

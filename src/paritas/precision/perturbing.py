@@ -1,0 +1,436 @@
+"""Run a program with every rounding it could make drawn at random: the noise of this program.
+
+Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
+they need rounding at all; and so are the inputs of operators that do more than one arithmetic step
+inside. Those that add up many terms also get the error of doing so one by one, u/2 * a * U with
+the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
+there is float32's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paritas._torch.operators import call_rounds, map_tensors
+from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
+from paritas.precision.accumulation import UnperturbedCall, accumulation
+from paritas.precision.lifting import LiftMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._ops import OpOverload
+
+    from paritas._torch.operators import Traits
+
+
+# --- Sums of which so little is left that float64 loses the rest ----------------------------------
+
+# (a + b) + c may be exact as it stands where a + (b + c) is not: if a and b cancel, and c lies
+# below the last digit of b. A perturbed run rounds the sum that is made, so it sees nothing of
+# this. Here sums of sums are taken for one sum, which may be added up in any order.
+#
+# Only what is far apart counts. Masks, counts and positions add up to nothing as well, and are
+# exact in every order: of terms that fit float32 and lie within some 2^29 of each other, float64
+# holds every partial sum.
+
+_SUMS_OF_TWO = frozenset({"add", "sub", "rsub"})
+# The digits of float64 beyond those of float32: 53 - 24.
+_FAR_APART = 2.0**29
+
+
+class CancelledSums:
+    """What was lost in the sums of one run, by the memory their results lie in."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._lost: dict[int, Tensor] = {}
+        # The memory of a result must not be handed to another tensor while it stands for one.
+        self._alive: list[Tensor] = []
+
+    def amplitude(self, call: UnperturbedCall) -> Tensor | None:
+        """The size of the terms that cancelled in an operand, where it is far above what is left.
+
+        None where nothing of the kind happened: nearly always.
+        """
+        lost = self._before(call)
+        if lost is None:
+            return None
+        size = torch.maximum(*(term.abs() for term in call.args[:2]))
+        return torch.where(lost > _FAR_APART * size, lost, 0.0).expand(call.result.shape)
+
+    def note(self, call: UnperturbedCall, result: Any) -> None:
+        """Remember a sum of two of which nothing, or the last digits, are left."""
+        if not _is_sum_of_two(call):
+            return
+        size = torch.maximum(*(term.abs() for term in call.args[:2]))
+        before = self._before(call)
+        if before is not None:
+            size = torch.maximum(size, before)
+        gone = (size > _FAR_APART * call.result.abs()) & torch.isfinite(size)
+        if bool(gone.any()):
+            self._lost[result.untyped_storage().data_ptr()] = torch.where(gone, size, 0.0)
+            self._alive.append(result)
+
+    def _before(self, call: UnperturbedCall) -> Tensor | None:
+        """What was lost in the operands, if anything."""
+        if not self._lost or not _is_sum_of_two(call):
+            return None
+        found: Tensor | None = None
+        for term in call.args[:2]:
+            lost = self._lost.get(term.untyped_storage().data_ptr())
+            if lost is not None and lost.shape == term.shape:
+                found = lost if found is None else torch.maximum(found, lost)
+        return found
+
+
+def is_exact_in_any_order(terms: Any, result: Tensor) -> bool:
+    """Whether float64 holds every partial sum of such terms."""
+    if not isinstance(terms, torch.Tensor) or terms.is_complex() or not terms.numel():
+        return True
+    sizes = terms.abs()
+    some = sizes[sizes > 0]
+    length = terms.numel() / max(1, result.numel())
+    return not some.numel() or bool(some.max() * length <= _FAR_APART * some.min())
+
+
+def _is_sum_of_two(call: UnperturbedCall) -> bool:
+    return (
+        call.name in _SUMS_OF_TWO
+        and isinstance(call.result, torch.Tensor)
+        and call.result.is_floating_point()
+        and all(isinstance(term, torch.Tensor) for term in call.args[:2])
+        and len(call.args) > 1
+        and call.result.numel() > 0
+    )
+
+
+# --- The mode -------------------------------------------------------------------------------------
+
+# Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
+# they need rounding at all; and so are the inputs of operators that do more than one arithmetic
+# step inside. Those that add up many terms also get the error of doing so one by one, u/2 * a * U
+# with the amplitude a of `accumulation`. Accumulators are float32 for the half precisions, so u
+# there is float32's.
+
+UNIT_F32 = 2.0**-24
+_WIDEST = {torch.float64, torch.complex128}
+_SMALLEST_POOL = 1 << 20
+# So many values are looked at, and such a share of them has to be there twice.
+_SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
+# Few enough values for what is made of them to stay in a core's cache.
+_BLOCK = 1 << 15
+_UNIT_TF32 = 2.0**-10
+_ADDING_UP = frozenset({"sum", "mean", "cumsum"})
+_MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
+_MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: spreads the bits of a product
+_MASK = (1 << 40) - 1
+_UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
+
+
+class NoisePool:
+    """Uniform numbers in [-1, 1] to cut noise from, kept over the runs of a program.
+
+    Drawing numbers costs several times what using them does.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Draw from a generator seeded by `seed`; nothing is drawn yet."""
+        self.seed = seed
+        self._uniform: dict[torch.device, Tensor] = {}
+        self._factors: dict[tuple[torch.device, float], Tensor] = {}
+
+    def uniform(self, device: torch.device, count: int) -> Tensor:
+        """A row of at least twice `count` numbers."""
+        pool = self._uniform.get(device)
+        if pool is None or pool.numel() < 2 * count:
+            pool = self._uniform[device] = _draw_uniform(
+                self.seed, device, max(_SMALLEST_POOL, 2 * count)
+            )
+            for key in [key for key in self._factors if key[0] == device]:
+                del self._factors[key]
+        return pool
+
+    def factors(self, device: torch.device, count: int, reach: float) -> Tensor:
+        """The same row as factors 1 + reach * U."""
+        uniform = self.uniform(device, count)
+        factors = self._factors.get((device, reach))
+        if factors is None:
+            factors = self._factors[device, reach] = torch.mul(uniform, reach).add_(1)
+        return factors
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoiseSource:
+    """Where in the pool the noise of one tensor starts; None if its values have their own noise."""
+
+    tensor: Tensor
+    start: int | None
+
+
+class PerturbMode(LiftMode):
+    """A lifted run with random rounding of the program's own precision."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        native: torch.dtype,
+        default: torch.dtype,
+        unit: float,
+        seed: int,
+        *,
+        log: dict[tuple[OpOverload, int], torch.dtype] | None = None,
+        remember_decisions: bool = False,
+        widen: bool = True,
+        shake_inputs: bool = False,
+        pool: NoisePool | None = None,
+    ) -> None:
+        """Perturb by unit roundoff `unit`, or by that of the dtype `log` says a call ran in.
+
+        Without `widen` the run stays in the program's own dtype, for programs that have no
+        meaning in float64. With `shake_inputs` every operator's inputs are perturbed, whatever it
+        does: for one operator alone, whose inputs were rounded on their way to it. Runs of one
+        program may share a `pool`: each cuts its noise from other places.
+        """
+        super().__init__(native, default, remember_decisions=remember_decisions, widen=widen)
+        # Half a unit of a dtype narrower than the one computed in. Of that one itself it would
+        # always be rounded away; two units move a value to a neighbour or leave it.
+        self.reach = 0.5 if widen and unit > torch.finfo(torch.float64).eps else 2.0
+        self.unit = unit
+        # Only of lifted runs, whose noise is so far below any fault that it may be generous.
+        lifted = widen and unit <= torch.finfo(torch.float64).eps
+        self._cancelled = CancelledSums() if lifted else None
+        self.shake_inputs = shake_inputs
+        self.seed = seed
+        self.log = log or {}
+        self._counts: dict[OpOverload, int] = {}
+        self._draws = random.Random(seed)
+        self._pool = pool or NoisePool(seed)
+
+    def start_over(self) -> None:
+        """Count calls from the first one again."""
+        super().start_over()
+        self._counts.clear()
+
+    def compute(
+        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the operator on perturbed arguments and perturb what it gives."""
+        unit = self._unit_of(func)
+        rounds = call_rounds(kind, args, kwargs)
+        exact = not rounds or (kind.name == "_to_copy" and not _is_inexact(args[0]))
+        if exact and not self.shake_inputs:
+            return func(*args, **kwargs)
+        shaken = args
+        coarse = self._input_unit(kind, args, unit)
+        if self.shake_inputs or not kind.basic or coarse > unit:
+            # What one operator is given may be in a coarser dtype than it runs in: a widening cast.
+            given = max(unit, self.unit) if self.shake_inputs else unit
+            reach = max(given * self.reach, coarse / 2)
+            shaken = tuple(
+                value
+                if place in kind.mutates
+                else map_tensors(value, lambda tensor: self._shaken(tensor, reach))
+                for place, value in enumerate(args)
+            )
+        result = self.kernel(func, kind, args)(*shaken, **kwargs)
+        if exact:
+            return result
+        call = UnperturbedCall(
+            kind.name, func, map_tensors(args, as_dense), kwargs, as_dense(result)
+        )
+        accumulated = accumulation(call)
+        if self._cancelled is None or kind.mutates:
+            return self._perturb_results(kind, result, accumulated, unit)
+        chained = self._cancelled.amplitude(call)
+        lossy = chained is not None or (
+            kind.name in _ADDING_UP and not is_exact_in_any_order(args[0], result)
+        )
+        noisy = self._perturb_results(kind, result, accumulated or [chained], unit, lossy=lossy)
+        self._cancelled.note(call, noisy)
+        return noisy
+
+    def _perturb_results(
+        self,
+        kind: Traits,
+        result: Any,
+        accumulated: list[Tensor | None],
+        unit: float,
+        *,
+        lossy: bool = False,
+    ) -> Any:
+        """`lossy`: what is left of the sum may be exact by chance, and not in another order."""
+        if not isinstance(result, torch.Tensor | list | tuple):
+            return result  # nothing, or an opaque object such as a profiler's mark
+        single = isinstance(result, torch.Tensor)
+        results: list[Any] = [result] if single else list(result)
+        accumulator = min(unit, UNIT_F32)
+        for position, tensor in enumerate(results):
+            if not _is_inexact(tensor):
+                continue
+            if tensor.layout in SPARSE_LAYOUTS:
+                noisy = self._shaken(tensor, unit * self.reach)
+                results[position] = tensor.copy_(noisy) if kind.mutates else noisy
+                continue
+            repeats = _has_repeats(tensor)
+            noisy = self._times_noise(self._place(tensor, repeats=repeats), unit * self.reach)
+            extra = accumulated[position] if position < len(accumulated) else None
+            if extra is not None:
+                uniform = self._uniform(self._place(tensor, repeats=repeats))
+                if noisy.dtype == extra.dtype == uniform.dtype:
+                    noisy.addcmul_(extra, uniform, value=accumulator / 2)
+                else:
+                    noisy = noisy + accumulator / 2 * extra * uniform.to(extra.dtype)
+            if self.widths:
+                fits = _needs_no_rounding(tensor, unit)
+                if lossy and fits is not None and extra is not None:
+                    fits &= extra.abs() * accumulator <= tensor.abs()
+                noisy = noisy if fits is None else torch.where(fits, tensor, noisy)
+            # In-place operators hand back their argument, which has to keep its identity.
+            results[position] = tensor.copy_(noisy) if kind.mutates else noisy
+        return results[0] if single else type(result)(results)
+
+    def _input_unit(self, kind: Traits, args: tuple[Any, ...], unit: float) -> float:
+        """What the inputs of an operator are rounded to inside it: tensor cores may use TF32."""
+        # In a lifted run nothing is float32 any more, on either side.
+        if unit != UNIT_F32 or self._cancelled is not None:
+            return 0.0
+        on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
+        return _UNIT_TF32 if on_cuda and _may_use_tf32(kind.name) else 0.0
+
+    def _unit_of(self, func: OpOverload) -> float:
+        ordinal = self._counts.get(func, 0)
+        self._counts[func] = ordinal + 1
+        dtype = self.log.get((func, ordinal))
+        return self.unit if dtype is None else torch.finfo(dtype).eps / 2
+
+    def _shaken(self, tensor: Tensor, reach: float) -> Tensor:
+        if not _is_inexact(tensor):
+            return tensor
+        if tensor.layout in SPARSE_LAYOUTS:
+            return map_values(tensor, lambda values: self._shaken(values, reach))
+        return self._times_noise(self._place(tensor, repeats=_has_repeats(tensor)), reach)
+
+    def _times_noise(self, place: _NoiseSource, reach: float) -> Tensor:
+        """A tensor times its noise: as a factor, so that an infinity stays one, and no NaN."""
+        tensor = place.tensor
+        if place.start is None:
+            factor = self._uniform(place).mul_(reach).add_(1)
+        else:
+            factors = self._pool.factors(tensor.device, tensor.numel(), reach)
+            factor = _cut_from_pool(factors, place.start, tensor)
+        if tensor.dtype in _WIDEST:
+            return tensor * factor
+        return (tensor.to(torch.float64) * factor).to(tensor.dtype)
+
+    def _place(self, tensor: Tensor, *, repeats: bool) -> _NoiseSource:
+        """Where the noise of a tensor comes from.
+
+        Rounding is a function of what is rounded: where values repeat, so do their errors, and
+        add up. There each value has a noise of its own; elsewhere it is cut from one pool at a
+        random place, which costs less.
+        """
+        if repeats:
+            return _NoiseSource(tensor, None)
+        count = tensor.numel()
+        pool = self._pool.uniform(tensor.device, count)
+        return _NoiseSource(tensor, self._draws.randrange(pool.numel() - count + 1))
+
+    def _uniform(self, place: _NoiseSource) -> Tensor:
+        """Uniform noise in [-1, 1]; of repeated values a tensor of its own."""
+        tensor = place.tensor
+        if place.start is None:
+            return _noise_by_value(tensor, self._draws.getrandbits(62))
+        pool = self._pool.uniform(tensor.device, tensor.numel())
+        return _cut_from_pool(pool, place.start, tensor)
+
+
+def _draw_uniform(seed: int, device: torch.device, count: int) -> Tensor:
+    if device.type == "cpu":  # numpy's generator is many times faster than torch's here
+        drawn = np.random.Generator(np.random.SFC64(seed)).random(count)
+        return torch.from_numpy(drawn).mul_(2).sub_(1)
+    generator = torch.Generator(device).manual_seed(seed)
+    pool = torch.empty(count, dtype=torch.float64, device=device)
+    return pool.uniform_(-1, 1, generator=generator)
+
+
+def _cut_from_pool(pool: Tensor, start: int, tensor: Tensor) -> Tensor:
+    """A piece of the pool in the shape of a tensor, and with its strides where they leave no gap.
+
+    Two operands that lie in memory alike are multiplied five times faster than others.
+    """
+    if not tensor.is_contiguous() and _is_dense(tensor):
+        return pool.as_strided(tensor.shape, tensor.stride(), start)
+    return pool.narrow(0, start, tensor.numel()).view(tensor.shape)
+
+
+def _flatten(tensor: Tensor) -> Tensor:
+    """All values in a row, in whatever order spares a copy."""
+    if not tensor.is_contiguous() and _is_dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.reshape(-1)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory without gap or overlap, in some order of its axes."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _may_use_tf32(name: str) -> bool:
+    if name.startswith("convolution"):
+        return bool(torch._C._get_cudnn_allow_tf32())
+    return name in _MATMULS and bool(torch._C._get_cublas_allow_tf32())
+
+
+def _has_repeats(tensor: Tensor) -> bool:
+    """Whether many values of a tensor are equal, going by a sample of them."""
+    count = tensor.numel()
+    if tensor.is_complex() or count < 2:  # noqa: PLR2004
+        return False
+    sample = _flatten(tensor)[:: max(1, count // _SAMPLE_SIZE)]
+    values = [value for value in sample.tolist() if value]
+    return len(values) - len(set(values)) > _REPEATED_SHARE * sample.numel()
+
+
+def _noise_by_value(tensor: Tensor, salt: int) -> Tensor:
+    """Noise in [-1, 1] as a function of each value: its bits, multiplied and folded."""
+    bits = tensor.to(torch.float64).contiguous().view(torch.int64)
+    mixed = (bits ^ salt).mul_(_MULTIPLIER)
+    mixed.bitwise_xor_(mixed >> 29).mul_(_MULTIPLIER)
+    mixed.bitwise_right_shift_(12).bitwise_and_(_MASK)
+    return mixed.to(torch.float64).mul_(2.0 / _MASK).sub_(1.0)
+
+
+def _is_inexact(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
+    """Where a result fits the dtype it is rounded to, so that no rounding happens; None: nowhere.
+
+    Masks, counts, positions and powers of two are exact in every precision; a noise on them would
+    be the noise of another program. What fits float32 in a float64 program is taken for such.
+    """
+    narrow = next((dtype for dtype, u in _UNITS.items() if unit >= u), torch.float32)
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not any(
+        # The largest byte of a mask is found many times faster than whether any is set.
+        bool((piece.to(narrow).to(piece.dtype) == piece).view(torch.uint8).max())
+        for piece in _flatten(parts).split(
+            _BLOCK if parts.device.type == "cpu" else max(1, parts.numel())
+        )
+        if piece.numel()
+    ):
+        return None
+    fits = parts.to(narrow).to(parts.dtype) == parts
+    return fits.all(dim=-1) if tensor.is_complex() else fits

@@ -1,1 +1,0 @@
-"""What a test asks for through the pytest plugin; `_paritas_pytest` holds the hooks themselves."""

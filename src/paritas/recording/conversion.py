@@ -1,0 +1,580 @@
+"""A dump made into another: into statistics, or into another layout; also while it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+import torch
+
+from paritas.compat.ge_writing import Operator
+from paritas.compat.npy_tree import is_of_tree
+from paritas.dumps.reading import Dump
+from paritas.dumps.writing import DumpWriter
+from paritas.errors import ParitasError, UsageError
+from paritas.files.dtypes import (
+    as_stored,
+    bytes_needed,
+    digest,
+    known_dtype,
+    stored_dtype,
+    stored_shape,
+)
+from paritas.files.folders import LOCK, discard, is_locked, rank_folders, read_header
+from paritas.files.records import Entry
+from paritas.numerics.sketch import sketch
+from paritas.numerics.statistics import summarize
+from paritas.recording.conversion_sources import (
+    DumpSource,
+    is_there,
+    note_use,
+    reader_without_index,
+    see_onto_disk,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from paritas.compat.ge_writing import SiteKey
+    from paritas.files.records import Header, Record, TensorFacts
+
+
+# --- Records written into another dump ------------------------------------------------------------
+
+Target = Literal["stats", "packed", "msit", "ge"]
+
+
+class ReadableRecords(Protocol):
+    """What gives the values of records."""
+
+    def read(self, record: Record) -> Tensor:
+        """The values of a record."""
+
+    def read_sketch(self, record: Record) -> Tensor:
+        """The sketch of its values."""
+
+
+class Rewriter:
+    """Writes the records of one rank into a new dump.
+
+    Equal values are looked at once. Later records of a dump that is being written may point to
+    values that were deleted meanwhile: these are known by then.
+
+    Attributes:
+        records: how many were written.
+        value_bytes: size of the values that they have, equal ones counted each time.
+        problems: records that could not be read, and why.
+        used: files of the old dump that its index points to, and how often.
+        needed: those of them that hold what could not be converted.
+        newest: the last data file in use of each folder.
+    """
+
+    def __init__(self, writer: DumpWriter, made: Dump, target: Target) -> None:
+        """`made` reads what the writer writes."""
+        self.records = 0
+        self.value_bytes = 0
+        self.problems: list[str] = []
+        self.used: Counter[str] = Counter()
+        self.needed: set[str] = set()
+        self.newest: dict[str, int] = {}
+        self._writer = writer
+        self._made = made
+        self._target = target
+        self._done: set[int] = set()
+        self._latest = -1
+        # What the new dump has of values, by what they are. Some kilobytes for each.
+        self._known: dict[Hashable, Record] = {}
+        self._digests: set[str] = set()
+        # Files of records that the writer has and did not write: it waits for the rest of a call.
+        self._waiting: dict[int, set[str]] = {}
+
+    def safe(self) -> dict[str, int]:
+        """Files of the old dump all of whose records so far are written, and how many these are."""
+        kept = self.needed.union(*self._waiting.values())
+        return {file: count for file, count in self.used.items() if file not in kept}
+
+    def settle(self) -> None:
+        """The writer was closed: nothing waits any more."""
+        self._waiting.clear()
+
+    def rewrite(self, record: Record, source: ReadableRecords) -> bool:
+        """Convert a record, unless an earlier conversion has; whether it did."""
+        for payload in (record.payload, record.sketch):
+            note_use(payload, self.used, self.newest)
+        if record.sequence in self._done:
+            return False
+        try:
+            # An index is in order: what was left out before cannot be put in now.
+            if record.sequence < self._latest:
+                raise UsageError(f"{record.id} of step {record.step} could not be read earlier")
+            entry = self._entry(record, source)
+        except ParitasError as error:
+            self.problems.append(f"rank {record.rank}: {error}")
+            self.needed |= _files_of(record)
+            return False
+        self._add(entry, _files_of(record))
+        return True
+
+    def take_over(self, record: Record, earlier: Dump) -> None:
+        """Copy a record that was converted before."""
+        entry = _without_values(record)
+        if record.sketch is not None:
+            entry = msgspec.structs.replace(entry, sketch=earlier.read_sketch(record))
+        if record.payload is not None and record.tensor is not None:
+            entry = msgspec.structs.replace(entry, stored=as_stored(earlier.read(record)))
+        self._add(entry)
+
+    def _add(self, entry: Entry, files: set[str] | None = None) -> None:
+        self._waiting[entry.sequence] = files or set()
+        written = self._writer.add_many([entry])
+        self._done.add(entry.sequence)
+        self._latest = entry.sequence
+        self.records += 1
+        if entry.tensor is not None:
+            self.value_bytes += _stored_bytes(entry.tensor)
+        for record in written:
+            self._waiting.pop(record.sequence, None)
+            if record.digest:
+                self._known.setdefault(_content_key(record), record)
+                self._digests.add(record.digest)
+
+    def _entry(self, record: Record, source: ReadableRecords) -> Entry:
+        entry = _without_values(record)
+        if record.value is not None:
+            return entry
+        if record.payload is None and record.statistics is not None and self._target == "stats":
+            return entry  # what another tool kept instead of values
+        if record.tensor is None:
+            source.read(record)  # says why that cannot be
+            return entry
+        if self._target == "stats":
+            return self._summary(entry, record, source)
+        if record.sketch is not None:
+            entry = msgspec.structs.replace(entry, sketch=source.read_sketch(record))
+        if record.digest in self._digests:
+            return entry  # the writer has these bytes
+        stored = as_stored(_read_values(record, source))
+        return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
+
+    def _summary(self, entry: Entry, record: Record, source: ReadableRecords) -> Entry:
+        known = self._known.get(_content_key(record)) if record.digest else None
+        if known is not None and known.sketch is not None:
+            drawn = self._made.read_sketch(known)
+            return msgspec.structs.replace(entry, statistics=known.statistics, sketch=drawn)
+        if record.sketch is not None and record.statistics is not None:
+            return msgspec.structs.replace(entry, sketch=source.read_sketch(record))
+        values, part = _read_values(record, source), record.placement
+        drawn = sketch(
+            values,
+            global_shape=None if part is None else part.global_shape,
+            global_offset=None if part is None else part.global_offset,
+        )
+        statistics = record.statistics
+        if statistics is None or not statistics.counts_all:
+            statistics = summarize(values)  # other tools' say less, and are rounded
+        return msgspec.structs.replace(
+            entry,
+            statistics=statistics,
+            sketch=drawn,
+            digest=entry.digest or digest(as_stored(values)),
+        )
+
+
+def _files_of(record: Record) -> set[str]:
+    return {payload.file for payload in (record.payload, record.sketch) if payload is not None}
+
+
+def _without_values(record: Record) -> Entry:
+    """A record without its values."""
+    return Entry(
+        sequence=record.sequence,
+        step=record.step,
+        site=record.site,
+        tensor=record.tensor,
+        value=record.value,
+        digest=record.digest,
+        statistics=record.statistics,
+        alias_of=record.alias_of,
+        placement=record.placement,
+        dtype=record.dtype,
+    )
+
+
+def _read_values(record: Record, source: ReadableRecords) -> Tensor:
+    try:
+        return source.read(record)
+    except ParitasError:
+        # Zeros of all dtypes are the same bytes. The file that had them first may be deleted.
+        payload, facts = record.payload, record.tensor
+        if payload is None or facts is None:
+            raise
+        dtype = stored_dtype(known_dtype(facts.dtype))
+        zeros = torch.zeros(_stored_bytes(facts), dtype=torch.uint8)
+        if digest(zeros) != record.digest:
+            raise
+        return (
+            zeros.view(dtype).reshape(stored_shape(facts.shape, facts.stride)).expand(facts.shape)
+        )
+
+
+def _stored_bytes(facts: TensorFacts) -> int:
+    dtype = stored_dtype(known_dtype(facts.dtype))
+    return bytes_needed(dtype, stored_shape(facts.shape, facts.stride))
+
+
+def _content_key(record: Record) -> Hashable:
+    """Records that agree in this have the same statistics and the same sketch."""
+    facts = record.tensor
+    if facts is None:
+        return None
+    repeated = stored_shape(facts.shape, facts.stride) != facts.shape
+    # A view of another shape holds the same values in the same order.
+    shape = (facts.shape, facts.stride) if repeated or record.placement else None
+    return record.digest, facts.dtype, shape, record.placement
+
+
+# --- Conversion of a whole dump -------------------------------------------------------------------
+
+# So many looks in a row at a program that neither writes nor holds its lock, and it is given up.
+PATIENCE = 20
+SECONDS_BETWEEN_REPORTS = 10.0  # seconds
+_MOST_PROBLEMS = 10
+_TREES = frozenset({"msit", "ge"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What became of a dump.
+
+    Attributes:
+        records: how many are in the new dump.
+        earlier: how many of these an interrupted conversion had made.
+        ranks: of how many ranks.
+        value_bytes: size of the values they have, equal ones counted each time.
+        written_bytes: size of what is kept of them, without the index.
+        freed_bytes: size of what was deleted of the old dump.
+        freed_files: how many files that was.
+        problems: what could not be converted.
+        closed: whether the old dump was closed in all its ranks, so that there is nothing to come.
+        is_ours: whether the old dump is one of paritas, which keeps its index.
+    """
+
+    records: int
+    earlier: int
+    ranks: int
+    value_bytes: int
+    written_bytes: int
+    freed_bytes: int
+    freed_files: int
+    problems: tuple[str, ...]
+    closed: bool
+    is_ours: bool
+
+
+class Converter:
+    """Converts one dump into a folder of its own.
+
+    The new dump is written like any other, record by record, and can be read at any moment. Where
+    there is one that an earlier converter of the same dump left, its records are taken over.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        output: Path,
+        target: Target,
+        *,
+        kind: str | None = None,
+        delete: bool = False,
+    ) -> None:
+        """Look at the folders only; `run` converts.
+
+        Args:
+            kind: which tool made the source; None finds out.
+            delete: delete files of the source once all that they hold is safe in the output.
+        """
+        self.source = source
+        self.output = output
+        self.target = target
+        self.kind = kind
+        self.delete = delete
+        self._dump: DumpSource | None = None
+        self._ranks: dict[int, _RankConversion] = {}
+        self._earlier = 0
+        inside = output.resolve().is_relative_to(source.resolve())
+        if inside or source.resolve().is_relative_to(output.resolve()):
+            raise UsageError(f"cannot convert {source} into {output}: give a folder outside of it")
+
+    def run(
+        self, *, interval: float | None = None, on_progress: Callable[[str], None] | None = None
+    ) -> None:
+        """Convert what is there.
+
+        Args:
+            interval: go on with what comes, looking each so many seconds, until every rank is
+                closed, or has not been heard of for long and has no process any more. Dumps of
+                other tools are never closed: who follows one has to interrupt this.
+            on_progress: told what is being done.
+        """
+        tell = on_progress or (lambda _: None)
+        if interval is not None and not is_there(self.source):
+            tell(f"waiting for {self.source}")
+            while not is_there(self.source):
+                time.sleep(interval)
+        self._dump = source_of(
+            self.source, grows=interval is not None, kind=self.kind, earlier=self._earlier_headers()
+        )
+        self._take_over(self._dump, tell)
+        quiet, told = 0, 0.0
+        while True:
+            busy = self._look(self._dump)
+            quiet = 0 if busy else quiet + 1
+            ended = all(part.finished for part in self._ranks.values())
+            given_up = quiet >= PATIENCE and not self._dump.is_endless
+            if interval is None or ended or given_up:
+                return
+            if time.monotonic() > told + SECONDS_BETWEEN_REPORTS:
+                told = time.monotonic()
+                records = sum(part.rewriter.records for part in self._ranks.values())
+                tell(f"{records} records converted, watching {self.source}")
+            time.sleep(interval)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the source is a dump of paritas."""
+        return self._dump is not None and self._dump.kind == "paritas"
+
+    def close(self) -> None:
+        """Close the new dump: as closed as the old one is, and as whole."""
+        for part in self._ranks.values():
+            part.close()
+        if self._ranks and self.target in _TREES:
+            _copy_graphs(self.source, self.output)
+
+    def result(self) -> Conversion:
+        """What was done."""
+        parts = list(self._ranks.values())
+        problems = [problem for part in parts for problem in part.problems()]
+        more = len(problems) - _MOST_PROBLEMS
+        if more > 0:
+            problems = [*problems[:_MOST_PROBLEMS], f"and {more} more like these"]
+        return Conversion(
+            records=sum(part.rewriter.records for part in parts),
+            earlier=self._earlier,
+            ranks=len(parts),
+            value_bytes=sum(part.rewriter.value_bytes for part in parts),
+            written_bytes=sum(part.writer.written_bytes for part in parts),
+            freed_bytes=sum(part.freed_bytes for part in parts),
+            freed_files=sum(part.freed_files for part in parts),
+            problems=tuple(problems),
+            closed=bool(parts) and all(part.finished for part in parts),
+            is_ours=self.is_ours,
+        )
+
+    def _look(self, dump: DumpSource) -> bool:
+        """Convert what is new; whether there was something, or somebody is still at it."""
+        busy = False
+        for rank in dump.ranks():
+            part = self._part(dump, rank)
+            busy |= part.advance() or part.rank.is_busy
+            if self.delete:
+                part.free()
+        return busy
+
+    def _part(self, dump: DumpSource, rank: int) -> _RankConversion:
+        if rank not in self._ranks:
+            self._ranks[rank] = _RankConversion(self, dump, rank)
+        return self._ranks[rank]
+
+    # --- what an interrupted conversion left ------------------------------------------------------
+
+    def _earlier_headers(self) -> list[Header]:
+        """What an earlier conversion says of its ranks."""
+        before = self.output.with_name(f".{self.output.name}.before")
+        found = next((path for path in (before, self.output) if path.is_dir()), None)
+        headers = []
+        for folder in rank_folders(found).values() if found is not None else ():
+            with contextlib.suppress(ParitasError):  # what is there is refused later, with reasons
+                headers.append(read_header(folder))
+        return [header for header in headers if _made_by_mark(self.target) in header.notes]
+
+    def _take_over(self, dump: DumpSource, tell: Callable[[str], None]) -> None:
+        """Copy the records of an earlier conversion into the new one.
+
+        They may be all that is left of files that were deleted, so the earlier one goes only when
+        its copy is on the disk. Killed in between, there are both, and the copy is begun anew.
+        """
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError(f"{self.output} is a file: give a folder as --output")
+        before = self.output.with_name(f".{self.output.name}.before")
+        runs = dump.runs()
+        if before.exists():
+            _check_resumable(before, runs, self.target)
+            if self.output.exists():
+                discard(self.output)
+        elif self.output.exists() and any(self.output.iterdir()):
+            _check_resumable(self.output, runs, self.target)
+            self.output.rename(before)
+        else:
+            return
+        tell(f"taking over what is in {self.output}")
+        earlier = Dump.open(before)
+        for rank in sorted(earlier.ranks):
+            part = self._part(dump, rank)
+            for record in part.rank.resume(earlier.ranks[rank]):
+                part.take_over(record, earlier)
+                self._earlier += 1
+        if self._ranks:
+            see_onto_disk(self.output)
+        discard(before)
+
+
+class _RankConversion:
+    """One rank of it.
+
+    Attributes:
+        rank: the same one of the old dump.
+        finished: whether that is closed, and all of it converted.
+    """
+
+    def __init__(self, converter: Converter, dump: DumpSource, rank: int) -> None:
+        self.rank = dump.part(rank)
+        _check_useful(self.rank.header, dump.kind, converter.source, converter.target)
+        self.finished = False
+        self._is_through = False
+        self.freed_bytes = self.freed_files = 0
+        self._converter = converter
+        self._marked = self._header()
+        # Its operators have the names and types that the engine gave them.
+        self._is_of_engine = dump.kind == "ge"
+        self.writer = DumpWriter(converter.output, self._marked)
+        self.rank.attach(self.writer.folder)
+        made = reader_without_index(converter.output, self.writer.folder, self._marked)
+        self.rewriter = Rewriter(self.writer, made, converter.target)
+
+    def advance(self) -> bool:
+        """Convert what is new; whether there was something."""
+        self.rank.refresh()
+        if self._header() != self._marked:
+            self._marked = self._header()
+            self.writer.describe(self._marked)
+        before = self.rewriter.records
+        self._is_through = False
+        for record in self.rank.new_records():
+            if self._is_of_engine:
+                site = record.site
+                place: SiteKey = (site.phase, site.graph, site.name)
+                self.writer.name_operators({place: Operator(site.op, site.name)})
+            if self.rewriter.rewrite(record, self.rank):
+                self.rank.note(record)
+        self._is_through = True
+        self.finished = self.rank.header.closed
+        return self.rewriter.records != before
+
+    def take_over(self, record: Record, earlier: Dump) -> None:
+        """Copy a record that was converted before."""
+        self.rewriter.take_over(record, earlier)
+        self.rank.note(record)
+
+    def free(self) -> None:
+        """Delete files whose values are in the new dump."""
+        if not self._is_through:  # interrupted: a file may hold more than was converted of it
+            return
+        files = self.rank.deletable(self.rewriter.safe(), self.rewriter.newest)
+        if not files:
+            return
+        try:
+            see_onto_disk(self._converter.output)
+        except OSError as error:
+            raise ParitasError(
+                f"cannot write to {self._converter.output}: {error.strerror or error}; nothing was "
+                f"deleted"
+            ) from error
+        for path in files:
+            found = path.stat()
+            self.rank.delete(path)
+            self.freed_files += bool(found.st_size)
+            # A second name of the same file frees nothing; the last one does.
+            self.freed_bytes += found.st_size if found.st_nlink == 1 else 0
+        self.rank.mark(f"values were deleted by paritas convert; see {self._converter.output.name}")
+
+    def problems(self) -> list[str]:
+        """What could not be converted, and what no record could be made of."""
+        own = self.rewriter.problems
+        return [
+            *(one for one in self.rank.problems if not any(one in told for told in own)),
+            *own,
+        ]
+
+    def close(self) -> None:
+        """Close the new part."""
+        failed = len(self.rewriter.problems)
+        if self._converter.is_ours:  # each is a line of the index
+            failed += len(self.rank.problems)
+        header = self._header()
+        if failed:
+            records = "record" if failed == 1 else "records"
+            notes = (*header.notes, f"{failed} {records} could not be converted")
+            header = msgspec.structs.replace(header, notes=notes)
+        self.writer.close(header, complete=self.finished and not failed)
+        self.rewriter.settle()
+        if self._converter.delete:
+            self.free()
+
+    def _header(self) -> Header:
+        target = self._converter.target
+        header = self.rank.header
+        return msgspec.structs.replace(
+            header,
+            data="stats" if target == "stats" else "tensor",
+            layout="packed" if target == "stats" else target,
+            notes=(*header.notes, _made_by_mark(target)),
+            closed=False,
+            records=0,
+        )
+
+
+def _made_by_mark(target: Target) -> str:
+    return f"made by paritas convert --to {target}"
+
+
+def _copy_graphs(source: Path, output: Path) -> None:
+    """The graphs in words that lie beside the folders of ranks in torchair's trees."""
+    for path in sorted(source.iterdir()) if source.is_dir() else []:
+        if path.is_file() and is_of_tree(path.name):
+            shutil.copyfile(path, output / path.name)
+
+
+def _check_useful(header: Header, kind: str, source: Path, target: Target) -> None:
+    # Statistics of another tool become an index of ours.
+    if header.data == "stats" and (kind == "paritas" or target != "stats"):
+        why = "there is nothing to convert" if target == "stats" else "the values are not there"
+        raise UsageError(f"{source} holds statistics, no tensors: {why}; give a dump of tensors")
+
+
+def _check_resumable(path: Path, runs: set[str], target: Target) -> None:
+    """Refuse to touch what is not an earlier conversion of the same dump."""
+    folders = rank_folders(path).values()
+    if any(is_locked(folder / LOCK) for folder in folders):
+        raise UsageError(f"{path} is being written by another process: wait, or end that")
+    try:
+        headers = [read_header(folder) for folder in folders]
+    except ParitasError as error:
+        raise UsageError(f"{path} is not empty: {error}; give another --output") from error
+    for header in headers:
+        if header.run not in runs or _made_by_mark(target) not in header.notes:
+            raise UsageError(
+                f"{path} is not empty, and holds no conversion of this dump to {target} (run "
+                f"{header.run}): give another --output"
+            )
+    if not headers:
+        raise UsageError(f"{path} is not empty, and is no dump: give another --output")

@@ -1,0 +1,618 @@
+"""record(): a backend for `torch.compile` whose graphs leave their values in a dump.
+
+By default a graph is compiled by Inductor with its real fusion, and every buffer of the fused code
+is recorded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+import torch
+from torch.fx import Node
+
+from paritas._torch.buffers import compile_listening
+from paritas._torch.dynamo import find_backend
+from paritas._torch.graphs import (
+    captured_input_names,
+    is_undefined,
+    placeholders,
+    returned,
+    tap_values,
+    written_placeholders,
+)
+from paritas._torch.inductor import (
+    capture_lowered,
+    compile_again,
+    compile_watched,
+    compiled_frame,
+    using_settings,
+)
+from paritas.compat.fusion_switch import load_switch
+from paritas.compat.npy_tree import model_name
+from paritas.errors import UnsupportedTorchError, UsageError
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.files.records import Observed, Site
+from paritas.recording.graphs import (
+    NodeSites,
+    RecordedGraph,
+    compare_results,
+    operators_of,
+    write_graph_texts,
+)
+from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions
+from paritas.recording.selection import Selection
+from paritas.recording.session import RecordingSession
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from torch.fx import GraphModule
+
+    from paritas._torch.buffers import Buffer, Kernel, ListeningCode, SeenBuffer
+    from paritas._torch.inductor import LoweredGraph
+    from paritas.compat.fusion_switch import FusionSwitch
+    from paritas.files.records import Layout
+    from paritas.recording.pipeline import Stepping
+    from paritas.recording.selection import Within
+
+
+# --- What each buffer of fused code is recorded under ---------------------------------------------
+
+
+class BufferSites:
+    """Gives each buffer the name of the node it holds the value of.
+
+    Where several buffers end with the same node, the one that is known to hold its value has the
+    name, and to that of the others the buffer's is added. What a kernel reads is recorded under
+    the last node of what it writes; `nodes` then tell what was read.
+    """
+
+    def __init__(self, kernels: tuple[Kernel, ...], nodes: NodeSites, order: list[str]) -> None:
+        """`nodes` has the sites of the graph's nodes, `order` their names as they stand in it."""
+        self._nodes = nodes
+        self._order = {name: index for index, name in enumerate(order)}
+        self._taken: set[str] = set()
+        self._names: dict[tuple[str, str], str] = {}
+        for kernel in kernels:
+            for buffer in kernel.writes:
+                if buffer.exact is not None:
+                    self._name(buffer)
+        self._readers: dict[int, tuple[str, str]] = {}
+        for index, kernel in enumerate(kernels):
+            for buffer in kernel.writes:
+                self._name(buffer)
+            self._readers[id(kernel)] = self._reader(kernel, index)
+        self._sites: dict[tuple[int, str, int], Site] = {}
+        self._within: dict[tuple[int, str, int], tuple[Within, ...]] = {}
+
+    def of(self, seen: SeenBuffer) -> Site:
+        """The site at which a tensor was seen."""
+        key = (id(seen.kernel), seen.side, seen.position)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = self._make(seen)
+        return site
+
+    def within(self, seen: SeenBuffer) -> tuple[Within, ...]:
+        """The nodes that are computed there, with their modules and operators."""
+        key = (id(seen.kernel), seen.side, seen.position)
+        found = self._within.get(key)
+        if found is None:
+            # Whoever asks for one node of a kernel wants what that kernel is given, too.
+            reader = seen.kernel.nodes if seen.side == "input" else ()
+            names = dict.fromkeys((*reader, *seen.buffer.nodes))
+            sites = [self._nodes.of(name) for name in names if name in self._order]
+            found = tuple((site.name, site.module, site.op) for site in sites)
+            self._within[key] = found
+        return found
+
+    def _make(self, seen: SeenBuffer) -> Site:
+        buffer, kernel = seen.buffer, seen.kernel
+        if seen.side == "input":
+            name, last = self._readers[id(kernel)]
+        else:
+            name, last = self._names[buffer.name, buffer.kernel], _nearest_node(buffer)
+        return msgspec.structs.replace(
+            self._about(last),
+            level="buffer",
+            name=name,
+            side=seen.side,
+            position=str(seen.position) if seen.side == "input" else "0",
+            kernel=kernel.name,
+            nodes=buffer.nodes,
+            exact=buffer.exact is not None,
+        )
+
+    def _about(self, node: str) -> Site:
+        if node:
+            return self._nodes.of(node)
+        return Site(
+            source="fused",
+            level="buffer",
+            name="",
+            phase=self._nodes.phase,
+            graph=self._nodes.graph,
+        )
+
+    def _name(self, buffer: Buffer) -> None:
+        key = (buffer.name, buffer.kernel)
+        if key not in self._names:
+            self._names[key] = self._free(_nearest_node(buffer), buffer.name)
+
+    def _reader(self, kernel: Kernel, index: int) -> tuple[str, str]:
+        """The name under which what a kernel reads is recorded, and the node it is about."""
+        if kernel.writes:
+            main = max(kernel.writes, key=lambda buffer: self._order.get(_nearest_node(buffer), -1))
+            return self._names[main.name, main.kernel], _nearest_node(main)
+        last = kernel.nodes[-1] if kernel.nodes else ""
+        return self._free(last, f"kernel{index}"), last
+
+    def _free(self, wanted: str, otherwise: str) -> str:
+        name = wanted or otherwise
+        if name in self._taken:
+            name = f"{wanted}.{otherwise}" if wanted else otherwise
+        self._taken.add(name)
+        return name
+
+
+def _nearest_node(buffer: Buffer) -> str:
+    """The node that a buffer is nearest to."""
+    return buffer.exact or (buffer.nodes[-1] if buffer.nodes else "")
+
+
+# --- A graph with its real fusion -----------------------------------------------------------------
+
+_MOST_NAMED = 5
+# What is compiled to look at must neither come out of the user's cache nor go into it.
+_UNCACHED = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedRun:
+    """What a run of a graph left behind.
+
+    Attributes:
+        results: its outputs.
+        given: the arguments as it left them.
+        after: the random state.
+    """
+
+    results: Sequence[Any]
+    given: list[Any]
+    after: RandomState
+
+
+class FusedGraph:
+    """Compiled code that takes its arguments in a list and empties it.
+
+    While nothing is recorded it is the plain code. When something first is, the graph is compiled
+    once more so that it tells of its buffers, and that code takes over if it computes the same, bit
+    for bit; else both run, and the program goes on with what the plain code gave.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredGraph,
+        compiled: Callable[[list[Any]], Sequence[Any]],
+        session: RecordingSession,
+        graph: str,
+        captured: list[str],
+        entry: Any,
+        *,
+        taps: bool = False,
+    ) -> None:
+        """Wrap the code of one graph.
+
+        Args:
+            captured: the names of the inputs of the captured graph it comes from.
+            entry: what a step begins with: the user's function that was compiled.
+            taps: whether to compile and run it once more with every node materialised.
+        """
+        # On the instance, where torch's own wrappers around it look for it.
+        self._boxed_call = True
+        self.lowered = lowered
+        self.compiled = compiled
+        self.session = session
+        self.nodes = NodeSites(
+            lowered.module, graph, "fused", captured, is_backward=lowered.is_backward
+        )
+        self.label = f"{graph} {self.nodes.phase}"
+        self.outputs = returned(lowered.module)
+        self._entry = entry
+        self._written = written_placeholders(lowered.module)
+        self._given = [node.name for node in placeholders(lowered.module)]
+        self._code: ListeningCode | None = None
+        self._sites: BufferSites | None = None
+        self._asked = False
+        self._judged = False
+        self._trusted = False
+        self._failure: BaseException | None = None
+        self._taps = _Taps(self) if taps else None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run it, and record it where that is wanted."""
+        if self.nodes.phase == "forward":
+            self.session.enter(self._entry)
+        if not self.session.active:
+            return self.compiled(args)
+        given = list(args)
+        args.clear()
+        before = RandomState.of_torch()
+        if not self._asked:
+            self._asked = True
+            self._listen()
+            before.restore()
+        self._put_given(given)
+        taps = None
+        if self._taps is not None:
+            taps = self._taps.run(self.copied(given))
+            before.restore()
+        if self._code is None:
+            results = self.compiled(list(given))
+        elif self._trusted:
+            results = self._code(list(given))
+        else:
+            results = self._run_both(self._code, given, before)
+        if self._taps is not None and taps is not None:
+            self._taps.judge(FusedRun(results, given, RandomState.of_torch()), taps)
+        self._put_results(results)
+        return results
+
+    def put(self, site: Site, value: Any, within: tuple[Within, ...] = ()) -> None:
+        """Record a value if it is wanted."""
+        if self.session.wants(site, within):
+            key = f"{self.label} {site.level} {site.name} {site.side}.{site.position}"
+            call = self.session.next_call(key)
+            self.session.put(msgspec.structs.replace(site, call=call), value)
+
+    def copied(self, given: list[Any]) -> list[Any]:
+        """The arguments, with copies of what may be written to and what shares its memory."""
+        written = {_memory_of(given[position]) for position in self._written}
+        copier = Copier()
+        return [
+            copier.copy_tensor(value)
+            if isinstance(value, torch.Tensor) and _memory_of(value) in written
+            else value
+            for value in given
+        ]
+
+    def compare(self, label: str, plain: FusedRun, other: FusedRun) -> Observed:
+        """What two runs of the graph gave, bit for bit, but for memory that neither has set."""
+        pairs = zip(plain.results, other.results, strict=True)
+        triples = [
+            (f"output {position}", mine, theirs)
+            for position, (mine, theirs) in enumerate(pairs)
+            if not is_undefined(self.outputs[position])
+        ]
+        triples += [
+            (
+                f"input {self._given[position]} after it",
+                plain.given[position],
+                other.given[position],
+            )
+            for position in sorted(self._written)
+        ]
+        observed = compare_results(label, triples)
+        if observed.status == "unchanged" and not plain.after.same_torch(other.after):
+            detail = "the random state after it differs"
+            return Observed(graph=label, status="changed", detail=detail)
+        return observed
+
+    def give_up(self, label: str, what: str, error: Exception) -> None:
+        """Say that something could not be looked at; the program goes on, and closing raises."""
+        detail = f"{what}: {type(error).__name__}: {error}"
+        self.session.observed(Observed(graph=label, status="unchecked", detail=detail))
+        self.session.lose(f"{label}: nothing of its inside is recorded; {detail}")
+
+    def _listen(self) -> None:
+        """Compile the graph so that it tells of its buffers."""
+        try:
+            self._code = compile_listening(self.lowered, self._hear)
+        except UnsupportedTorchError:
+            raise
+        except Exception as error:  # noqa: BLE001  (said in the dump; the program goes on)
+            self.give_up(self.label, "compiling it to tell of its buffers failed", error)
+            return
+        order = [node.name for node in self.lowered.module.graph.nodes]
+        self._sites = BufferSites(self._code.kernels, self.nodes, order)
+        if self.session.options.layout != "packed":
+            self._describe(self._code, self._sites)
+        lost = [name for kernel in self._code.kernels for name in kernel.unseen]
+        self._note(lost, "were overwritten by the kernel that wrote them")
+        self._note(list(self._code.missed), "were used by code that could not be looked into")
+
+    def _describe(self, code: ListeningCode, sites: BufferSites) -> None:
+        """Write the graph in words, and give its code the names that other tools know it by."""
+        operators = None
+        if self.session.options.layout != "msit":
+            operators = operators_of(self.lowered.module, code.kernels, sites.of)
+            self.session.name_operators(operators)
+        write_graph_texts(
+            self.session.path,
+            self.session.rank,
+            model_name(self.nodes.graph, self.nodes.phase),
+            self.lowered.module,
+            code.kernels,
+            sites.of,
+            operators,
+        )
+
+    def _note(self, names: list[str], what: str) -> None:
+        if names:
+            more = ", ..." if len(names) > _MOST_NAMED else ""
+            listed = ", ".join(names[:_MOST_NAMED]) + more
+            self.session.note(f"{self.label}: {len(names)} buffers {what}: {listed}")
+
+    def _hear(self, seen: SeenBuffer) -> None:
+        if self._sites is None:
+            return
+        try:
+            self.put(self._sites.of(seen), seen.tensor, self._sites.within(seen))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _run_both(
+        self, code: ListeningCode, given: list[Any], before: RandomState
+    ) -> Sequence[Any]:
+        """Run with and without recording; what the program gets is of the run without."""
+        copies = self.copied(given)
+        try:
+            seen = FusedRun(code(list(copies)), copies, RandomState.of_torch())
+        except Exception as error:
+            if error is self._failure:
+                raise
+            self._code = None
+            self.give_up(self.label, "running it to tell of its buffers failed", error)
+            before.restore()
+            return self.compiled(given)
+        before.restore()
+        plain = FusedRun(self.compiled(list(given)), given, RandomState.of_torch())
+        if not self._judged:
+            self._judged = True
+            observed = self.compare(self.label, plain, seen)
+            self._trusted = observed.status == "unchanged"
+            self.session.observed(observed)
+        return plain.results
+
+    def _put_given(self, given: list[Any]) -> None:
+        for name, value in zip(self._given, given, strict=True):
+            self.put(self.nodes.of(name), value)
+
+    def _put_results(self, results: Sequence[Any]) -> None:
+        known = set(self._given)
+        for node, value in zip(self.outputs, results, strict=True):
+            if isinstance(node, Node) and node.name not in known:
+                known.add(node.name)
+                self.put(self.nodes.of(node.name), value)
+
+
+class _Taps:
+    """The same graph with every node materialised, run beside it."""
+
+    def __init__(self, owner: FusedGraph) -> None:
+        self._owner = owner
+        self._label = f"{owner.label} tapped"
+        self._code: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._names: list[str] = []
+        self._asked = False
+
+    def run(self, given: list[Any]) -> FusedRun | None:
+        """Record the nodes; gives what the graph itself would have, for the first time."""
+        owner = self._owner
+        first, self._asked = not self._asked, True
+        try:
+            if first:
+                module, self._names = tap_values(owner.lowered.module)
+                before = RandomState.of_torch()
+                self._code = compile_again(owner.lowered.with_module(module), _UNCACHED)
+                before.restore()
+            if self._code is None:
+                return None
+            results = self._code(list(given))
+        except Exception as error:  # noqa: BLE001  (said in the dump; the program goes on)
+            self._code = None
+            owner.give_up(self._label, "it could not be tapped", error)
+            return None
+        after = RandomState.of_torch()
+        count = len(owner.outputs)
+        # The values of the graph's outputs are taken from the program itself.
+        own = {node.name for node in owner.outputs if isinstance(node, Node)}
+        for name, value in zip(self._names, results[count:], strict=True):
+            if name not in own:
+                owner.put(owner.nodes.of(name), value)
+        return FusedRun(results[:count], given, after) if first else None
+
+    def judge(self, plain: FusedRun, mine: FusedRun) -> None:
+        """Say whether materialising every node changes what the graph computes."""
+        self._owner.session.observed(self._owner.compare(self._label, plain, mine))
+
+
+def _memory_of(value: Any) -> Any:
+    """Where a tensor's memory is."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return id(value)
+    return value.untyped_storage().data_ptr() or id(value)
+
+
+# --- record() -------------------------------------------------------------------------------------
+
+GraphSource = Literal["fx", "fused"]
+
+
+def record(  # noqa: PLR0913  (each is a choice of its own)
+    path: str | os.PathLike[str],
+    *,
+    source: GraphSource = "fused",
+    taps: bool = False,
+    fusion_switch: str | os.PathLike[str] | None = None,
+    options: dict[str, Any] | None = None,
+    mode: str = "all",
+    steps: Any = None,
+    layers: Iterable[str] | None = None,
+    ops: Iterable[str] | None = None,
+    ranks: Iterable[int] | None = None,
+    phases: Iterable[str] | None = None,
+    every: int = 1,
+    data: Literal["tensor", "stats"] = "tensor",
+    layout: Layout = "packed",
+    last: int = 0,
+    overwrite: bool = False,
+    stepping: Stepping = "auto",
+    queue_bytes: int = QUEUE_BYTES,
+) -> RecordingBackend:
+    """Make a backend for `torch.compile` that records the values inside of its graphs.
+
+    The dump is complete once it is closed: by `close()`, by leaving it as a context manager, or
+    when the process ends.
+
+    Args:
+        path: a folder that is empty or not there.
+        source: `fused` compiles by Inductor and records every buffer that the fused code
+            materialises; `fx` runs the same graphs node by node in eager and records every node.
+        taps: have fused code materialise every node too, which may change how it is fused.
+        fusion_switch: a JSON file that turns rewriting of graphs and fusion of kernels off.
+        options: of Inductor, as in `torch.compile(options=...)`.
+        mode: `input`, `output` or `all`.
+        steps: numbers, or ranges such as `"2-5"`; a step ends when the function that began it is
+            called again.
+        layers: names or globs of nodes and modules; a module brings all that is inside of it.
+        ops: operators, `aten.mm` for one.
+        ranks: numbers of processes.
+        phases: `forward`, `backward` or both.
+        every: each n-th step.
+        data: whole tensors, or statistics of them.
+        layout: packed files; `msit`, one `.npy` file a tensor in torchair's tree; `ge`, a file for
+            each call in the tree of Ascend's graph engine, or `ge-7.1.0`, that of old releases.
+        last: keep a ring of so many last steps.
+        overwrite: replace an earlier dump in the same place.
+        stepping: `manual` lets `step()` end the steps.
+        queue_bytes: how much may wait to be written; 0 writes before the program goes on.
+    """
+    if source not in get_args(GraphSource):
+        raise UsageError(f"source={source!r}: give one of {', '.join(get_args(GraphSource))}")
+    if taps and source != "fused":
+        raise UsageError("taps=True: every node is recorded already; taps are for source='fused'")
+    switch = load_switch(fusion_switch) if fusion_switch is not None else None
+    selection = Selection.of(
+        mode=mode,
+        steps=steps,
+        layers=layers,
+        ops=ops,
+        ranks=ranks,
+        phases=phases,
+        every=every,
+    )
+    kept = SessionOptions(
+        data=data,
+        layout=layout,
+        last=last,
+        overwrite=overwrite,
+        stepping=stepping,
+        queue_bytes=queue_bytes,
+    )
+    return RecordingBackend(
+        RecordingSession(path, selection, kept), source, options, switch, taps=taps
+    )
+
+
+class RecordingBackend:
+    """Pass it to `torch.compile(backend=...)`; as a context manager, it closes the dump.
+
+    Attributes:
+        session: the recording.
+        path: the folder of the dump.
+    """
+
+    def __init__(
+        self,
+        session: RecordingSession,
+        source: GraphSource,
+        options: dict[str, Any] | None = None,
+        switch: FusionSwitch | None = None,
+        *,
+        taps: bool = False,
+    ) -> None:
+        """Closed with the process, if not before."""
+        self.session = session
+        self.path = session.path
+        self.__name__ = f"recording_{source}"
+        self._source: GraphSource = source
+        self._backend = find_backend("inductor", options)
+        self._switch = switch
+        self._taps = taps
+        self._graphs = 0
+        session.source(source, taps=taps, fusion="on" if switch is None else switch.describe())
+        for note in switch.notes if switch is not None else ():
+            session.note(note)
+        atexit.register(self.close)
+
+    def pause(self) -> None:
+        """Record nothing until `resume`; no step passes meanwhile."""
+        self.session.pause()
+
+    def resume(self) -> None:
+        """Go on recording."""
+        self.session.resume()
+
+    def step(self) -> None:
+        """End the present step; for `stepping="manual"`."""
+        self.session.advance()
+
+    def keep(self) -> None:
+        """Keep for good the steps that the ring of `last` holds now."""
+        self.session.keep()
+
+    def close(self) -> None:
+        """Write what is queued and close the dump; raises if not all that was asked for came."""
+        atexit.unregister(self.close)
+        self.session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the program's own failure is the one to be seen
+            self.session.close(raising=False)
+
+    def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
+        """Compile and record one captured graph; `given` is the mode and options of the compile."""
+        name = f"graph_{self._graphs}"
+        self._graphs += 1
+        names = captured_input_names(graph)
+        frame = compiled_frame()
+        options = dict(self._backend.inductor_options(given) or {})
+        if self._switch is not None:
+            with using_settings({}, options):  # a pass of the user's own is kept beside ours
+                options |= self._switch.inductor_options()
+        came: list[LoweredGraph] = []
+
+        def run(lowered: LoweredGraph) -> RecordedGraph:
+            came.append(lowered)
+            return RecordedGraph(lowered, self.session, name, names, frame)
+
+        def watch(lowered: LoweredGraph, compiled: Callable[..., Any]) -> FusedGraph:
+            came.append(lowered)
+            return FusedGraph(lowered, compiled, self.session, name, names, frame, taps=self._taps)
+
+        if self._source == "fx":
+            compiled = capture_lowered(graph, example_inputs, run, options)
+        else:
+            compiled = compile_watched(graph, example_inputs, watch, options)
+        if not came:
+            self.session.lose(f"{name}: torch gave back code for it that could not be looked into")
+        return compiled

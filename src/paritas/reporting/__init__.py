@@ -1,1 +1,0 @@
-"""Findings made into what people and programs read. No number is computed here."""

@@ -1,0 +1,1 @@
+"""Results made into what people and programs read. No number is computed here."""

@@ -1,0 +1,373 @@
+"""The HTML page of a comparison, and the data that its scripts work on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paritas.reports.pages import (
+    DIGITS,
+    MEANINGS,
+    SIGNS,
+    PageLayout,
+    comparison_headline,
+    divergence_story,
+    figure,
+    number_column,
+    packed,
+    render_page,
+    text_column,
+    work_done,
+)
+from paritas.results.figures import Metrics
+from paritas.results.findings import Status, spell_nonfinite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from paritas.reports.pages import Story
+    from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, SideFacts
+
+
+# --- The calls around the first divergence --------------------------------------------------------
+
+MOST_NODES = 150
+# Where no data flow is known: how many calls before and after are shown.
+_IN_ORDER = 8
+
+CallKey = tuple[int, int | None, str]
+
+
+def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
+    """Nodes, nearest to the first divergence first, and edges between them.
+
+    A node is a call: all its inputs and outputs. Nothing where there is no divergence.
+    """
+    start = comparison.first or comparison.first_non_finite
+    rows = comparison.rows
+    by_index = {row.index: place for place, row in enumerate(rows)}
+    if start is None or start.row not in by_index:
+        return None
+    centre = _call_key(rows[by_index[start.row]])
+    members: dict[CallKey, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        # Data does not flow between steps or ranks as far as is recorded.
+        if (row.step, row.rank) == centre[:2]:
+            members[_call_key(row)].append(place)
+    edges = _edges(rows, by_index, members)
+    flows = any(centre in edge for edge in edges)
+    if not flows:
+        edges = _in_order(list(members), centre)
+    chosen = _nearest(centre, edges)
+    numbers = {call: place for place, call in enumerate(chosen)}
+    return {
+        "flows": flows,
+        "calls": len(members),
+        "nodes": [_graph_node(rows, members[call], by_index[start.row]) for call in chosen],
+        "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
+    }
+
+
+def _call_key(row: ComparisonRow) -> CallKey:
+    return (row.step, row.rank, row.call or row.name)
+
+
+def _edges(
+    rows: Sequence[ComparisonRow], by_index: dict[int, int], members: dict[CallKey, list[int]]
+) -> list[tuple[CallKey, CallKey]]:
+    found = {
+        (_call_key(rows[by_index[source]]), call): None
+        for call, places in members.items()
+        for place in places
+        for source in rows[place].sources
+        if source in by_index
+    }
+    return [(a, b) for a, b in found if a != b and a in members]
+
+
+def _in_order(calls: list[CallKey], centre: CallKey) -> list[tuple[CallKey, CallKey]]:
+    place = calls.index(centre)
+    near = calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]
+    return list(itertools.pairwise(near))
+
+
+def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[CallKey]:
+    beside: dict[CallKey, list[CallKey]] = defaultdict(list)
+    for a, b in edges:
+        beside[a].append(b)
+        beside[b].append(a)
+    found, waiting = {centre: None}, deque([centre])
+    while waiting and len(found) < MOST_NODES:
+        for call in beside[waiting.popleft()]:
+            if call not in found and len(found) < MOST_NODES:
+                found[call] = None
+                waiting.append(call)
+    return list(found)
+
+
+def _graph_node(rows: Sequence[ComparisonRow], places: list[int], start: int) -> dict[str, Any]:
+    """A call: its gravest status, and the row to go to: the gravest of its outputs."""
+    worst = max(places, key=lambda place: rows[place].status.gravity)
+    outputs = [place for place in places if rows[place].side == "output"] or places
+    shown = max(outputs, key=lambda place: rows[place].status.gravity)
+    row = rows[start if start in places else shown]
+    return {
+        "row": start if start in places else shown,
+        "status": rows[worst].status.gravity,
+        "op": row.op,
+        "label": row.module or row.call or row.name,
+        "fused": len(row.nodes) if len(row.nodes) > 1 else 0,
+        "made": row.made,
+    }
+
+
+# --- The comparison as columns --------------------------------------------------------------------
+
+# In place of a rank, for what was put together from several.
+JOINED = "joined"
+
+_NO_NUMBERS = {"max_abs_index"}
+# Of these only the distance from 1 tells anything: four digits would make 0.99996 a 1.
+_NEAR_ONE = {"cosine": 10, "pcc": 10}
+
+
+def _of_score(name: str) -> Callable[[ComparisonRow], float | None]:
+    return lambda row: None if row.score is None else getattr(row.score, name)
+
+
+def _of_figures(name: str) -> Callable[[ComparisonRow], float | None]:
+    return lambda row: None if row.figures is None else getattr(row.figures, name)
+
+
+def _max_abs(row: ComparisonRow) -> float | None:
+    return None if row.figures is None else row.figures.max_abs
+
+
+def _extreme(
+    side: SideFacts | None, row: ComparisonRow, measured_as: str, name: str
+) -> float | None:
+    """As the dump says it, or else as it was measured."""
+    said: float | None = None if side is None else getattr(side, name)
+    if said is not None or row.figures is None:
+        return said
+    found: float | None = getattr(getattr(row.figures, measured_as), name)
+    return found
+
+
+def _worst_index(row: ComparisonRow) -> str:
+    metrics = row.figures.metrics if row.figures else None
+    if metrics is None or metrics.max_abs_index is None:
+        return ""
+    return _index_words(metrics.max_abs_index)
+
+
+def _slice_words(row: ComparisonRow) -> str:
+    score = row.score
+    if score is None or score.slice_axis is None or score.slice_z is None:
+        return ""
+    allowed = "" if score.slice_limit is None else f", {score.slice_limit:.4g} allowed"
+    place = f"index {score.slice_index} of axis {score.slice_axis}"
+    return f"{place}: {score.slice_z:.4g}{allowed}"
+
+
+def _index_words(values: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, values))}]"
+
+
+def ranges(values: tuple[int, ...]) -> str:
+    """Whole numbers in few words: `0-3, 8`."""
+    joined: list[list[int]] = []
+    for value in values:
+        if joined and joined[-1][1] == value - 1:
+            joined[-1][1] = value
+        else:
+            joined.append([value, value])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in joined)
+
+
+def _diagnosis_words(row: ComparisonRow) -> str:
+    found = row.detail.diagnosis if row.detail else None
+    return found.sentence if found is not None else ""
+
+
+_TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
+    "name": lambda row: row.name,
+    "rank": lambda row: JOINED if row.rank is None else str(row.rank),
+    "level": lambda row: row.level,
+    "phase": lambda row: row.phase,
+    "side": lambda row: row.side,
+    "op": lambda row: row.op,
+    "module": lambda row: row.module,
+    "line": lambda row: row.line,
+    "code": lambda row: row.code,
+    "graph": lambda row: row.graph,
+    "kernel": lambda row: row.kernel,
+    "nodes": lambda row: ", ".join(row.nodes),
+    "matched_by": lambda row: row.matched_by,
+    "aspect": lambda row: row.aspect.value,
+    "reason": lambda row: row.reason,
+    "diagnosis": _diagnosis_words,
+    "advice": lambda row: row.advice,
+    "judged_by": lambda row: row.judged_by,
+    "limits": lambda row: row.limits,
+    "attributed": lambda row: row.attributed,
+    "made": lambda row: row.made,
+    "worst_index": _worst_index,
+    "slice": _slice_words,
+}
+_SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
+    "path": lambda side, _: side.path,
+    "id": lambda side, row: "" if side.id == row.name else side.id,
+    "op": lambda side, row: "" if side.op == row.op else side.op,
+    "dtype": lambda side, _: side.dtype,
+    "shape": lambda side, _: "" if side.shape is None else _index_words(side.shape),
+    "value": lambda side, _: side.value or "",
+    "step": lambda side, _: str(side.step),
+    "ranks": lambda side, _: ranges(side.ranks),
+    "made_of": lambda side, _: side.made_of,
+}
+_NUMBERS: dict[str, Callable[[ComparisonRow], float | None]] = {
+    "step": lambda row: row.step,
+    "rel_l2": lambda row: row.rel_l2,
+    "max_abs": _max_abs,
+    "own": lambda row: row.own,
+    "inherited": lambda row: row.inherited,
+    "score": _of_score("excess"),
+    "max_z": _of_score("max_z"),
+    "max_limit": _of_score("max_limit"),
+    "rms_z": _of_score("rms_z"),
+    "rms_limit": _of_score("rms_limit"),
+    "mean_rel": _of_figures("mean_rel"),
+    "kl_divergence": _of_figures("kl_divergence"),
+}
+
+
+def comparison_payload(comparison: Comparison) -> dict[str, Any]:
+    """The whole table, closer looks, and the graph around the first divergence."""
+    rows = comparison.rows
+    places = {row.index: place for place, row in enumerate(rows)}
+    return {
+        "count": len(rows),
+        "statuses": [status.value for status in Status],
+        "failing": [not status.passes(strict=comparison.strict) for status in Status],
+        "status": [row.status.gravity for row in rows],
+        "texts": _texts(rows),
+        "numbers": _numbers(rows),
+        "details": {
+            place: spell_nonfinite(msgspec.to_builtins(row.detail))
+            for place, row in enumerate(rows)
+            if row.detail is not None
+        },
+        "first": _find_row(comparison.first, places),
+        "first_non_finite": _find_row(comparison.first_non_finite, places),
+        "graph": neighbourhood(comparison),
+    }
+
+
+def _find_row(divergence: Divergence | None, places: dict[int, int]) -> int | None:
+    return None if divergence is None else places.get(divergence.row)
+
+
+def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
+    texts = {name: text_column(map(get, rows)) for name, get in _TEXTS.items()}
+    for which in ("my", "golden"):
+        sides = [getattr(row, which) for row in rows]
+        texts[f"{which}_there"] = text_column("yes" if side else "" for side in sides)
+        for name, get in _SIDE_TEXTS.items():
+            texts[f"{which}_{name}"] = text_column(
+                get(side, row) if side else "" for side, row in zip(sides, rows, strict=True)
+            )
+    return texts
+
+
+def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
+    numbers = {name: number_column(map(get, rows)) for name, get in _NUMBERS.items()}
+    measured = [row.figures.metrics if row.figures else None for row in rows]
+    for name in Metrics.__struct_fields__:
+        if name not in _NO_NUMBERS and name not in numbers:
+            found = (None if metrics is None else getattr(metrics, name) for metrics in measured)
+            numbers[name] = number_column(found, _NEAR_ONE.get(name, DIGITS))
+    for which, measured_as in (("my", "candidate"), ("golden", "reference")):
+        for name in ("minimum", "maximum", "mean"):
+            numbers[f"{which}_{name}"] = number_column(
+                _extreme(getattr(row, which), row, measured_as, name) for row in rows
+            )
+    return numbers
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+# On paper, and where scripts are switched off, the table is this many rows that fail.
+MOST_PRINTED = 200
+_LAYOUT = PageLayout(
+    template="report.html.jinja",
+    styles=(
+        "vendor/uPlot.min.css",
+        "vendor/tabulator_simple.min.css",
+        "basics.css",
+        "report.css",
+    ),
+    vendored=("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js", "vendor/dagre.min.js"),
+    own=(
+        "shell.js",
+        "figures.js",
+        "data.js",
+        "drawing.js",
+        "filters.js",
+        "columns.js",
+        "table.js",
+        "chart.js",
+        "tree.js",
+        "graph.js",
+        "tensor.js",
+        "main.js",
+    ),
+)
+
+
+def html_report(comparison: Comparison) -> str:
+    """The whole comparison as one HTML file that loads nothing from anywhere."""
+    rows = comparison.rows
+    counts = Counter(row.status for row in rows)
+    failing = [
+        (place, row)
+        for place, row in enumerate(rows)
+        if not row.status.passes(strict=comparison.strict)
+    ]
+    return render_page(
+        _LAYOUT,
+        {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
+        comparison=comparison,
+        statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
+        signs=SIGNS,
+        headline=comparison_headline(comparison),
+        work=work_done(comparison),
+        stories=stories(comparison),
+        failing=failing[:MOST_PRINTED],
+        failures=len(failing),
+        data=packed(comparison_payload(comparison)),
+    )
+
+
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two begin to differ, in words."""
+    first, bad = comparison.first, comparison.first_non_finite
+    told = [divergence_story(comparison, first, "First divergence")]
+    if bad is not None and first is not None and bad.row == first.row:
+        told = [divergence_story(comparison, first, "First divergence, and first NaN or Inf")]
+    else:
+        told.append(divergence_story(comparison, bad, "First NaN or Inf"))
+    return [story for story in told if story is not None]
+
+
+def small_figure(value: float | None) -> str:
+    """A column of these is read by magnitude."""
+    return "" if value is None else figure(value) if not value else f"{value:.2e}"
+
+
+def step_and_rank(row: ComparisonRow) -> str:
+    """Of a row, in a cell."""
+    return f"{row.step}/{JOINED if row.rank is None else row.rank}"

@@ -1,0 +1,612 @@
+"""Dumps, and comparisons of two of them, for a terminal.
+
+For 80 columns and without colours, like `paritas.reports.terminal`. The last line is the answer in
+one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paritas.reports.dump_records import number, size
+from paritas.reports.terminal import (
+    STYLES,
+    details,
+    finding_cells,
+    indented,
+    last_line,
+    listed,
+    near_path,
+    remarks,
+)
+from paritas.results.comparisons import finding_of
+from paritas.results.findings import Aspect, Status
+from paritas.results.wording import MEANING, MOST_SHOWN, finding_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from paritas.dumps.survey import ChecksumFacts, DumpSummary, NameFacts, NonFinite, RankFacts
+    from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
+    from paritas.results.findings import Verdict
+
+
+# --- A dump ---------------------------------------------------------------------------------------
+
+# For 80 columns and without colours, like `paritas.reports.terminal`. The last line says in one
+# line whether everything could be read.
+
+# More names than this, and the rest of them share a row: not the first ones, nor, if they can
+# be had, those with a NaN or an infinity.
+MOST_NAMES = 40
+NAME_COLUMNS = ("name", "records", "value", "min", "max", "NaN/Inf")
+WIDEST_NAME = 30  # a longer one is broken behind its module
+NAME_LEGEND = (
+    "value, min, max: of the outputs, or of the inputs where no output is recorded\n"
+    "NaN/Inf: how many of the records hold one"
+)
+_STATES = {"being written": "is still being written", "ended early": "was cut off, not closed"}
+
+
+def dump_report(summary: DumpSummary) -> Group:
+    """The whole of it; print with `crop=False`, so that the last line stays one line."""
+    parts: list[RenderableType] = [_dump_heading(summary), Text()]
+    if summary.names:
+        parts += [
+            _chosen(summary),
+            name_table(summary.names),
+            Text(NAME_LEGEND, style="dim"),
+            Text(),
+        ]
+    if summary.selected:
+        parts += [*_finiteness(summary), Text()]
+    told = [*_listed("problem", summary.problems), *_listed("note", summary.notes)]
+    parts += [*told, *([Text()] if told else [])]
+    parts.append(Text(dump_verdict_line(summary), no_wrap=True, overflow="ignore"))
+    return Group(*parts)
+
+
+def dump_verdict_line(summary: DumpSummary) -> str:
+    """Whether all of it is there and readable, in one line."""
+    amount = f"{_counted(summary.records, 'record')} of {_counted(len(summary.ranks), 'rank')}"
+    checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
+    if summary.problems:
+        problems = _counted(len(summary.problems), "problem")
+        return f"incomplete: {amount} can be read; {problems}{checked}"
+    return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
+
+
+def _checksums(found: ChecksumFacts) -> str:
+    if not found.values:
+        return "there are no stored values to check"
+    of = f"of {_counted(found.values, 'stored value')}"
+    words = [
+        f"{found.fit} {of} match their checksums" if found.fit else "",
+        f"{found.damaged} {of} damaged" if found.damaged else "",
+        f"{found.without} {of} without a checksum ({', '.join(found.endings)} files)"
+        if found.without
+        else "",
+    ]
+    return ", ".join(filter(None, words))
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def _dump_heading(summary: DumpSummary) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for label, words in _facts(summary):
+        grid.add_row(label, Text(words))
+    return grid
+
+
+def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
+    header = summary.header
+    yield "dump", near_path(summary.path)
+    made = [header.program and f"of {near_path(header.program)}", header.created]
+    made += [
+        header.torch and f"torch {header.torch}",
+        header.paritas and f"paritas {header.paritas}",
+    ]
+    yield "run", ", ".join([header.run, *filter(None, made)])
+    yield "ranks", _ranks(summary)
+    taps = "every node tapped, which may change the fusion" if header.taps else ""
+    is_ours = summary.kind == "paritas"  # of others' it is not known
+    fusion = f"fusion {header.fusion}" if is_ours and "fused" in summary.sources else ""
+    sources = ", ".join(summary.sources or header.sources) or "none"
+    yield "source", "; ".join(filter(None, [sources, fusion, taps]))
+    kept = "statistics, no tensors" if header.data == "stats" else "tensors"
+    yield "data", f"{kept}; layout {header.layout if is_ours else summary.kind}"
+    if header.selection:
+        yield "selection", "; ".join(f"{key} {words}" for key, words in header.selection.items())
+    yield "steps", ranges(summary.steps) or "none"
+    levels = ", ".join(f"{count} {level}" for level, count in summary.levels.items())
+    others = summary.records - summary.tensors
+    values = f"; {others} of them no tensor" if others else ""
+    yield "records", f"{summary.records}{f' ({levels})' if levels else ''}{values}"
+    yield "on disk", f"{size(summary.bytes_on_disk)} in {_counted(summary.files, 'file')}"
+    if summary.payload_bytes:
+        yield "dedupe", _dedupe(summary)
+    if summary.checksums is not None:
+        yield "checksums", _checksums(summary.checksums)
+    if summary.observed:
+        yield "observation", _observation(summary)
+
+
+def _ranks(summary: DumpSummary) -> str:
+    there = ranges([(facts.rank, facts.rank) for facts in summary.ranks])
+    words = [f"{there} (the run has {summary.header.world_size})"]
+    if summary.missing:
+        words.append(f"nothing of {ranges([(rank, rank) for rank in summary.missing])}")
+    unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
+    words += [_unclosed(facts) for facts in unclosed[:MOST_SHOWN]]
+    if len(unclosed) > MOST_SHOWN:
+        words.append(f"{len(unclosed) - MOST_SHOWN} more are not closed")
+    return "; ".join(words if unclosed else [*words, "closed"])
+
+
+def _unclosed(facts: RankFacts) -> str:
+    end = f"the last is {facts.last} of step {facts.last_step}" if facts.last else "none at all"
+    counted = _counted(facts.records, "record")
+    return f"rank {facts.rank} {_STATES[facts.state]} ({counted}, {end})"
+
+
+def _dedupe(summary: DumpSummary) -> str:
+    saved = summary.payload_bytes - summary.stored_bytes
+    factor = summary.payload_bytes / max(1, summary.stored_bytes)
+    return f"saved {size(saved)} of {size(summary.payload_bytes)} (factor {factor:.3g})"
+
+
+def _observation(summary: DumpSummary) -> str:
+    words = []
+    for status in ("changed", "unchecked", "unchanged"):
+        graphs = [item for item in summary.observed if item.status == status]
+        if not graphs:
+            continue
+        named = [
+            f"{item.graph}{f' ({item.detail})' if item.detail else ''}"
+            for item in (graphs[:MOST_SHOWN] if status != "unchanged" else [])
+        ]
+        of = f"{len(graphs)} of {_counted(len(summary.observed), 'graph')}"
+        told = {
+            "changed": f"recording CHANGED the outputs of {of}",
+            "unchecked": f"not known of {of} whether recording changed the outputs",
+            "unchanged": f"recording did not change the outputs of {of}",
+        }[status]
+        words.append(f"{told}{': ' if named else ''}{', '.join(named)}")
+    return "; ".join(words)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _chosen(summary: DumpSummary) -> RenderableType:
+    counted = f"{_counted(summary.selected, 'record')} under {_counted(len(summary.names), 'name')}"
+    read = summary.from_payloads
+    source = (
+        f"; statistics of {read} were not in the index and taken from the values" if read else ""
+    )
+    return Text(f"{counted}{source}")
+
+
+def name_table(names: Sequence[NameFacts]) -> Table:
+    """One row per name, in the order in which they were first recorded."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+        header_style="bold",
+    )
+    for column in NAME_COLUMNS:
+        table.add_column(
+            column,
+            justify="left" if column in {"name", "value"} else "right",
+            overflow="fold",
+            no_wrap=column in {"min", "max"},
+        )
+    shown, folded = _fold_names(names)
+    for facts in shown:
+        bad = Text(str(facts.non_finite) if facts.non_finite else "", style="bold red")
+        ends = (number(facts.minimum), number(facts.maximum))
+        table.add_row(Text(_name_words(facts)), str(facts.records), Text(_kinds(facts)), *ends, bad)
+    if folded:
+        more = f"{len(folded)} more; --layer GLOB chooses"
+        table.add_row(more, str(sum(facts.records for facts in folded)), "", "", "", "")
+    return table
+
+
+def _fold_names(names: Sequence[NameFacts]) -> tuple[list[NameFacts], list[NameFacts]]:
+    """Which have a row of their own, and which share one."""
+    if len(names) <= MOST_NAMES:
+        return list(names), []
+    # The first ones tell where it starts, so they stay even where most are not finite.
+    first = MOST_NAMES // 2
+    places = sorted(
+        range(len(names)), key=lambda place: place >= first and not names[place].non_finite
+    )
+    kept = set(places[:MOST_NAMES])
+    shown = [facts for place, facts in enumerate(names) if place in kept]
+    return shown, [facts for place, facts in enumerate(names) if place not in kept]
+
+
+def _name_words(facts: NameFacts) -> str:
+    name = f"{facts.name} (backward)" if facts.phase == "backward" else facts.name
+    module, slash, operator = name.rpartition("/")
+    return f"{module}/\n {operator}" if slash and len(name) > WIDEST_NAME else name
+
+
+def _kinds(facts: NameFacts) -> str:
+    if not facts.kinds:
+        return ""
+    more = f" +{len(facts.kinds) - 1}" if len(facts.kinds) > 1 else ""
+    return f"{facts.kinds[0]}{more}"
+
+
+# --- the first NaN --------------------------------------------------------------------------------
+
+
+def _finiteness(summary: DumpSummary) -> Iterator[RenderableType]:
+    found = summary.non_finite
+    if not found:
+        yield Text("every value is finite" if _has_numbers(summary) else "no statistics to go by")
+    for item in found[:MOST_SHOWN]:
+        yield from _non_finite(item)
+    if len(found) > MOST_SHOWN:
+        yield Text(f"and {len(found) - MOST_SHOWN} more on other ranks")
+
+
+def _has_numbers(summary: DumpSummary) -> bool:
+    return any(facts.minimum is not None for facts in summary.names)
+
+
+def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
+    site = item.site
+    yield Text(f"first {item.kind}: rank {item.rank}, step {item.step}, {item.id}", style="bold")
+    of_module = f" in {site.module}" if site.module and site.module != site.name else ""
+    by = f"by {site.op or site.name}{of_module}"
+    yield _indent(f"{item.count} of {_counted(item.of, 'value')}, {by}")
+    if site.nodes and site.nodes != (site.name,):
+        kernel = f"; written by {site.kernel}" if site.kernel else ""
+        yield _indent(f"stands for {', '.join(site.nodes)}{kernel}")
+    if site.line:
+        yield _indent(f"{near_path(site.line)}{f': {site.code}' if site.code else ''}")
+    yield _indent(_origin(item))
+
+
+def _origin(item: NonFinite) -> str:
+    inputs = f"{_counted(item.inputs, 'recorded input')} of this call"
+    if item.origin == "made":
+        finite = "is finite" if item.inputs == 1 else "are finite"
+        module = ", so its code or its parameters did it" if item.site.level == "module" else ""
+        return f"made here: the {inputs} {finite}{module}"
+    tensors = f"{_counted(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
+    earlier = f"{tensors} recorded before it"
+    if item.origin == "unknown":
+        return f"made here or not: no input of this call is recorded; {earlier}"
+    if item.is_given:
+        return f"not made here: the call was given it; {earlier}"
+    verb = "is" if item.bad_inputs == 1 else "are"
+    return f"not made here: {item.bad_inputs} of the {inputs} {verb} not finite"
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def ranges(spans: Sequence[tuple[int, int]]) -> str:
+    """First and last of each, with those that adjoin made one: `0-3, 7`."""
+    joined: list[list[int]] = []
+    for first, last in spans:
+        if joined and joined[-1][1] == first - 1:
+            joined[-1][1] = last
+        else:
+            joined.append([first, last])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined)
+
+
+def _listed(label: str, items: Sequence[str]) -> Iterator[RenderableType]:
+    for item in items[:MOST_SHOWN]:
+        yield Text(f"{label}: {item}")
+    if len(items) > MOST_SHOWN:
+        yield Text(f"{label}: {len(items) - MOST_SHOWN} more")
+
+
+def _indent(words: str) -> RenderableType:
+    return Padding(Text(words), (0, 0, 0, 2), expand=False)
+
+
+# --- A comparison of two dumps --------------------------------------------------------------------
+
+# For 80 columns and without colours, like `paritas.reports.terminal`, whose last line it shares.
+
+MOST_ROWS = 24
+_NEAR_THEIR_LIMITS = 6  # of rows that pass, where none fails
+_FOLLOWERS = 8  # rows whose difference came in with their inputs
+ROW_COLUMNS = ("status", "item", "off by", "own", "came in", "worst / allowed")
+ROW_LEGENDS = {
+    "item": "item: without what all have in common; the whole name is in comparison.csv",
+    "off by": "off by: size of the difference over the golden side's, or a count of values",
+    "own": "own, came in: the part of it that was made here, and that of the inputs",
+    "worst / allowed": "worst / allowed: in multiples of rounding noise",
+}
+_HOW_ATTRIBUTED = {
+    "replayed": "told by running the operator again in float64",
+    "estimated": "estimated from the errors of its inputs",
+    "": "",
+}
+_KINDS = {
+    "made": "made here",
+    "given": "not made here: it was in what the program was given",
+    "unclear": "the first row that fails; whether it was made here cannot be told",
+}
+_NEXT = {
+    "made": "look at this operator first: what comes after it inherits the error",
+    "given": "compare what made the inputs, or give both programs the same ones",
+    "unclear": "record the inputs of this call on both sides, and compare again",
+}
+
+
+def comparison_report(comparison: Comparison, *remarked: str) -> Group:
+    """The whole of it, with remarks of the caller's; print with `crop=False`."""
+    verdict = comparison.verdict
+    parts: list[RenderableType] = [_comparison_heading(comparison), Text()]
+    if comparison.rows:
+        parts += [count_table(comparison), Text()]
+    gravest = _gravest(comparison)
+    if gravest:
+        table = row_table(comparison, gravest)
+        legend = [
+            ROW_LEGENDS[str(column.header)]
+            for column in table.columns[1:]
+            if column.header in ROW_LEGENDS
+        ]
+        parts += [table, Text("\n".join(legend), style="dim"), Text()]
+    for told in (
+        _divergences(comparison),
+        _other_failures(comparison, verdict),
+        _problems(comparison),
+    ):
+        lines = list(told)
+        parts += [*lines, Text()] if lines else []
+    parts += remarks(verdict)
+    parts += [Text(words) for words in remarked]
+    return Group(*parts, comparison_verdict_line(comparison))
+
+
+def comparison_verdict_line(comparison: Comparison) -> Text:
+    """The verdict in one line; equal statistics, or digests, are not equal bits."""
+    line = last_line(comparison.verdict)
+    few = comparison.of_summaries
+    unread = Counter(row.judged_by for row in comparison.rows if row.is_by_digest)
+    if not few and not unread:
+        return line
+    same = "is the same in all that is recorded" if few else "has equal digests"
+    words = [line.plain.replace(MEANING[Status.IDENTICAL], same)]
+    words += [f"{few} by statistics alone"] if few else []
+    words += [f"{count} by {how}" for how, count in unread.items()]
+    return Text(", ".join(words), line.style, no_wrap=True, overflow="ignore")
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def _comparison_heading(comparison: Comparison) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    grid.add_row("my", Text(_dump_words(comparison.my)))
+    grid.add_row("golden", Text(_dump_words(comparison.golden)))
+    if comparison.nbytes:
+        amount = f"{size(comparison.nbytes)} in {comparison.seconds:.3g} s"
+        grid.add_row("compared", Text(amount))
+    return grid
+
+
+def _dump_words(dump: DumpFacts) -> str:
+    words = [f"{near_path(dump.path)} ({dump.kind})", f"{dump.records} records"]
+    for thing, numbers in (("step", dump.steps), ("rank", dump.ranks)):
+        if numbers:
+            plural = "" if len(numbers) == 1 else "s"
+            words.append(f"{thing}{plural} {ranges([(n, n) for n in sorted(numbers)])}")
+    if dump.sources:
+        fusion = f" with fusion {dump.fusion}" if dump.fusion and "fused" in dump.sources else ""
+        words.append(f"{', '.join(dump.sources)}{fusion}")
+    if dump.program:
+        words.append(f"of {near_path(dump.program)}")
+    if dump.torch:
+        words.append(f"torch {dump.torch}")
+    return "; ".join(words)
+
+
+def count_table(comparison: Comparison) -> Table:
+    """How many rows ended how, gravest first, by phase and level."""
+    counts = Counter((row.status, row.phase, row.level) for row in comparison.rows)
+    kinds = list(dict.fromkeys((row.phase, row.level) for row in comparison.rows))
+    table = _table()
+    table.add_column("rows")
+    for phase, level in kinds:
+        table.add_column(f"{phase}\n{level}", justify="right")
+    for status in reversed(Status):
+        found = [counts[status, *kind] for kind in kinds]
+        if any(found):
+            style = STYLES[status]
+            table.add_row(Text(status.value, style=style), *(str(count or "") for count in found))
+    return table
+
+
+def _table() -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+
+
+# --- the gravest rows -----------------------------------------------------------------------------
+
+
+def _gravest(comparison: Comparison) -> list[ComparisonRow]:
+    """Rows worth a line: where it begins, then by gravity; those that only inherit it last."""
+    begin = _beginnings(comparison)
+    wanting = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
+    if wanting:
+        return sorted(
+            wanting,
+            key=lambda row: (row.index not in begin, row.made == "before", -row.status.gravity),
+        )
+    near = sorted(comparison.rows, key=lambda row: -(row.score.excess if row.score else 0.0))
+    return [row for row in near[:_NEAR_THEIR_LIMITS] if row.status is Status.EQUIVALENT]
+
+
+def _beginnings(comparison: Comparison) -> set[int]:
+    return {first.row for first in (comparison.first, comparison.first_non_finite) if first}
+
+
+def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
+    """The first of these rows, and how many more there are."""
+    begin = _beginnings(comparison)
+    followers = [row for row in rows if row.made == "before" and row.index not in begin]
+    shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
+    shorten = _Shortening(comparison)
+    lines: list[tuple[Text, ...]] = []
+    for row in shown:
+        status, _, value, off_by, worst = finding_cells(finding_of(row))
+        item = Text("\n").join(filter(None, (Text(shorten(row)), value)))
+        lines.append(
+            (status, item, off_by, Text(_figure(row.own)), Text(_figure(row.inherited)), worst)
+        )
+    filled = [place for place in range(len(ROW_COLUMNS)) if any(line[place] for line in lines)]
+    table = _table()
+    for place in filled:
+        table.add_column(ROW_COLUMNS[place], overflow="fold", no_wrap=ROW_COLUMNS[place] != "item")
+    for line in lines:
+        table.add_row(*(line[place] for place in filled))
+    more = len(rows) - len(shown)
+    if more:
+        left = min(more, len(followers))  # they come last
+        words = f"{more} more" + (f", of which {left} inherit it" if left else "")
+        table.add_row("", words, *("" for _ in filled[2:]))
+    return table
+
+
+class _Shortening:
+    """Names in a narrow column: what most rows have in common goes without saying."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        graphs = {row.graph for row in comparison.rows if row.graph}
+        self._graph = f"{graphs.pop()}/" if len(graphs) == 1 else ""
+        self._steps = len({row.step for row in comparison.rows}) > 1
+        self._ranks = len({row.rank for row in comparison.rows}) > 1
+
+    def __call__(self, row: ComparisonRow) -> str:
+        """The name, with step and rank where there are several."""
+        name = row.name.removeprefix("forward/").removesuffix("/output.0")
+        name = name.replace(self._graph, "", 1) if self._graph else name
+        name = re.sub(r"#0(?=/|$)", "", name)
+        aspect = "" if row.aspect is Aspect.VALUE else f" ({row.aspect.value})"
+        step = f" step {row.step}" if self._steps else ""
+        rank = f" rank {row.rank}" if self._ranks and row.rank is not None else ""
+        return f"{name}{aspect}{step}{rank}"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}" if value else "0"
+
+
+# --- where it begins ------------------------------------------------------------------------------
+
+
+def _divergences(comparison: Comparison) -> Iterator[RenderableType]:
+    first, other = comparison.first, comparison.first_non_finite
+    also = "; also the first NaN or infinity" if first and other and first.row == other.row else ""
+    if first is not None:
+        yield from divergence_lines(comparison, first, f"first divergence{also}")
+    if other is not None and not also:
+        yield from divergence_lines(comparison, other, "first NaN or infinity")
+
+
+def divergence_lines(
+    comparison: Comparison, divergence: Divergence, title: str
+) -> Iterator[RenderableType]:
+    """One of them in words: what, how many, the worst, where, who made it, what to do."""
+    row = next(row for row in comparison.rows if row.index == divergence.row)
+    # The place and what to do are told below, after the figures.
+    bare = msgspec.structs.replace(row, made="", line="", advice="")
+    heading, *lines = finding_lines(finding_of(bare))
+    yield Text(f"{title}: {heading.strip()}", style=STYLES[row.status])
+    for line in lines:
+        words = line.lstrip()
+        yield indented(words, len(line) - len(words) - 2)
+    yield from map(indented, (*_describe_place(row), *_describe_divergence(row, divergence)))
+    yield indented(f"next: {row.advice or _NEXT[divergence.kind]}")
+
+
+def _describe_place(row: ComparisonRow) -> Iterator[str]:
+    if len(row.nodes) > 1:
+        yield f"compiled together: {', '.join(row.nodes)}"
+    if row.kernel:
+        yield f"written by {row.kernel}"
+    inside = f"in module {row.module}" if row.module else ""
+    if row.op or inside:
+        yield " ".join(filter(None, ("call of" if row.op else "", row.op, inside)))
+    if row.line:
+        yield f"at {near_path(row.line)}{f': {row.code}' if row.code else ''}"
+
+
+def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator[str]:
+    said = divergence.reason in {"", row.reason}
+    because = "" if said else f": {divergence.reason}"
+    yield f"{_KINDS[divergence.kind]}{because}"
+    if row.own is not None or row.inherited is not None:
+        parts = [("added here", row.own), ("came in", row.inherited)]
+        shares = ", ".join(f"{name} {part:.2g}" for name, part in parts if part is not None)
+        how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
+        yield f"error relative to the golden norm: {shares}{how}"
+    matched = f"matched by {row.matched_by}" if row.matched_by else ""
+    judged = f"judged by {row.judged_by}" if row.judged_by else ""
+    if matched or judged:
+        yield ", ".join(filter(None, (matched, judged)))
+    if row.limits:
+        yield f"it cannot show everything: {row.limits}"
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
+    """What failed and follows from nothing above: what could not be compared, or is unstable."""
+    begin = _beginnings(comparison)
+    told = [
+        finding_of(row)
+        for row in comparison.rows
+        if row.index not in begin
+        # Those without a counterpart are listed as unmatched.
+        and row.my is not None
+        and row.golden is not None
+        and (row.status is Status.UNVERIFIED or not begin)
+    ]
+    yield from details(msgspec.structs.replace(verdict, findings=tuple(told)))
+
+
+def _problems(comparison: Comparison) -> Iterator[RenderableType]:
+    yield from listed("problem in my dump", comparison.my.problems)
+    yield from listed("problem in the golden dump", comparison.golden.problems)

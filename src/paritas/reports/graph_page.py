@@ -1,0 +1,381 @@
+"""The HTML page of a graph whose operators were checked, and the data of its scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from paritas.reports.files import write_whole
+from paritas.reports.graphs import (
+    MEANINGS,
+    ORDER,
+    confirmation_words,
+    counted,
+    duration,
+    enumerated,
+    failing,
+    failing_options,
+    graph_label,
+    loss_gap,
+    option_words,
+    reasons,
+    short_name,
+    size_words,
+    verdict_word,
+    verdict_words,
+)
+from paritas.reports.pages import SIGNS, PageLayout, figure, packed, render_page
+from paritas.reports.terminal import finding_cells
+from paritas.results.findings import spell_nonfinite
+from paritas.results.graph_reports import CallOutcome
+from paritas.results.wording import finding_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from paritas.results.findings import Finding, Status
+    from paritas.results.graph_reports import CallSite, GraphReport, OperatorResult, OptionResult
+
+
+# --- Rules, drawn: which dimensions were split, and how that ended --------------------------------
+
+# A rule is shown as it is written; the name of each dimension carries the status of its split.
+
+TokenKind = Literal["split", "whole", "text"]
+
+# A name, or the star that stands for any number of dimensions.
+_NAME = re.compile(r"[^\W\d]\w*\d*|\*")
+_STAR = re.compile(r"\*\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleToken:
+    """A piece of a rule.
+
+    Attributes:
+        kind: a dimension that was split, one that was not, or what stands between.
+        status: the gravest of its splits.
+        hint: these in words.
+    """
+
+    text: str
+    kind: TokenKind = "text"
+    status: Status | None = None
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnRule:
+    """A rule with what became of its dimensions.
+
+    Attributes:
+        loose: splits whose dimension cannot be found in the rule's text.
+    """
+
+    rule: str
+    origins: tuple[str, ...]
+    tokens: tuple[RuleToken, ...]
+    loose: tuple[RuleToken, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """Operators of one name whose rules ended alike.
+
+    Attributes:
+        place: of the first of them among the operators of the report.
+        calls: of all of them together.
+        kinds: how many kinds of arguments there are.
+    """
+
+    operator: str
+    place: int
+    calls: int
+    kinds: int
+    rules: tuple[DrawnRule, ...]
+
+
+def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
+    """Which dimensions of which operator can be split; those that are wrong first."""
+    found: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
+    for place, one in enumerate(operators):
+        if not one.options:
+            continue
+        rules = drawn_rules(one.options)
+        alike = (one.operator, rules)
+        seen = found.get(alike, Overview(one.operator, place, 0, 0, rules))
+        found[alike] = dataclasses.replace(
+            seen, calls=seen.calls + len(one.sites), kinds=seen.kinds + 1
+        )
+    return sorted(found.values(), key=lambda row: -_gravity(row))
+
+
+def _gravity(row: Overview) -> int:
+    # What passes keeps the order of the graph.
+    tokens = [token for rule in row.rules for token in (*rule.tokens, *rule.loose)]
+    grave = [token.status.gravity for token in tokens if token.status and not token.status.passes()]
+    return max(grave, default=0)
+
+
+def drawn_rules(options: Iterable[OptionResult]) -> tuple[DrawnRule, ...]:
+    """Each rule once, in the order in which they come."""
+    by_rule: dict[str, list[OptionResult]] = {}
+    for option in options:
+        by_rule.setdefault(option.rule, []).append(option)
+    return tuple(_draw_rule(rule, same) for rule, same in by_rule.items())
+
+
+def _draw_rule(rule: str, options: list[OptionResult]) -> DrawnRule:
+    splits: dict[str, list[OptionResult]] = {}
+    for option in options:
+        splits.setdefault(_name(option), []).append(option)
+    tokens = tuple(_tokens(rule, splits))
+    shown = {token.text for token in tokens if token.kind == "split"}
+    loose = [_draw_token(name, same) for name, same in splits.items() if name not in shown]
+    origins = tuple(dict.fromkeys(option.origin for option in options))
+    return DrawnRule(rule, origins, tokens, tuple(loose))
+
+
+def _name(option: OptionResult) -> str:
+    """The dimension's name: the last word of `split by k`; all dimensions of a star are one."""
+    words = option.split.split()
+    name = words[-1] if words else f"idx {option.idx}, dim {option.dim}"
+    return "*" if _STAR.fullmatch(name) else name
+
+
+def _tokens(rule: str, splits: dict[str, list[OptionResult]]) -> Iterator[RuleToken]:
+    """What stands behind a semicolon are arguments: of them only names that are split are shown."""
+    end = 0
+    dims = rule.partition(";")[0]
+    for found in _NAME.finditer(rule):
+        name = found.group()
+        if found.start() > end:
+            yield RuleToken(rule[end : found.start()])
+        if name in splits:
+            yield _draw_token(name, splits[name])
+        elif found.start() < len(dims):
+            yield RuleToken(name, "whole", hint="not split")
+        else:
+            yield RuleToken(name)
+        end = found.end()
+    if end < len(rule):
+        yield RuleToken(rule[end:])
+
+
+def _draw_token(name: str, options: list[OptionResult]) -> RuleToken:
+    hints = [
+        f"{option.split} at idx {option.idx}, dim {option.dim}, {option.ranks} ranks: "
+        f"{option.status.value}"
+        for option in options
+    ]
+    worst = max((option.status for option in options), key=lambda status: status.gravity)
+    return RuleToken(name, "split", worst, "\n".join(hints))
+
+
+# --- The operators as data ------------------------------------------------------------------------
+
+# Outcomes as names of classes in a style sheet.
+SLUGS = {
+    CallOutcome.VERIFIED: "verified",
+    CallOutcome.NOTHING: "nothing",
+    CallOutcome.UNSUPPORTED: "unsupported",
+    CallOutcome.FAILED: "failed",
+}
+
+
+def graph_payload(report: GraphReport) -> dict[str, Any]:
+    """Every operator with its calls, splits and findings."""
+    operators = [_encode_operator(one, strict=report.strict) for one in report.operators]
+    return {"operators": spell_nonfinite(operators)}
+
+
+def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
+    return {
+        "operator": one.operator,
+        "signature": one.signature,
+        "outcome": SLUGS[one.outcome],
+        "reason": one.reason,
+        "notes": one.notes,
+        "script": one.script,
+        "seconds": one.seconds,
+        "sites": [_encode_site(site) for site in one.sites],
+        "options": [_encode_option(option, strict=strict) for option in one.options],
+        "rules": [
+            {
+                "origins": rule.origins,
+                "tokens": [_encode_token(token) for token in rule.tokens],
+                "loose": [_encode_token(token) for token in rule.loose],
+            }
+            for rule in drawn_rules(one.options)
+        ],
+    }
+
+
+def _encode_site(site: CallSite) -> list[str]:
+    return [site.node, site.source, site.code, site.module]
+
+
+def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
+    return {
+        "words": option_words(option),
+        "rule": option.rule,
+        "origin": option.origin,
+        "ranks": option.ranks,
+        "status": option.status.value,
+        "confirmation": confirmation_words(option),
+        "passes": option.status.passes(strict=strict),
+        "reason": option.reason,
+        "whole": option.loss_whole,
+        "split": option.loss_split,
+        "gap": loss_gap(option),
+        "gradients": option.gradients,
+        "seconds": option.seconds,
+        "findings": [_encode_finding(finding) for finding in option.verdict.findings],
+        "not_compared": [*option.verdict.coverage.skipped, *option.verdict.coverage.unmatched],
+    }
+
+
+def _encode_finding(finding: Finding) -> dict[str, Any]:
+    _, item, value, off_by, worst = (cell.plain for cell in finding_cells(finding))
+    return {
+        "status": finding.status.value,
+        "item": item,
+        "value": value,
+        "off_by": off_by,
+        "worst": worst,
+        # The first line says again which one it is.
+        "words": [line.strip() for line in finding_lines(finding)[1:]],
+    }
+
+
+def _encode_token(token: RuleToken) -> list[str]:
+    return [token.text, token.kind, token.status.value if token.status else "", token.hint]
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+# The others are in the table; of these the first are unfolded.
+MOST_STORIES = 50
+MOST_OPEN = 3
+# Operators that have a reason in common.
+MOST_NAMED = 8
+
+# Beside the colour, so that nobody depends on it.
+OUTCOME_SIGNS = {
+    CallOutcome.VERIFIED: "✓",
+    CallOutcome.NOTHING: "–",
+    CallOutcome.UNSUPPORTED: "?",
+    CallOutcome.FAILED: "≠",
+}
+VERDICTS = {
+    "verified": CallOutcome.VERIFIED,
+    "failed": CallOutcome.FAILED,
+    "unverified": CallOutcome.UNSUPPORTED,
+}
+_LAYOUT = PageLayout(
+    template="graph_page.html.jinja",
+    styles=("vendor/tabulator_simple.min.css", "basics.css", "report.css", "graph_page.css"),
+    vendored=("vendor/tabulator.min.js",),
+    own=(
+        "shell.js",
+        "figures.js",
+        "drawing.js",
+        "columns.js",
+        "graph_filters.js",
+        "graph_table.js",
+        "graph_panel.js",
+        "graph_main.js",
+    ),
+)
+
+
+def write_graph_page(report: GraphReport, path: Path) -> None:
+    """Write the page to a file, whole or not at all."""
+    page = graph_page(report).encode(errors="backslashreplace")
+    write_whole(path, page.removesuffix(b"\n"))
+
+
+def graph_page(report: GraphReport) -> str:
+    """The whole report as one HTML file that loads nothing from anywhere."""
+    counts = report.counts()
+    missing = report.calls - sum(counts.values())
+    wrong = failing(report)
+    word = verdict_word(report)
+    return render_page(
+        _LAYOUT,
+        {
+            "gap": _gap,
+            "link": _link,
+            "loss": _loss,
+            "option": option_words,
+            "ranks": confirmation_words,
+        },
+        report=report,
+        name=short_name(report),
+        word=word,
+        verdict=VERDICTS[word],
+        words=verdict_words(report),
+        size=size_words(report),
+        took=duration(report.seconds),
+        outcomes=[(o, SLUGS[o], OUTCOME_SIGNS[o], MEANINGS[o], counts[o]) for o in ORDER],
+        slugs=SLUGS,
+        outcome_signs=OUTCOME_SIGNS,
+        signs=SIGNS,
+        missing=max(0, missing),
+        stories=[
+            (place, one, failing_options(one, report), _modules(one))
+            for place, one in enumerate(report.operators)
+            if one.outcome is CallOutcome.FAILED
+        ][:MOST_STORIES],
+        most_open=MOST_OPEN,
+        more_stories=max(0, len(wrong) - MOST_STORIES),
+        unchecked=[
+            (outcome, reason, enumerated(reason.operators, MOST_NAMED))
+            for outcome in (CallOutcome.UNSUPPORTED, CallOutcome.NOTHING)
+            for reason in reasons(report, outcome)
+        ],
+        overview=overview(report.operators),
+        counted=counted,
+        beside=[
+            (
+                graph_label(one, (report, *report.others)),
+                graph_page_name(one.number),
+                VERDICTS[verdict_word(one)],
+                verdict_word(one),
+                verdict_words(one),
+            )
+            for one in report.others
+        ],
+        data=packed(graph_payload(report)),
+    )
+
+
+def graph_page_name(number: int) -> str:
+    """The page of a graph that is not that of the folder's latest run."""
+    return f"report_{number}.html"
+
+
+def _modules(one: OperatorResult) -> str:
+    return enumerated(dict.fromkeys(site.module for site in one.sites if site.module))
+
+
+def _loss(value: float | None) -> str:
+    """It is compared with its neighbour: more digits than elsewhere."""
+    return "" if value is None else "NaN" if math.isnan(value) else f"{value:.9g}"
+
+
+def _gap(option: OptionResult) -> str:
+    """Written as the scripts of the page write it: `1.10e0`."""
+    gap = loss_gap(option)
+    if gap is None or not gap or not math.isfinite(gap):
+        return "" if gap is None else figure(gap)
+    digits, power = f"{gap:.2e}".split("e")
+    return f"{digits}e{int(power)}"
+
+
+def _link(script: str) -> str:
+    """The address of a script beside the page; nothing for a name that could lead elsewhere."""
+    return script if re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", script, re.ASCII) else ""

@@ -1,0 +1,411 @@
+"""A graph whose operators were checked, in words that terminal, files and page share."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich import box
+from rich.console import Group
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from paritas.reports.terminal import STYLES as STATUS_STYLES
+from paritas.reports.terminal import indented, listed, near_path
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome
+from paritas.results.wording import MOST_SHOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
+
+# What needs a person first.
+ORDER = (CallOutcome.FAILED, CallOutcome.UNSUPPORTED, CallOutcome.VERIFIED, CallOutcome.NOTHING)
+MEANINGS = {
+    CallOutcome.VERIFIED: "every split that was asked for was compared and is right",
+    CallOutcome.NOTHING: "there is no split to compare, and the reason says why",
+    CallOutcome.UNSUPPORTED: "could not be checked, and the reason says why",
+    CallOutcome.FAILED: "a split computes something else than the whole operator",
+}
+_ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
+    CallOutcome.NOTHING: "with nothing to check"
+}
+_MINUTE = 60.0
+_WORD = re.compile(r"\w+")
+
+
+class Reason(NamedTuple):
+    """Why calls ended as they did, with how many have it and the operators they call."""
+
+    words: str
+    calls: int
+    operators: tuple[str, ...]
+
+
+def graph_headline(report: GraphReport) -> str:
+    """How many calls ended how: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
+    parts = [f"{short_name(report)}: {counted(report.calls, 'call')}"]
+    parts += [f"{count:,} {_ENDED[outcome]}" for outcome, count in report.counts().items() if count]
+    return ", ".join(parts)
+
+
+def short_name(report: GraphReport) -> str:
+    """The file's name without its folders; other names as they are."""
+    return PurePath(report.graph).name or report.graph
+
+
+def graph_label(report: GraphReport, beside: Iterable[GraphReport]) -> str:
+    """What a graph is called beside the others of its folder: its number, if names are alike."""
+    same = sum(one.graph == report.graph for one in beside)
+    return f"{report.graph} ({report.number})" if same > 1 else report.graph
+
+
+def verdict_word(report: GraphReport) -> str:
+    """The verdict in a word."""
+    return {0: "verified", 1: "failed"}.get(report.exit_code, "unverified")
+
+
+def verdict_words(report: GraphReport) -> str:
+    """Why the verdict is what it is, in a sentence without its full stop."""
+    counts = report.counts()
+    verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
+    if report.exit_code == 1:
+        operators = len(failing(report))
+        wrong = sum(len(failing_options(one, report)) for one in failing(report))
+        splits = f" in {counted(wrong, 'split')}" if wrong else ""
+        calls = counted(counts[CallOutcome.FAILED], "call")
+        return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
+    missing = report.calls - sum(counts.values())
+    if not report.ended:
+        return f"interrupted, {counted(max(0, missing), 'call')} not looked at; {verified}"
+    if missing:
+        return f"{counted(missing, 'call')} not accounted for; {verified}"
+    if counts[CallOutcome.UNSUPPORTED]:
+        return (
+            f"{counted(counts[CallOutcome.UNSUPPORTED], 'call')} could not be checked; {verified}"
+        )
+    if not counts[CallOutcome.VERIFIED]:
+        return "nothing was checked"
+    rest = counts[CallOutcome.NOTHING]
+    others = f", nothing to check in the other {rest:,}" if rest else ""
+    return f"{verified}{others}; {counted(_count_splits(report), 'split')} compared"
+
+
+def size_words(report: GraphReport) -> str:
+    """How much there was to do and how long it took."""
+    words = [
+        counted(len(report.operators), "distinct operator"),
+        counted(_count_splits(report), "split"),
+    ]
+    ranks = sorted({option.ranks for one in report.operators for option in one.options})
+    if ranks:
+        words[-1] += f" over {' and '.join(map(str, ranks))} ranks"
+    words += _confirmed_words(report)
+    words.append(duration(report.seconds))
+    if report.resumed:
+        words.append(f"{counted(report.resumed, 'operator')} taken over from an earlier run")
+    if report.shared:
+        verb = "was" if report.shared == 1 else "were"
+        words.append(
+            f"{counted(report.shared, 'operator')} {verb} verified before for another graph here"
+        )
+    return ", ".join(words)
+
+
+def _confirmed_words(report: GraphReport) -> list[str]:
+    """On how many splits real ranks were asked, and of how many they said no."""
+    asked = [option.confirmation for one in report.operators for option in one.options]
+    told = [one for one in asked if one is not None]
+    found = []
+    for backend in dict.fromkeys(one.backend for one in told):
+        mine = [one for one in told if one.backend == backend]
+        right = sum(one.status.passes(strict=report.strict) for one in mine)
+        found.append(f"{right:,} of {len(asked):,} confirmed on {backend} ranks")
+    return found
+
+
+def _count_splits(report: GraphReport) -> int:
+    return sum(len(one.options) for one in report.operators)
+
+
+def failing(report: GraphReport) -> list[OperatorResult]:
+    """The operators that are wrong, in the order of the graph."""
+    return [one for one in report.operators if one.outcome is CallOutcome.FAILED]
+
+
+def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResult]:
+    """The splits of an operator that are wrong, gravest first; unstable ones too where strict."""
+    bad = [
+        option
+        for option in one.options
+        if option.status is not Status.UNVERIFIED and not option.status.passes(strict=report.strict)
+    ]
+    return sorted(bad, key=lambda option: -option.status.gravity)
+
+
+def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
+    """Why calls ended so, those of most calls first; what is verified mostly needs no reason.
+
+    Reasons that differ in the nodes they speak of are one: of a hundred backward passes, each says
+    whose it is.
+    """
+    nodes = {site.node for one in report.operators for site in one.sites}
+    found: dict[str, list[OperatorResult]] = {}
+    for one in report.operators:
+        if one.outcome is outcome and (one.reason or outcome is not CallOutcome.VERIFIED):
+            found.setdefault(_mask_nodes(nodes, one.reason), []).append(one)
+    told = [
+        Reason(
+            # A reason of one operator alone keeps its names.
+            words=(same[0].reason if len(same) == 1 else words) or "no reason is given",
+            calls=sum(len(one.sites) for one in same),
+            operators=tuple(dict.fromkeys(one.operator for one in same)),
+        )
+        for words, same in found.items()
+    ]
+    return sorted(told, key=lambda reason: -reason.calls)
+
+
+def _mask_nodes(nodes: set[str], reason: str) -> str:
+    return _WORD.sub(lambda word: "..." if word.group() in nodes else word.group(), reason)
+
+
+def option_words(option: OptionResult) -> str:
+    """Which split: `idx 0, dim 1: split by k`."""
+    place = f"idx {option.idx}, dim {option.dim}"
+    return f"{place}: {option.split}" if option.split else place
+
+
+def confirmation_words(option: OptionResult) -> str:
+    """What simulated and real ranks said: `simulated identical, gloo equivalent`; else nothing."""
+    told = option.confirmation
+    return f"simulated {told.simulated}, {told.backend} {told.status}" if told else ""
+
+
+def loss_gap(option: OptionResult) -> float | None:
+    """The difference of the two losses, relative to that on one device; None without both.
+
+    A loss that is NaN makes it NaN. It is infinite where the loss on one device is 0 and the other
+    is not.
+    """
+    whole, split = option.loss_whole, option.loss_split
+    if whole is None or split is None:
+        return None
+    if whole == split:
+        return 0.0
+    if math.isinf(whole) or math.isinf(split):
+        return math.nan if math.isnan(whole + split) else math.inf
+    return abs(split - whole) / abs(whole) if whole else abs(split - whole) * math.inf
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 call`, `36 calls`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and seconds where there are many."""
+    if seconds < _MINUTE:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def enumerated(items: Iterable[str], most: int = 3) -> str:
+    """The first few, and how many more there are."""
+    found = list(items)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"{', '.join(found[:most])}{more}"
+
+
+# --- The report for a terminal --------------------------------------------------------------------
+
+# For 80 columns and without colours, like `paritas.reports.terminal`.
+
+MOST_ROWS = 24
+OUTCOME_STYLES = {
+    CallOutcome.VERIFIED: "green",
+    CallOutcome.NOTHING: "dim",
+    CallOutcome.UNSUPPORTED: "magenta",
+    CallOutcome.FAILED: "bold red",
+}
+# Characters that a terminal obeys; the end of a line is not among them.
+_OBEYED = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
+_VERDICT_STYLES = {"verified": "green", "failed": "bold red", "unverified": "magenta"}
+
+
+def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -> Group:
+    """The whole of it, with the files it was written to; print with `crop=False`.
+
+    Args:
+        report: what was checked.
+        width: of the terminal; a line of code is cut to what is left of it.
+        files: where the results are, that for people first.
+    """
+    parts: list[RenderableType] = [
+        Text(graph_headline(report), style="bold"),
+        Text(size_words(report)),
+    ]
+    for told in (
+        _failures(report, width, Path(*files[:1]).parent),
+        _grouped(report, CallOutcome.UNSUPPORTED, "could not be checked"),
+        _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
+        _grouped(report, CallOutcome.NOTHING, "nothing to check"),
+        _other_graphs(report),
+        _remarks(report, files),
+    ):
+        lines = list(told)
+        parts += [Text(), *lines] if lines else []
+    return Group(_Printable(Group(*parts)), Text(), graph_verdict_line(report))
+
+
+class _Printable:
+    """Names out of a file, which could hold what a terminal obeys: that is shown, not sent."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._shown, options):
+            yield Segment(segment.text.translate(_OBEYED), segment.style)
+
+
+def graph_verdict_line(report: GraphReport) -> Text:
+    """The verdict in one line, whole however narrow the terminal is."""
+    word = verdict_word(report)
+    words = f"{word}: {verdict_words(report)}"
+    return Text(words, style=_VERDICT_STYLES[word], no_wrap=True, overflow="ignore")
+
+
+# --- what is wrong --------------------------------------------------------------------------------
+
+
+def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[RenderableType]:
+    found = failing(report)
+    if not found:
+        return
+    pairs: list[tuple[OperatorResult, OptionResult | None]] = []
+    for one in found:
+        options = failing_options(one, report)
+        pairs += [(one, option) for option in options] or [(one, None)]
+    yield _failure_table(pairs, width)
+    for one in found[:MOST_SHOWN]:
+        yield Text()
+        yield from _story(one, report, folder)
+    if len(found) > MOST_SHOWN:
+        yield Text(f"and {len(found) - MOST_SHOWN} more operators are wrong")
+
+
+def _failure_table(
+    pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
+) -> RenderableType:
+    """A row for each split that is wrong: the call, the split, and the user's own line."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    table.add_column("status", no_wrap=True)
+    table.add_column("call and split", overflow="fold", max_width=width // 2)
+    table.add_column("source line", overflow="fold")
+    for one, option in pairs[:MOST_ROWS]:
+        site = one.sites[0]
+        table.add_row(
+            _status(one, option),
+            Text(
+                f"{site.node}{_call_count(one)}\n{_split_words(option) if option else one.reason}"
+            ),
+            Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
+        )
+    if len(pairs) > MOST_ROWS:
+        table.add_row("", f"{len(pairs) - MOST_ROWS} more", "")
+    return table
+
+
+def _status(one: OperatorResult, option: OptionResult | None) -> Text:
+    if option is None:
+        return Text(one.outcome.value, style=OUTCOME_STYLES[one.outcome])
+    return Text(option.status.value, style=STATUS_STYLES[option.status])
+
+
+def _call_count(one: OperatorResult) -> str:
+    return f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
+
+
+def _split_words(option: OptionResult) -> str:
+    return f"{option_words(option)}, {option.ranks} ranks"
+
+
+def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
+    """One operator in words: what, which split, the figures, the place, what to do."""
+    yield Text(f"{one.sites[0].node}: {one.operator}", style=OUTCOME_STYLES[CallOutcome.FAILED])
+    yield indented(one.signature)
+    options = failing_options(one, report)
+    for option in options[:MOST_SHOWN]:
+        yield indented(f"{_split_words(option)}: {option.status.value}")
+        yield from (indented(words, 4) for words in _figures(option))
+    if len(options) > MOST_SHOWN:
+        yield indented(f"and {len(options) - MOST_SHOWN} more splits")
+    if one.reason and not options:
+        yield indented(one.reason)
+    modules = list(dict.fromkeys(site.module for site in one.sites if site.module))
+    if modules:
+        yield indented(f"in module {enumerated(modules)}")
+    if one.script:
+        yield indented(f"run it by itself: python {near_path(str(folder / one.script))}")
+
+
+def _figures(option: OptionResult) -> Iterator[str]:
+    if option.reason:
+        yield option.reason
+    if option.confirmation is not None:
+        yield f"ranks: {confirmation_words(option)}"
+    if option.rule:
+        yield f"rule, {option.origin}: {option.rule}"
+    if option.loss_whole is not None and option.loss_split is not None:
+        yield f"loss {option.loss_whole:.9g} on one device, {option.loss_split:.9g} on several"
+    if option.gradients:
+        yield option.gradients
+
+
+# --- what was not checked -------------------------------------------------------------------------
+
+
+def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[RenderableType]:
+    """The reasons of an outcome, each once, with how many calls have it and which operators."""
+    found = reasons(report, outcome)
+    if not found:
+        return
+    calls = sum(reason.calls for reason in found)
+    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_STYLES[outcome])
+    for reason in found[:MOST_SHOWN]:
+        names = [name for name in reason.operators if name not in reason.words]
+        which = f" ({enumerated(names)})" if names else ""
+        yield indented(f"{reason.calls:,}: {reason.words}{which}")
+    if len(found) > MOST_SHOWN:
+        yield indented(f"and {len(found) - MOST_SHOWN} more reasons")
+
+
+def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
+    """The other graphs of the folder, a line for each."""
+    if not report.others:
+        return
+    graphs = (report, *report.others)
+    yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
+    for one in report.others:
+        words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
+        yield indented(words)
+
+
+def _remarks(report: GraphReport, files: Sequence[str]) -> Iterator[RenderableType]:
+    yield from listed("note", report.notes)
+    yield from (Text(f"wrote {near_path(name)}") for name in files)

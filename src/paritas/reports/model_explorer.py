@@ -1,0 +1,229 @@
+"""Comparisons and checked graphs for Model Explorer: its graphs, and the data it colours nodes by.
+
+A comparison becomes a graph whose nodes are calls and whose edges say which values were computed
+from which. A checked `.pt2` has its graph already, in the file that Model Explorer opens by itself:
+of that only the node data is written, by the names of the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paritas.reports.files import write_whole
+from paritas.results.comparisons import row_path
+from paritas.results.findings import Status
+from paritas.results.graph_reports import CallOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
+    from paritas.results.graph_reports import GraphReport, OperatorResult
+
+COLOURS = {
+    Status.IDENTICAL: "#dbe7df",
+    Status.EQUIVALENT: "#b9e4cb",
+    Status.UNSTABLE: "#f5dd9d",
+    Status.UNVERIFIED: "#d6c8f5",
+    Status.DEGRADED: "#f8c19c",
+    Status.DIFFERENT: "#f7a8ad",
+}
+_OUTCOMES = {
+    CallOutcome.VERIFIED: COLOURS[Status.EQUIVALENT],
+    CallOutcome.NOTHING: COLOURS[Status.IDENTICAL],
+    CallOutcome.UNSUPPORTED: COLOURS[Status.UNVERIFIED],
+    CallOutcome.FAILED: COLOURS[Status.DIFFERENT],
+}
+# What Model Explorer calls the graph of a .pt2.
+_EXPORTED = "graph"
+# Of an error that is NaN or infinite: JSON has no such number, and it is over every limit.
+_BEYOND = 1e300
+
+Json = dict[str, Any]
+
+
+def write_comparison(path: Path, comparison: Comparison) -> list[Path]:
+    """Write the graph to `path`, and beside it what its nodes can be coloured by."""
+    parts = {
+        path: comparison_graphs(comparison),
+        path.with_name(f"{path.stem}.status.json"): status_data(comparison),
+        path.with_name(f"{path.stem}.errors.json"): error_data(comparison),
+    }
+    for place, content in parts.items():
+        write_whole(place, msgspec.json.encode(content))
+    return list(parts)
+
+
+def write_graph_report(path: Path, report: GraphReport) -> None:
+    """Write what the nodes of a checked graph can be coloured by."""
+    write_whole(path, msgspec.json.encode(graph_report_data(report)))
+
+
+def comparison_graphs(comparison: Comparison) -> Json:
+    """A collection of graphs, one for each step and rank."""
+    homes = {row.index: (_graph_id(row), _node_id(row)) for row in comparison.rows}
+    first = None if comparison.first is None else homes.get(comparison.first.row)
+    graphs = []
+    for graph, calls in _calls(comparison).items():
+        nodes = [
+            _node(call, rows, homes, is_first=first == (graph, call))
+            for call, rows in calls.items()
+        ]
+        graphs.append({"id": graph, "nodes": nodes})
+    return {"label": f"{comparison.my.path} against {comparison.golden.path}", "graphs": graphs}
+
+
+def status_data(comparison: Comparison) -> Json:
+    """The gravest status of each call."""
+    return {
+        graph: {
+            "name": "paritas: status",
+            "results": {call: _status_result(_gravest(rows)) for call, rows in calls.items()},
+            "showExpandedSummaryOnGroupNode": True,
+        }
+        for graph, calls in _calls(comparison).items()
+    }
+
+
+def error_data(comparison: Comparison) -> Json:
+    """The worst error of each call over what was allowed, where there is such a figure."""
+    found: Json = {}
+    for graph, calls in _calls(comparison).items():
+        results = {}
+        for call, rows in calls.items():
+            ratios = [_finite(row.score.excess) for row in rows if row.score is not None]
+            if ratios:
+                results[call] = {"value": max(ratios)}
+        found[graph] = {
+            "name": "paritas: error over what is allowed",
+            "results": results,
+            "thresholds": [
+                {"value": 1.0, "bgColor": COLOURS[Status.EQUIVALENT]},
+                {"value": _BEYOND, "bgColor": COLOURS[Status.DIFFERENT]},
+            ],
+        }
+    return found
+
+
+def graph_report_data(report: GraphReport) -> Json:
+    """How each call of a checked graph ended, for the nodes of its `.pt2`."""
+    results = {
+        site.node: {"value": _outcome_words(operator), "bgColor": _OUTCOMES[operator.outcome]}
+        for operator in report.operators
+        for site in operator.sites
+    }
+    return {
+        _EXPORTED: {
+            "name": "paritas: operators",
+            "results": results,
+            "showExpandedSummaryOnGroupNode": True,
+        }
+    }
+
+
+def _calls(comparison: Comparison) -> dict[str, dict[str, list[ComparisonRow]]]:
+    """Graph -> call -> its rows, in the order of the program."""
+    found: defaultdict[str, dict[str, list[ComparisonRow]]] = defaultdict(dict)
+    for row in comparison.rows:
+        found[_graph_id(row)].setdefault(_node_id(row), []).append(row)
+    return found
+
+
+def _node(
+    call: str, rows: Sequence[ComparisonRow], homes: dict[int, tuple[str, str]], *, is_first: bool
+) -> Json:
+    shown = next((row for row in rows if row.side == "output"), rows[0])
+    status = _gravest(rows)
+    told = max(rows, key=lambda row: row.status.gravity)
+    attributes = {
+        "status": status,
+        "first divergence": "yes" if is_first else "",
+        "value": row_path(told),
+        "reason": told.reason,
+        "advice": told.advice,
+        "judged by": told.judged_by,
+        "difference made": told.made,
+        "module": shown.module,
+        "source": shown.line,
+        "code": shown.code,
+        "kernel": shown.kernel,
+        "nodes": ", ".join(shown.nodes),
+    }
+    return {
+        "id": call,
+        "label": shown.op or shown.name.rpartition(".")[2] or call,
+        "namespace": shown.module.replace(".", "/"),
+        "attrs": _pairs(attributes),
+        "incomingEdges": _edges(call, rows, homes),
+        "outputsMetadata": [_metadata(row) for row in rows if row.side == "output"],
+        "style": {"backgroundColor": COLOURS[status]},
+    }
+
+
+def _edges(
+    call: str, rows: Sequence[ComparisonRow], homes: dict[int, tuple[str, str]]
+) -> list[Json]:
+    graph = _graph_id(rows[0])
+    sources = [homes[index] for row in rows for index in row.sources if index in homes]
+    wanted = dict.fromkeys(node for home, node in sources if home == graph and node != call)
+    return [
+        {"sourceNodeId": node, "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+        for place, node in enumerate(wanted)
+    ]
+
+
+def _metadata(row: ComparisonRow) -> Json:
+    attributes = {
+        "name": row.name,
+        "status": row.status,
+        "mine": _tensor_words(row.my),
+        "golden": _tensor_words(row.golden),
+        "relative error": "" if row.rel_l2 is None else f"{row.rel_l2:.3g}",
+        "error over what is allowed": "" if row.score is None else f"{row.score.excess:.3g}",
+    }
+    return {"id": row.position, "attrs": _pairs(attributes)}
+
+
+def _tensor_words(side: SideFacts | None) -> str:
+    if side is None:
+        return "missing"
+    if side.shape is None:
+        return side.value or ""
+    return f"{side.dtype}[{', '.join(map(str, side.shape))}]"
+
+
+def _outcome_words(operator: OperatorResult) -> str:
+    """Few and alike: Model Explorer counts them."""
+    failed = operator.failures
+    return f"{operator.outcome}: {failed[0].split}" if failed else str(operator.outcome)
+
+
+def _status_result(status: Status) -> Json:
+    return {"value": status, "bgColor": COLOURS[status]}
+
+
+def _gravest(rows: Sequence[ComparisonRow]) -> Status:
+    return max((row.status for row in rows), key=lambda status: status.gravity)
+
+
+def _graph_id(row: ComparisonRow) -> str:
+    if row.rank is None:
+        return f"step {row.step}, all ranks"
+    return f"step {row.step}, rank {row.rank}"
+
+
+def _node_id(row: ComparisonRow) -> str:
+    return row.call or row.name
+
+
+def _pairs(attributes: dict[str, str]) -> list[Json]:
+    return [{"key": key, "value": value} for key, value in attributes.items() if value]
+
+
+def _finite(value: float) -> float:
+    return min(value, _BEYOND) if not math.isnan(value) else _BEYOND

@@ -1,0 +1,271 @@
+"""Results in a cell of a notebook: the answer, what fails, and the table, in a few kilobytes.
+
+Made of the parts that the pages are made of, without their scripts; every list is cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paritas.reports.comparison_page import small_figure, step_and_rank, stories
+from paritas.reports.graph_page import OUTCOME_SIGNS, SLUGS, VERDICTS
+from paritas.reports.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
+from paritas.reports.pages import (
+    SIGNS,
+    Story,
+    comparison_headline,
+    finding_row,
+    finding_story,
+    render_fragment,
+    work_done,
+)
+from paritas.reports.terminal import (
+    FINDING_COLUMNS,
+    FINDING_LEGEND,
+    POWER_COLUMNS,
+    POWER_LEGEND,
+    power_rows,
+)
+from paritas.results.comparisons import Comparison
+from paritas.results.findings import Status, Verdict
+from paritas.results.graph_reports import GraphReport
+from paritas.results.power_reports import PowerReport, power_headline, power_sections, power_subject
+from paritas.results.wording import headline as verdict_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paritas.results.comparisons import ComparisonRow
+    from paritas.results.findings import Coverage, Finding
+    from paritas.results.graph_reports import OperatorResult
+
+MOST_ROWS = 40
+MOST_TOLD = 5
+MOST_LISTED = 20
+# A name or a reason of somebody else's making can be of any length.
+MOST_CHARACTERS = 600
+ROW_COLUMNS = ("status", "name", "step/rank", "operator", "rel. L2", "own", "inherited", "reason")
+OPERATOR_COLUMNS = ("outcome", "node", "operator", "source", "calls", "splits right", "reason")
+# Twice: as strong as the rules that notebooks have for the tables in them.
+_SCOPE = ".paritas-result.paritas-result"
+
+
+@dataclasses.dataclass(frozen=True)
+class StatusMark:
+    """A status or an outcome: the class of its colour, and its sign."""
+
+    kind: str
+    sign: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NotebookResult:
+    """What the template needs of a result; see there for the order."""
+
+    mark: StatusMark
+    title: str
+    words: str
+    facts: Sequence[tuple[str, str]] = ()
+    lists: Sequence[tuple[str, Sequence[str], str]] = ()
+    stories: Sequence[Story] = ()
+    failures: Sequence[tuple[Finding, str]] = ()
+    more_failures: int = 0
+    columns: Sequence[str] = ()
+    rows: Sequence[tuple[str, str, str, Sequence[str]]] = ()
+    more_rows: int = 0
+    sections: Sequence[tuple[str, Sequence[str]]] = ()
+    legend: str = ""
+
+
+def notebook_html(result: Any) -> str:
+    """A result as a piece of HTML that loads nothing, runs nothing and styles only itself."""
+    shown = _shorter(_notebook_result(result))
+    styles = ("basics.css", "notebook.css")
+    return render_fragment(
+        "notebook.html.jinja",
+        styles,
+        _SCOPE,
+        shown=shown,
+        signs=SIGNS,
+        most_listed=MOST_LISTED,
+    )
+
+
+@functools.singledispatch
+def _notebook_result(result: Any) -> NotebookResult:
+    raise TypeError(f"{type(result).__name__} has no table")
+
+
+@_notebook_result.register
+def _verdict(verdict: Verdict) -> NotebookResult:
+    status = verdict.status if verdict.enabled else Status.UNVERIFIED
+    ordered = sorted(verdict.findings, key=lambda finding: -finding.status.gravity)
+    failures = verdict.failures
+    return NotebookResult(
+        mark=_mark(status),
+        title=status.value,
+        words=verdict_line(verdict).removeprefix(f"{status.value}: "),
+        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
+        lists=_lists(verdict.coverage, verdict.notes),
+        failures=[finding_story(finding) for finding in failures[:MOST_TOLD]],
+        more_failures=max(0, len(failures) - MOST_TOLD),
+        columns=FINDING_COLUMNS,
+        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
+        more_rows=max(0, len(ordered) - MOST_ROWS),
+        legend=". ".join(FINDING_LEGEND.split("\n")),
+    )
+
+
+@_notebook_result.register
+def _comparison(comparison: Comparison) -> NotebookResult:
+    status = comparison.status
+    # Rows that fail first; the sort keeps the order of the program.
+    ordered = sorted(comparison.rows, key=lambda row: row.status.passes(strict=comparison.strict))
+    work = work_done(comparison)
+    facts = _facts(Counter(row.status for row in comparison.rows), comparison.coverage)
+    facts += [("mine", comparison.my.path), ("golden", comparison.golden.path)]
+    problems = [("Problems with mine", comparison.my.problems, "problem")]
+    problems += [("Problems with golden", comparison.golden.problems, "problem")]
+    return NotebookResult(
+        mark=_mark(status),
+        title=status.value,
+        words=comparison_headline(comparison),
+        facts=[*facts, *([("read", work)] if work else [])],
+        lists=[*problems, *_lists(comparison.coverage, comparison.notes)],
+        stories=stories(comparison),
+        columns=ROW_COLUMNS,
+        rows=[_row(row) for row in ordered[:MOST_ROWS]],
+        more_rows=max(0, len(ordered) - MOST_ROWS),
+        legend="rel. L2, own, inherited: size of the error over that of the golden value",
+    )
+
+
+@_notebook_result.register
+def _graph(report: GraphReport) -> NotebookResult:
+    word = verdict_word(report)
+    outcome = VERDICTS[word]
+    ordered = sorted(report.operators, key=lambda one: ORDER.index(one.outcome))
+    counts = report.counts()
+    return NotebookResult(
+        mark=StatusMark(f"o-{SLUGS[outcome]}", OUTCOME_SIGNS[outcome]),
+        title=f"{word}: {short_name(report)}",
+        words=verdict_words(report),
+        facts=[
+            *((one.value, f"{counts[one]:,}") for one in ORDER if counts[one]),
+            ("checked", size_words(report)),
+        ],
+        lists=[("Notes", report.notes, "note")],
+        columns=OPERATOR_COLUMNS,
+        rows=[_operator(one, report) for one in ordered[:MOST_ROWS]],
+        more_rows=max(0, len(ordered) - MOST_ROWS),
+    )
+
+
+@_notebook_result.register
+def _power(report: PowerReport) -> NotebookResult:
+    mark, rows = StatusMark("s-unverified", "?"), []
+    if report.judged:
+        rows = [("", "", cells[0], cells[1:]) for cells in power_rows(report)]
+        mark = (
+            StatusMark("s-unstable", "~")
+            if report.blind_spots()
+            else StatusMark("s-equivalent", "✓")
+        )
+    return NotebookResult(
+        mark=mark,
+        title="detection power",
+        words=power_headline(report),
+        facts=[("program", power_subject(report))],
+        columns=POWER_COLUMNS,
+        rows=rows,
+        sections=list(power_sections(report)),
+        legend=". ".join(POWER_LEGEND.split("\n")),
+    )
+
+
+def _mark(status: Status) -> StatusMark:
+    return StatusMark(f"s-{status.value}", SIGNS[status])
+
+
+def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]:
+    """How many items ended how, gravest first, and how much was compared."""
+    ordered = sorted(counts, key=lambda status: -status.gravity)
+    facts = [(f"{SIGNS[status]} {status.value}", f"{counts[status]:,}") for status in ordered]
+    facts.append(("compared", f"{coverage.compared:,}"))
+    facts.append(("skipped", f"{len(coverage.skipped):,}"))
+    if coverage.not_selected:
+        facts.append(("not selected", f"{len(coverage.not_selected):,}"))
+    facts.append(("unmatched", f"{len(coverage.unmatched):,}"))
+    return facts
+
+
+def _lists(coverage: Coverage, notes: Sequence[str]) -> list[tuple[str, Sequence[str], str]]:
+    return [
+        ("Notes", notes, "note"),
+        ("Skipped", coverage.skipped, "skipped"),
+        ("Not selected", coverage.not_selected, "skipped"),
+        ("Unmatched", coverage.unmatched, "unmatched"),
+    ]
+
+
+def _row(row: ComparisonRow) -> tuple[str, str, str, list[str]]:
+    figures = [small_figure(value) for value in (row.rel_l2, row.own, row.inherited)]
+    mark = _mark(row.status)
+    cells = [row.name, step_and_rank(row), row.op, *figures, row.reason]
+    return mark.kind, mark.sign, row.status.value, cells
+
+
+def _operator(one: OperatorResult, report: GraphReport) -> tuple[str, str, str, list[str]]:
+    right = sum(option.status.passes(strict=report.strict) for option in one.options)
+    wrong = next((option.reason for option in one.failures), "")
+    first = one.sites[0]
+    splits = f"{right} of {len(one.options)}" if one.options else ""
+    cells = [first.node, one.operator, first.source, f"{len(one.sites):,}", splits]
+    outcome = one.outcome
+    return (
+        f"o-{SLUGS[outcome]}",
+        OUTCOME_SIGNS[outcome],
+        outcome.value,
+        [*cells, one.reason or wrong],
+    )
+
+
+def _shorter(shown: NotebookResult) -> NotebookResult:
+    """The same with texts of any length cut, so that a cell stays small whatever it shows."""
+    return dataclasses.replace(
+        shown,
+        title=_cut(shown.title),
+        words=_cut(shown.words),
+        facts=[(label, _cut(text)) for label, text in shown.facts],
+        lists=[(title, _few(items), kind) for title, items, kind in shown.lists],
+        stories=[_shorter_story(story) for story in shown.stories],
+        failures=[
+            (msgspec.structs.replace(finding, path=_cut(finding.path)), _cut(lines, 3))
+            for finding, lines in shown.failures
+        ],
+        rows=[(kind, sign, word, [*map(_cut, cells)]) for kind, sign, word, cells in shown.rows],
+        sections=[(_cut(title), [*map(_cut, lines)]) for title, lines in shown.sections],
+    )
+
+
+def _few(items: Sequence[str]) -> list[str]:
+    """All of them, for they are counted; only those that are shown are looked at."""
+    return [*map(_cut, items[:MOST_LISTED]), *items[MOST_LISTED:]]
+
+
+def _shorter_story(story: Story) -> Story:
+    facts = tuple(
+        dataclasses.replace(fact, text=_cut(fact.text), code=_cut(fact.code))
+        for fact in story.facts
+    )
+    return dataclasses.replace(story, sentence=_cut(story.sentence), facts=facts)
+
+
+def _cut(text: str, times: int = 1) -> str:
+    most = MOST_CHARACTERS * times
+    return text if len(text) <= most else f"{text[: most - 1]}…"

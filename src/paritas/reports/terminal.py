@@ -1,0 +1,421 @@
+"""Verdicts, guarded runs and power reports for a terminal: tables, words, a last line.
+
+Everything is readable without colour, in ASCII except for the rules of the tables (which rich
+replaces where the terminal has no others), and in 80 columns. The last line is the verdict in one
+line; it is not wrapped, so that a script finds it whole: print with `crop=False`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich import box
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paritas.results.findings import Aspect, Status
+from paritas.results.power_reports import (
+    BANDS,
+    SIZES,
+    percent,
+    power_headline,
+    power_sections,
+    power_subject,
+)
+from paritas.results.wording import (
+    MOST_SHOWN,
+    deciding_figure,
+    deciding_score,
+    finding_lines,
+    headline,
+    is_inexact,
+    item_words,
+    value_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from paritas.results.findings import Finding, Verdict
+    from paritas.results.power_reports import PowerReport
+
+STYLES = {
+    Status.IDENTICAL: "green",
+    Status.EQUIVALENT: "green",
+    Status.UNSTABLE: "yellow",
+    Status.UNVERIFIED: "magenta",
+    Status.DEGRADED: "bold red",
+    Status.DIFFERENT: "bold red",
+}
+# More rows of one status than this, and the rest of them share a row that counts them.
+MOST_ROWS = {
+    Status.IDENTICAL: 3,
+    Status.EQUIVALENT: 12,
+    Status.UNSTABLE: 24,
+    Status.UNVERIFIED: 24,
+    Status.DEGRADED: 24,
+    Status.DIFFERENT: 24,
+}
+FINDING_COLUMNS = ("status", "item", "value", "off by", "worst / allowed")
+FIXED_COLUMNS = 2  # the others are left out where every cell of them is empty
+FINDING_LEGEND = (
+    "off by: size of the difference over that of the reference, or a count of values\n"
+    "worst / allowed: in multiples of the reference's own rounding noise"
+)
+
+
+def verdict_report(verdict: Verdict) -> Group:
+    """The whole verdict."""
+    parts: list[RenderableType] = []
+    if verdict.findings:
+        table = findings_table(verdict)
+        has_figures = len(table.columns) > FIXED_COLUMNS + 1
+        parts += [table, *([Text(FINDING_LEGEND, style="dim")] if has_figures else []), Text()]
+    told = list(details(verdict))
+    if told:
+        parts += [*told, Text()]
+    parts += [*remarks(verdict), last_line(verdict)]
+    return Group(*parts)
+
+
+def last_line(verdict: Verdict) -> Text:
+    """The verdict in one line."""
+    style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
+    return Text(headline(verdict), style=style, no_wrap=True, overflow="ignore")
+
+
+def findings_table(verdict: Verdict) -> Table:
+    """One row per finding, gravest first, then in program order; many of one status are folded."""
+    rows: list[tuple[Text, ...]] = []
+    for status in sorted(Status, key=lambda status: -status.gravity):
+        found = [finding for finding in verdict.findings if finding.status is status]
+        shown, folded = _fold_findings(status, found)
+        rows += [finding_cells(finding) for finding in shown]
+        if folded:
+            more = f"{folded} more items" if shown else f"{folded} items"
+            rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    filled = [
+        place
+        for place in range(len(FINDING_COLUMNS))
+        if place < FIXED_COLUMNS or any(row[place] for row in rows)
+    ]
+    for place in filled:
+        table.add_column(FINDING_COLUMNS[place], overflow="fold", no_wrap=place == 0)
+    for row in rows:
+        table.add_row(*(row[place] for place in filled))
+    return table
+
+
+def _fold_findings(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
+    """Which rows are shown, and how many share the last one."""
+    most = MOST_ROWS[status]
+    if len(findings) <= most:
+        return findings, 0
+    if status is Status.IDENTICAL:
+        return [], len(findings)
+    if status is Status.EQUIVALENT:  # those nearest to their limits are worth a look
+        findings = sorted(findings, key=lambda finding: -_excess(finding))
+    return findings[:most], len(findings) - most
+
+
+def finding_cells(finding: Finding) -> tuple[Text, ...]:
+    """One row, by `COLUMNS`."""
+    return (
+        _status_text(finding.status),
+        Text(item_words(finding)),
+        Text(value_words(finding)),
+        Text(_off_by(finding)),
+        Text(_worst(finding)),
+    )
+
+
+def _status_text(status: Status) -> Text:
+    return Text(status.value, style=STYLES[status])
+
+
+def _off_by(finding: Finding) -> str:
+    metrics = finding.metrics
+    if metrics is None:
+        return ""
+    if metrics.nonfinite_mismatches:
+        return f"{metrics.nonfinite_mismatches} NaN/Inf"
+    if is_inexact(finding):
+        return f"{metrics.rel_l2:.1e}"
+    return f"{metrics.mismatched} of {metrics.numel}"
+
+
+def _excess(finding: Finding) -> float:
+    decided = deciding_score(finding)
+    return 0.0 if decided is None else decided[1].excess
+
+
+def _worst(finding: Finding) -> str:
+    decided = deciding_score(finding)
+    if decided is None:
+        return ""
+    run, score = decided
+    name, value, limit = deciding_figure(score)
+    figures = f"{value:.2g} / {limit:.2g}"
+    named = figures if name == "worst" else f"{name} {figures}"  # no single element is over it
+    return f"{named} lifted" if run == "lifted" else named
+
+
+def details(verdict: Verdict) -> Iterator[RenderableType]:
+    """What failed, in words; where nothing did, what is unstable. The same words come once."""
+    found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in map(with_near_paths, found):
+        groups.setdefault(tuple(finding_lines(finding)[1:]), []).append(finding)
+    shown = list(groups.items())[:MOST_SHOWN]
+    for lines, (first, *others) in shown:
+        yield Text(finding_lines(first)[0].strip(), style=STYLES[first.status])
+        for line in lines:
+            words = line.lstrip()
+            yield indented(words, len(line) - len(words) - 2)
+        if others:
+            yield indented(f"likewise: {_enumerated([finding.path for finding in others])}")
+    left = len(found) - sum(len(members) for _, members in shown)
+    if left:
+        yield Text(f"and {left} more")
+
+
+def near_path(source: str) -> str:
+    """A source line's file relative to the current directory, where it lies below it."""
+    return source.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def with_near_paths(finding: Finding) -> Finding:
+    """The same finding, its source lines as `near_path` gives them."""
+    origin = finding.origin
+    if origin is not None:
+        origin = msgspec.structs.replace(origin, source=near_path(origin.source))
+    source = None if finding.source is None else near_path(finding.source)
+    return msgspec.structs.replace(finding, source=source, origin=origin)
+
+
+def remarks(verdict: Verdict) -> Iterator[RenderableType]:
+    """Coverage and notes."""
+    coverage = verdict.coverage
+    counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
+    if coverage.not_selected:  # a note says by what; their names are in the files
+        counts += f"{len(coverage.not_selected)} not selected, "
+    yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
+    yield from listed("skipped", coverage.skipped)
+    yield from listed("unmatched", coverage.unmatched)
+    yield from listed("note", verdict.notes)
+
+
+def listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
+    """The first few of them, a line each, and how many more there are."""
+    found = list(items)
+    for item in found[:MOST_SHOWN]:
+        yield indented(f"{label}: {item}")
+    if len(found) > MOST_SHOWN:
+        yield indented(f"{label}: {len(found) - MOST_SHOWN} more")
+
+
+def _enumerated(items: list[str]) -> str:
+    more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
+    return f"{', '.join(items[:MOST_SHOWN])}{more}"
+
+
+def indented(words: str, left: int = 2) -> RenderableType:
+    """Text that keeps its indentation where it is wrapped."""
+    return Padding(Text(words), (0, 0, 0, left), expand=False)
+
+
+# --- What a guard saw -----------------------------------------------------------------------------
+
+# For 80 columns, like `paritas.reports.terminal`, whose last line it shares.
+
+# More graphs than this, and the rest of them share a row; those with a failure go first.
+MOST_GRAPHS = 24
+GUARD_COLUMNS = ("graph", "calls", "checked", "failed", "items", "from")
+GUARD_NUMBERS = 4
+
+
+class GraphCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One compiled graph; see `paritas.checks.guarded_calls.GraphEntry`."""
+
+    label: str
+    source: str
+    calls: int
+    checked: int
+    failed: int
+    compared: int
+    unguarded: str
+
+
+def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
+    """The whole of it; print with `crop=False`, so that the last line stays one line."""
+    parts: list[RenderableType] = []
+    if graphs:
+        parts += [graph_table(graphs), Text()]
+    told = list(_differences(graphs, verdict))
+    if told:
+        parts += [*told, Text()]
+    parts += _count_statuses(verdict)
+    parts += [*remarks(verdict), last_line(verdict)]
+    return Group(*parts)
+
+
+def graph_table(graphs: Sequence[GraphCounts]) -> Table:
+    """One row per graph, in the order in which they were compiled."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    for place, name in enumerate(GUARD_COLUMNS):
+        number = 0 < place <= GUARD_NUMBERS
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    shown, folded = _fold_graphs(graphs)
+    for graph in shown:
+        calls = "?" if graph.unguarded else str(graph.calls)
+        failed = Text(str(graph.failed), style=STYLES[Status.DIFFERENT] if graph.failed else "")
+        counts = (calls, str(graph.checked), failed, str(graph.compared))
+        table.add_row(Text(graph.label), *counts, Text(near_path(graph.source)))
+    if folded:
+        sums = [
+            sum(getattr(graph, name) for graph in folded)
+            for name in ("calls", "checked", "failed", "compared")
+        ]
+        table.add_row(f"{len(folded)} more", *map(str, sums), "")
+    return table
+
+
+def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list[GraphCounts]]:
+    """Which have a row of their own, and which share one."""
+    if len(graphs) <= MOST_GRAPHS:
+        return list(graphs), []
+    wanting = sorted(graphs, key=lambda graph: not (graph.failed or graph.unguarded))
+    kept = {graph.label for graph in wanting[:MOST_GRAPHS]}
+    shown = [graph for graph in graphs if graph.label in kept]
+    return shown, [graph for graph in graphs if graph.label not in kept]
+
+
+def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[RenderableType]:
+    """What differed, by graph, where it starts first; values that follow from that are named."""
+    by_graph = {graph.label: _failures_of(graph, verdict) for graph in graphs}
+    located = {label: found for label, found in by_graph.items() if any(map(_is_start, found))}
+    for label in list(located)[:MOST_SHOWN]:
+        starts, others = _split_findings(located[label], _is_start)
+        followers, others = _split_findings(others, _is_wrong_value)
+        yield from details(_with_findings(verdict, [*starts, *others]))
+        if followers:
+            yield Padding(Text(_followers_line(label, followers)), (0, 0, 0, 2), expand=False)
+    left = sum(len(found) for found in list(located.values())[MOST_SHOWN:])
+    if left:
+        yield Text(f"and {left} more in {len(located) - MOST_SHOWN} other graphs")
+    told = {id(finding) for found in located.values() for finding in found}
+    rest = [finding for finding in verdict.findings if id(finding) not in told]
+    if rest and not (told and _with_findings(verdict, rest).passed):
+        yield from details(_with_findings(verdict, rest))
+
+
+def _failures_of(graph: GraphCounts, verdict: Verdict) -> list[Finding]:
+    prefix = f"{graph.label}: "
+    return [finding for finding in verdict.failures if finding.path.startswith(prefix)]
+
+
+def _followers_line(label: str, followers: list[Finding]) -> str:
+    names = [finding.path.removeprefix(f"{label}: ") for finding in followers]
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    plural = "" if len(names) == 1 else "s"
+    return f"and with it, {len(names)} value{plural}: {', '.join(names[:MOST_SHOWN])}{more}"
+
+
+def _with_findings(verdict: Verdict, findings: list[Finding]) -> Verdict:
+    return msgspec.structs.replace(verdict, findings=tuple(findings))
+
+
+def _split_findings(
+    findings: list[Finding], wanted: Callable[[Finding], bool]
+) -> tuple[list[Finding], list[Finding]]:
+    chosen = [finding for finding in findings if wanted(finding)]
+    return chosen, [finding for finding in findings if not wanted(finding)]
+
+
+def _is_start(finding: Finding) -> bool:
+    """Whether it says where wrong values of its graph come from."""
+    return finding.origin is not None and finding.status is not Status.UNVERIFIED
+
+
+def _is_wrong_value(finding: Finding) -> bool:
+    wrong = finding.status in {Status.DIFFERENT, Status.DEGRADED}
+    return wrong and finding.aspect is Aspect.VALUE
+
+
+def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:
+    """How many items ended in which status, gravest first."""
+    counts = [
+        (status, sum(finding.status is status for finding in verdict.findings)) for status in Status
+    ]
+    told = [f"{count} {status.value}" for status, count in reversed(counts) if count]
+    if told:
+        yield Text(f"findings: {', '.join(told)}")
+
+
+# --- What a check would have caught ---------------------------------------------------------------
+
+POWER_COLUMNS = ("fault / noise", "planted", "caught", "at least", "native alone", "at least")
+POWER_LEGEND = (
+    "fault / noise: its exact effect over the model's own rounding noise\n"
+    "at least: what the share is not below, with 95 % confidence"
+)
+
+
+def power_report(report: PowerReport) -> Group:
+    """The whole report for a terminal; its last line is the answer in one line."""
+    parts: list[RenderableType] = [Text(power_subject(report)), Text()]
+    if report.judged:
+        parts += [_power_table(report), Text(POWER_LEGEND, style="dim"), Text()]
+    for title, lines in power_sections(report):
+        parts.append(Text(title))
+        parts += [indented(line) for line in lines]
+    style = "green" if report.judged and not report.blind_spots() else "yellow"
+    parts += [Text(), Text(power_headline(report), style=style, no_wrap=True, overflow="ignore")]
+    return Group(*parts)
+
+
+def _power_table(report: PowerReport) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
+    for place, name in enumerate(POWER_COLUMNS):
+        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    for row in power_rows(report):
+        table.add_row(*row)
+    return table
+
+
+def power_rows(report: PowerReport) -> list[list[str]]:
+    """One row per size, by `COLUMNS`."""
+    rows = []
+    for band in BANDS:
+        whole, native = report.share(band), report.share(band, native=True)
+        cells = [f"{SIZES[band]}", str(whole.of)]
+        for share in (whole, native):
+            cells += [percent(share.value), percent(share.least)] if share.of else ["", ""]
+        rows.append(cells)
+    return rows

@@ -1,0 +1,352 @@
+"""Two dumps, compared: a row for each pair of values, and where they part.
+
+Everything here is data. `paritas.comparison` fills it in, `paritas.reports` puts it into words.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import msgspec
+
+from paritas.errors import MismatchError, UsageError
+from paritas.results import callbacks
+from paritas.results.figures import PairFigures
+from paritas.results.findings import (
+    Aspect,
+    Coverage,
+    Diagnosis,
+    Finding,
+    Origin,
+    OriginKind,
+    Score,
+    Status,
+    Verdict,
+    json_of_each,
+    spell_nonfinite,
+)
+
+FORMAT = 1
+
+# How the two sides of a row were found to belong together; "" where one of them is missing.
+MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
+# How an error was divided into what came in and what was added.
+Attributed = Literal["replayed", "estimated", ""]
+# Whether a failing row's difference was made there, or came in with its inputs.
+Made = Literal["here", "before", ""]
+
+
+class SideFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One side of a row.
+
+    Attributes:
+        path: the file of the values, relative to the dump.
+        id: canonical name in its own dump.
+        op: the operator, as that dump calls it.
+        dtype: torch's name without `torch.`; empty for what is no tensor.
+        value: what is no tensor, as text.
+        step: as its own dump counts.
+        ranks: the rank it is of, or those it is put together from.
+        made_of: how it was put together or rearranged, in words.
+    """
+
+    path: str = ""
+    id: str = ""
+    op: str = ""
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    value: str | None = None
+    step: int = 0
+    ranks: tuple[int, ...] = ()
+    made_of: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+
+
+class WorstElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An element that is far off; of a complex number, the modulus."""
+
+    index: tuple[int, ...]
+    my: float
+    golden: float
+    ulps: float | None = None
+
+
+class HeatMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in a tensor the mismatches lie, over its two most telling axes.
+
+    Attributes:
+        axes: which axes go down and across; one axis where the tensor has but one.
+        extents: how long they are.
+        cells: row by row, the largest |my - golden| in each cell, over the largest of all.
+        counts: row by row, how many elements of each cell differ.
+    """
+
+    axes: tuple[int, ...]
+    extents: tuple[int, ...]
+    cells: tuple[tuple[float, ...], ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A closer look at one pair.
+
+    Attributes:
+        ulps: (k, how many elements are 2^k to 2^(k+1) steps of the dtype apart), k = -1 for those
+            that are equal; ascending. Empty where the dtypes have no common steps.
+        worst: the elements that are farthest off, worst first.
+        region: the smallest box of indices that holds all mismatches, as begin and end per axis.
+        diagnosis: what kind of wrong it is, of a pair that fails.
+    """
+
+    heat: HeatMap | None = None
+    ulps: tuple[tuple[int, int], ...] = ()
+    worst: tuple[WorstElement, ...] = ()
+    region: tuple[tuple[int, int], ...] = ()
+    diagnosis: Diagnosis | None = None
+
+
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One pair of values, or a value whose counterpart is missing.
+
+    Attributes:
+        index: its place in the table, which is in the order of the program.
+        step: the step, or token, as the golden side counts.
+        rank: None where it was put together from several.
+        name: canonical name, as the golden side has it, or else mine.
+        call: the same for all inputs and outputs of one call.
+        level: what is named: module, op, node, buffer, parameter, tensor.
+        phase: forward or backward.
+        side: input or output.
+        position: which of the inputs or outputs.
+        nodes: the graph's nodes that it stands for, where several were fused.
+        aspect: what about it decided.
+        judged_by: the yardstick, in words: bits, float64 replay, noise of a dtype, a rule ...
+        limits: what this row cannot show, in words.
+        own: the error that was added here, relative to the golden side's norm.
+        inherited: the error that came in through the inputs, likewise.
+        made: for a row that fails, whether its difference was made here.
+        sources: rows (by index) of the values that this one was computed from.
+    """
+
+    index: int
+    step: int
+    name: str
+    status: Status
+    rank: int | None = 0
+    call: str = ""
+    level: str = "tensor"
+    phase: str = "forward"
+    side: str = "output"
+    position: str = "0"
+    op: str = ""
+    module: str = ""
+    line: str = ""
+    code: str = ""
+    graph: str = ""
+    kernel: str = ""
+    nodes: tuple[str, ...] = ()
+    matched_by: MatchedBy = ""
+    my: SideFacts | None = None
+    golden: SideFacts | None = None
+    aspect: Aspect = Aspect.VALUE
+    reason: str = ""
+    advice: str = ""
+    judged_by: str = ""
+    limits: str = ""
+    figures: PairFigures | None = None
+    score: Score | None = None
+    own: float | None = None
+    inherited: float | None = None
+    attributed: Attributed = ""
+    made: Made = ""
+    sources: tuple[int, ...] = ()
+    detail: Detail | None = None
+
+    def __str__(self) -> str:
+        return str(finding_of(self))
+
+    @property
+    def is_of_summaries(self) -> bool:
+        """Whether statistics or sketches are all that was compared."""
+        return self.judged_by.startswith(("statistics", "sketch"))
+
+    @property
+    def is_by_digest(self) -> bool:
+        """Whether digests are all that was compared; `judged_by` says why."""
+        return self.judged_by.startswith("digest")
+
+    @property
+    def rel_l2(self) -> float | None:
+        """Norm of the difference over that of the golden side; None where it is not known."""
+        return None if self.figures is None else self.figures.rel_l2
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the two begin to differ.
+
+    Attributes:
+        kind: "made": this call made the difference, its inputs are right. "given": it was there
+            in what the program was given. "unclear": the first row that fails; whether it made the
+            difference cannot be told, and `reason` says why.
+        row: the index of that row.
+    """
+
+    kind: Literal["made", "given", "unclear"]
+    row: int
+    reason: str = ""
+
+
+class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the two dumps."""
+
+    path: str
+    kind: str
+    records: int = 0
+    ranks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    program: str = ""
+    torch: str = ""
+    sources: tuple[str, ...] = ()
+    fusion: str = ""
+    problems: tuple[str, ...] = ()
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Two dumps, compared. True in a boolean context only if every row passes.
+
+    Attributes:
+        rows: in the order of the program; nothing is left out.
+        first: where values begin to differ.
+        first_non_finite: where a NaN or an infinity begins that the other side has not.
+        coverage: how much was compared, what was skipped, what has no counterpart.
+        seconds: how long it took.
+        nbytes: how many bytes of values were compared, both sides.
+    """
+
+    my: DumpFacts
+    golden: DumpFacts
+    rows: tuple[ComparisonRow, ...] = ()
+    coverage: Coverage = Coverage()
+    notes: tuple[str, ...] = ()
+    first: Divergence | None = None
+    first_non_finite: Divergence | None = None
+    strict: bool = False
+    created: str = ""
+    paritas: str = ""
+    torch: str = ""
+    seconds: float = 0.0
+    nbytes: int = 0
+    format: int = FORMAT
+
+    @property
+    def verdict(self) -> Verdict:
+        """All rows as findings."""
+        return Verdict(
+            findings=tuple(map(finding_of, self.rows)),
+            coverage=self.coverage,
+            notes=self.notes,
+            strict=self.strict,
+        )
+
+    @property
+    def status(self) -> Status:
+        """The gravest status of all rows; nothing compared is `unverified`."""
+        found = {row.status for row in self.rows}
+        if self.coverage.compared == 0 or not found:
+            found.add(Status.UNVERIFIED)
+        return max(found, key=lambda status: status.gravity)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the two are the same but for rounding."""
+        return self.status.passes(strict=self.strict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
+        if self.passed:
+            return 0
+        return 3 if self.status is Status.UNVERIFIED else 1
+
+    @property
+    def of_summaries(self) -> int:
+        """How many rows had statistics or sketches to compare, and no values."""
+        return sum(row.is_of_summaries for row in self.rows)
+
+    @property
+    def by_digest(self) -> int:
+        """How many rows had their digests compared, and not their values."""
+        return sum(row.is_by_digest for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        return str(self.verdict)
+
+    def _repr_html_(self) -> str:
+        return callbacks.html_of(self)
+
+    def raise_if_failed(self) -> None:
+        """Raise `MismatchError`, carrying the verdict, unless it passed."""
+        if not self.passed:
+            verdict = self.verdict
+            raise MismatchError(str(verdict), verdict)
+
+    def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal comparison."""
+        rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
+        # Row by row: as plain objects, all rows at once take ten times the memory of their text.
+        return msgspec.json.encode(spell_nonfinite(rest) | {"rows": json_of_each(self.rows)})
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Decode what `to_json` wrote; an unknown field or status is an error."""
+        try:
+            found: Any = msgspec.json.decode(data)
+            # Lax mode reads the spelled-out "nan" and "inf" as floats.
+            return msgspec.convert(found, cls, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"not a comparison in JSON: {error}; it starts with {data[:80]!r}"
+            ) from None
+
+
+def finding_of(row: ComparisonRow) -> Finding:
+    """A row as a finding."""
+    shown = row.my or row.golden
+    return Finding(
+        path=row_path(row),
+        aspect=row.aspect,
+        status=row.status,
+        reason=row.reason,
+        advice=row.advice,
+        dtype=shown.dtype or None if shown else None,
+        shape=shown.shape if shown else None,
+        metrics=row.figures.metrics if row.figures else None,
+        native=row.score,
+        source=row.line or None,
+        origin=_origin_of_row(row) if row.made == "here" else None,
+        diagnosis=row.detail.diagnosis if row.detail else None,
+    )
+
+
+def row_path(row: ComparisonRow) -> str:
+    """The name of a row that is unique in its table."""
+    rank = "" if row.rank in (None, 0) else f", rank {row.rank}"
+    return f"{row.name} (step {row.step}{rank})"
+
+
+def _origin_of_row(row: ComparisonRow) -> Origin:
+    fused = len(row.nodes) > 1
+    return Origin(
+        kind=OriginKind.FUSION if fused else OriginKind.NODE,
+        name=row.kernel if fused and row.kernel else row.name,
+        operator=row.op,
+        module=row.module,
+        source=row.line,
+        code=row.code,
+        nodes=row.nodes if fused else (),
+    )

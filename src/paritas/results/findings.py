@@ -1,0 +1,419 @@
+"""Findings and verdicts: what was compared, how it ended, and how much was not compared."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+import re
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from paritas.errors import MismatchError, UsageError
+from paritas.results import callbacks
+from paritas.results.figures import Metrics
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Sequence
+
+
+# --- What kind of wrong a tensor is ---------------------------------------------------------------
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in a tensor the wrong elements are.
+
+    Attributes:
+        kind: `slices`, `stride`, `tile tail`, `row`, `diagonal`, `above diagonal`, `border`,
+            `nonfinite`, `scatter`, `everywhere` ...
+        text: as one would index it, `[:, :, 127:, :]`, or in words where it cannot be indexed.
+        elements: how many are wrong.
+        share: of all elements.
+        sentence: for people.
+    """
+
+    kind: str
+    text: str
+    elements: int
+    share: float
+    sentence: str = ""
+
+
+class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A way of being wrong that explains the numbers.
+
+    Attributes:
+        kind: `scale`, `offset`, `shift`, `missing reduction` ...
+        confidence: 0 to 1, how often such a statement turned out to be right.
+        sentence: what a person would write.
+        evidence: the figures it rests on, by name.
+    """
+
+    kind: str
+    confidence: float
+    sentence: str
+    evidence: dict[str, int | float | str] = {}
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where, and what; `patterns` is empty where none fits, best first otherwise."""
+
+    where: Region | None = None
+    patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def best(self) -> Pattern | None:
+        """The pattern that fits best."""
+        return self.patterns[0] if self.patterns else None
+
+    @property
+    def sentence(self) -> str:
+        """All in one line; empty if there is nothing to say."""
+        parts = [self.best.sentence if self.best else "", self.where.sentence if self.where else ""]
+        return "; ".join(part for part in parts if part)
+
+
+# --- Findings and their roll-up -------------------------------------------------------------------
+
+# Everything here is data. Words, tables and colours are made from it in `paritas.reports`.
+
+
+class Status(enum.StrEnum):
+    """How one compared item ended. A closed list, in order of gravity."""
+
+    IDENTICAL = "identical"
+    EQUIVALENT = "equivalent"
+    UNSTABLE = "unstable"
+    UNVERIFIED = "unverified"
+    DEGRADED = "degraded"
+    DIFFERENT = "different"
+
+    @property
+    def gravity(self) -> int:
+        """Position in the order of gravity; the roll-up takes the gravest."""
+        return list(Status).index(self)
+
+    def passes(self, *, strict: bool = False) -> bool:
+        """Whether this status counts as a pass."""
+        # By identity: a guard asks it of every value of every call.
+        if self is Status.EQUIVALENT or self is Status.IDENTICAL:
+            return True
+        return self is Status.UNSTABLE and not strict
+
+
+class Aspect(enum.StrEnum):
+    """What about an item was compared."""
+
+    VALUE = "value"
+    STRUCTURE = "structure"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    STRIDE = "stride"
+    ALIAS = "alias"
+    REQUIRES_GRAD = "requires_grad"
+    RNG = "rng"
+    SETTING = "setting"
+    EXCEPTION = "exception"
+    HARNESS = "harness"
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A candidate's error in multiples of the reference's own noise, and what was allowed.
+
+    Attributes:
+        max_z: the worst element's error over its noise.
+        max_limit: what `max_z` may be.
+        rms_z: root mean square of the same over all elements.
+        rms_limit: what `rms_z` may be.
+        index: where the worst element is.
+        slice_axis: the axis of the worst slice, when a slice is over its limit.
+        slice_index: its position along that axis.
+        slice_z: root mean square over that slice.
+        slice_limit: what `slice_z` may be.
+        noise: where the noise estimate comes from, in words.
+    """
+
+    max_z: float
+    max_limit: float
+    rms_z: float
+    rms_limit: float
+    index: tuple[int, ...] | None = None
+    slice_axis: int | None = None
+    slice_index: int | None = None
+    slice_z: float | None = None
+    slice_limit: float | None = None
+    noise: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True only if every figure is a number within its limit (a NaN fails)."""
+        slices = self.slice_z is None or (
+            self.slice_limit is not None and self.slice_z <= self.slice_limit
+        )
+        return self.max_z <= self.max_limit and self.rms_z <= self.rms_limit and slices
+
+    @property
+    def excess(self) -> float:
+        """How many times over its limit the worst figure is; at most 1 for a pass."""
+        ratios = [self.max_z / self.max_limit, self.rms_z / self.rms_limit]
+        if self.slice_z is not None and self.slice_limit:
+            ratios.append(self.slice_z / self.slice_limit)
+        return math.nan if any(map(math.isnan, ratios)) else max(ratios)
+
+
+class OriginKind(enum.StrEnum):
+    """What kind of thing a difference was traced back to."""
+
+    NODE = "node"
+    FUSION = "fusion"
+    PASS = "pass"  # noqa: S105  (a compiler's)
+    PARTITION = "partition"
+    GRAPH = "graph"
+    MODULE = "module"
+    TRAINING = "training"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a difference starts.
+
+    Attributes:
+        kind: a node, a set of nodes compiled together, a compiler pass, the split of a graph into
+            forward and backward, no less than a whole graph, a module of a parallel model, or a
+            part of its training that is no module: the loss, the reduction of gradients.
+        name: the node's, the pass's or the graph's name.
+        operator: what the node calls.
+        module: path of the module it was called in.
+        source: the user's file and line.
+        code: the text of that line.
+        nodes: all nodes of a fused set.
+        remedies: compiler options, each of which alone makes the difference go away.
+        ranks: of a parallel model, the ranks that are wrong there; empty if that is all of them.
+    """
+
+    kind: OriginKind
+    name: str
+    operator: str = ""
+    module: str = ""
+    source: str = ""
+    code: str = ""
+    nodes: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One compared item with its path, status and numbers."""
+
+    path: str
+    aspect: Aspect
+    status: Status
+    reason: str = ""
+    advice: str = ""
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    metrics: Metrics | None = None
+    native: Score | None = None
+    lifted: Score | None = None
+    source: str | None = None
+    origin: Origin | None = None
+    diagnosis: Diagnosis | None = None
+
+    def __str__(self) -> str:
+        from paritas.results.wording import finding_text
+
+        return finding_text(self)
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much was compared, and what was not, with the reason of each.
+
+    Attributes:
+        not_selected: names of what only one of two dumps was asked to record.
+    """
+
+    compared: int = 0
+    skipped: tuple[str, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    not_selected: tuple[str, ...] = ()
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(
+            compared=self.compared + other.compared,
+            skipped=_unique((*self.skipped, *other.skipped)),
+            unmatched=_unique((*self.unmatched, *other.unmatched)),
+            not_selected=_unique((*self.not_selected, *other.not_selected)),
+        )
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True):
+    """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
+
+    findings: tuple[Finding, ...] = ()
+    coverage: Coverage = Coverage()
+    notes: tuple[str, ...] = ()
+    strict: bool = False
+    enabled: bool = True
+
+    @property
+    def status(self) -> Status:
+        """The gravest status of all findings; nothing compared is `unverified`."""
+        statuses = [finding.status for finding in self.findings]
+        if self.coverage.compared == 0 or not statuses:
+            statuses.append(Status.UNVERIFIED)
+        return max(statuses, key=lambda status: status.gravity)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the candidate computes what the reference computes."""
+        return self.enabled and self.status.passes(strict=self.strict)
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Every finding that does not pass, gravest first, otherwise in program order."""
+        bad = [f for f in self.findings if not f.status.passes(strict=self.strict)]
+        return tuple(sorted(bad, key=lambda finding: -finding.status.gravity))
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
+        if self.passed:
+            return 0
+        return 3 if not self.enabled or self.status is Status.UNVERIFIED else 1
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        from paritas.results.wording import verdict_text
+
+        return verdict_text(self)
+
+    def _repr_html_(self) -> str:
+        return callbacks.html_of(self)
+
+    def raise_if_failed(self) -> None:
+        """Raise `MismatchError`, carrying this verdict, unless it passed.
+
+        A verdict of `enabled=False` compared nothing because the caller asked for that: it is
+        not a pass, and not an error either.
+        """
+        if self.enabled and not self.passed:
+            raise MismatchError(str(self), self)
+
+    def shrink(
+        self,
+        *,
+        seconds: float = 120.0,
+        outdir: str | os.PathLike[str] | None = None,
+        setup: Sequence[str] = (),
+        on_progress: Callable[[str], None] | None = None,
+    ) -> Any:
+        """Make what failed as small as it gets, and write the script that shows it.
+
+        Args:
+            seconds: for all of it; when they are over, the best so far is written.
+            outdir: where the script goes; a new folder by default.
+            setup: statements that a fresh process has to run first so that the failure is there,
+                such as the import of a module that registers a backend.
+            on_progress: called with a few words before each step.
+
+        Returns:
+            A `paritas.shrinking.shrink.ShrinkReport`: the script, whether it shows the failure
+            by itself, the steps.
+
+        Raises:
+            UsageError: nothing failed; or the programs are not at hand, as of a verdict that was
+                read from a file; or none of their graphs fails by itself.
+        """
+        # By name: what shrinks lies far above what a verdict is.
+        sources = importlib.import_module("paritas.shrinking.sources")
+        return sources.shrink_verdict(
+            self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
+        )
+
+    def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal verdict, NaN and infinity included."""
+        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Decode what `to_json` wrote; an unknown field or status is an error."""
+        try:
+            # Lax mode reads the spelled-out "nan" and "inf" of `spell_nonfinite` as floats.
+            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            shown = data[:80]
+            message = f"not a verdict in JSON: {error}; it starts with {shown!r}"
+            raise UsageError(message) from None
+
+    @classmethod
+    def merge(cls, verdicts: Iterable[Verdict]) -> Verdict:
+        """One verdict over several (input sets, ranks, graphs); nothing is lost.
+
+        A part that compared nothing and says nothing stays visible as an `unverified` finding.
+        """
+        parts = tuple(map(_with_unverified_finding, verdicts))
+        coverage = Coverage()
+        for part in parts:
+            coverage += part.coverage
+        return Verdict(
+            findings=tuple(finding for part in parts for finding in part.findings),
+            coverage=coverage,
+            notes=_unique(note for part in parts for note in part.notes),
+            strict=any(part.strict for part in parts),
+            enabled=all(part.enabled for part in parts),
+        )
+
+
+def _with_unverified_finding(verdict: Verdict) -> Verdict:
+    """The same verdict; one that fails without a finding that says so is given one."""
+    if verdict.passed or verdict.failures or not verdict.enabled:
+        return verdict
+    silent = Finding(
+        path="verdict",
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason="nothing was compared",
+    )
+    return msgspec.structs.replace(verdict, findings=(*verdict.findings, silent))
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def spell_nonfinite(value: Any) -> Any:
+    """Replace NaN and infinities by words: JSON has no such numbers and msgspec writes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: spell_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_nonfinite(item) for item in value]
+    return value
+
+
+# --- Structs as JSON, in which NaN and infinities are words ---------------------------------------
+
+# A double in MessagePack whose exponent is all ones: NaN or an infinity. Other bytes may look the
+# same, which costs time and no more.
+_NONFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+
+
+def json_of(value: msgspec.Struct) -> bytes:
+    """Encode one struct; to look at every number by itself is left to those that need it."""
+    try:
+        is_plain = _NONFINITE.search(msgspec.msgpack.encode(value)) is None
+    except OverflowError:  # a whole number of more than 64 bits, which JSON takes
+        is_plain = False
+    if is_plain:
+        return msgspec.json.encode(value)
+    return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(value)))
+
+
+def json_of_each(values: Iterable[msgspec.Struct]) -> list[msgspec.Raw]:
+    """Encode many, to be put into what is encoded around them."""
+    return [msgspec.Raw(json_of(value)) for value in values]

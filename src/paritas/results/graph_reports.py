@@ -1,0 +1,241 @@
+"""A graph whose operators were checked: how each ended, split by split.
+
+Everything here is data. `paritas.graphs` fills it in, `paritas.reports` puts it into words.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal, Self
+
+import msgspec
+
+from paritas.errors import MismatchError, UsageError
+from paritas.results import callbacks
+from paritas.results.findings import Coverage, Finding, Status, Verdict, spell_nonfinite
+
+FORMAT = 1
+
+# Where the rule of a split comes from.
+RuleOrigin = Literal["declared", "registered", "library", "discovered"]
+# By what ranks talk that are processes of their own.
+Confirm = Literal["gloo", "nccl"]
+
+
+class CallOutcome(enum.StrEnum):
+    """How a call of the graph ended. A closed list."""
+
+    VERIFIED = "verified"
+    NOTHING = "nothing to check"
+    UNSUPPORTED = "unsupported"
+    FAILED = "failed"
+
+
+class CallSite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in the graph a call stands.
+
+    Attributes:
+        position: in the order of the graph.
+        node: what the graph calls it.
+        source: the user's file and line.
+        code: the text of that line.
+        module: path of the module it was called in.
+    """
+
+    position: int
+    node: str
+    source: str = ""
+    code: str = ""
+    module: str = ""
+
+
+class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ranks that are processes of their own said of a split.
+
+    Attributes:
+        backend: by what they talk.
+        status: the gravest of what was compared on them.
+        simulated: the same of the simulated ranks before.
+    """
+
+    backend: Confirm
+    status: Status
+    simulated: Status
+
+
+class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to split an operator, checked.
+
+    Attributes:
+        idx: which tensor is split: the inputs, then the outputs.
+        dim: along which dimension.
+        split: what that is in the words of the rule: `split by k`.
+        rule: the annotation.
+        origin: where the rule comes from.
+        ranks: over how many ranks.
+        status: the gravest of what was compared, on real ranks too where that was asked for.
+        reason: why it does not pass, in a sentence.
+        loss_whole: the sum of all results on one device, None where there is none.
+        loss_split: the same of the results put together from the ranks.
+        gradients: what was found of gradients, in a few words.
+        verdict: everything that was compared.
+        confirmation: what real ranks said of it; None if they were not asked.
+        seconds: that it took.
+    """
+
+    idx: int
+    dim: int
+    split: str
+    rule: str
+    origin: RuleOrigin
+    ranks: int
+    status: Status
+    reason: str = ""
+    loss_whole: float | None = None
+    loss_split: float | None = None
+    gradients: str = ""
+    verdict: Verdict = Verdict()
+    confirmation: Confirmation | None = None
+    seconds: float = 0.0
+
+
+class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operator on arguments of one kind, checked once for all its calls.
+
+    Attributes:
+        key: tells it from every other; the same for the same question.
+        operator: what is called.
+        signature: shapes, dtypes and other arguments, for people.
+        sites: every call of it, in the order of the graph.
+        outcome: how it ended.
+        reason: of this outcome; empty if it is verified.
+        options: the splits that were checked.
+        notes: what a reader should know: shapes that were capped, values that were drawn.
+        script: a script that shows the failure, relative to the folder of the results.
+        seconds: that all took.
+    """
+
+    key: str
+    operator: str
+    signature: str
+    sites: tuple[CallSite, ...]
+    outcome: CallOutcome
+    reason: str = ""
+    options: tuple[OptionResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    script: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> tuple[OptionResult, ...]:
+        """The splits that are wrong, gravest first."""
+        bad = [one for one in self.options if one.status in {Status.DIFFERENT, Status.DEGRADED}]
+        return tuple(sorted(bad, key=lambda one: -one.status.gravity))
+
+
+class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All operators of a graph.
+
+    Attributes:
+        graph: the file, or what else it was read from.
+        kind: what kind of graph.
+        settings: as it was asked, for people and for going on later.
+        versions: of what took part.
+        operators: in the order of their first calls.
+        calls: how many calls the graph has.
+        notes: what a reader should know.
+        seconds: that all took, this time.
+        resumed: how many operators were taken over from an earlier run of this graph.
+        shared: how many were verified before, for another graph of the same folder.
+        ended: whether it came to its end; otherwise it was interrupted.
+        number: of the graph in its folder, in the order in which they were registered.
+        others: the other graphs of the folder; exit code and verdict are not about them.
+    """
+
+    graph: str
+    kind: str
+    settings: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    operators: tuple[OperatorResult, ...] = ()
+    calls: int = 0
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    resumed: int = 0
+    shared: int = 0
+    ended: bool = True
+    strict: bool = False
+    number: int = 1
+    others: tuple[GraphReport, ...] = ()
+    format: int = FORMAT
+
+    def counts(self) -> dict[CallOutcome, int]:
+        """How many calls ended in which way."""
+        found = dict.fromkeys(CallOutcome, 0)
+        for one in self.operators:
+            found[one.outcome] += len(one.sites)
+        return found
+
+    @property
+    def verdict(self) -> Verdict:
+        """The roll-up of all that was compared, each item under its node and its split."""
+        findings: list[Finding] = []
+        coverage = Coverage()
+        for one in self.operators:
+            for option in one.options:
+                label = f"{one.sites[0].node}: {option.split}, {option.ranks} ranks, "
+                findings += [
+                    msgspec.structs.replace(f, path=f"{label}{f.path}", source=one.sites[0].source)
+                    for f in option.verdict.findings
+                ]
+                coverage += option.verdict.coverage
+        return Verdict(
+            findings=tuple(findings), coverage=coverage, notes=self.notes, strict=self.strict
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 a split is wrong, 3 something could not be checked or nothing was."""
+        outcomes = {one.outcome for one in self.operators}
+        if CallOutcome.FAILED in outcomes:
+            return 1
+        whole = self.ended and sum(self.counts().values()) == self.calls
+        if CallOutcome.UNSUPPORTED in outcomes or CallOutcome.VERIFIED not in outcomes or not whole:
+            return 3
+        return 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether every call is accounted for, and all that could be checked is right."""
+        return self.exit_code == 0
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        return f"{self._counted()}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        return callbacks.html_of(self)
+
+    def raise_if_failed(self) -> None:
+        """Raise `MismatchError` unless it passed."""
+        if not self.passed:
+            raise MismatchError(self._counted(), self.verdict)
+
+    def _counted(self) -> str:
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
+        return f"{self.graph}: {counts or 'no calls'}"
+
+    def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal report."""
+        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Decode what `to_json` wrote; an unknown field or status is an error."""
+        try:
+            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"not the results of a graph in JSON: {error}; it starts with {data[:80]!r}"
+            ) from None

@@ -1,0 +1,447 @@
+"""What a check would have caught: faults planted on purpose, how each ended, and that in words."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Literal, Self
+
+import msgspec
+
+from paritas.errors import UsageError
+from paritas.results import callbacks
+from paritas.results.findings import Status, spell_nonfinite
+from paritas.results.wording import MOST_SHOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# --- The data -------------------------------------------------------------------------------------
+
+# Everything here is data. `paritas.mutants` fills it in, `paritas.reports` puts it into words.
+
+# The size of a fault's exact effect in multiples of the program's own rounding noise.
+Band = Literal["clear", "moderate", "faint", "none"]
+BANDS: tuple[Band, ...] = ("clear", "moderate", "faint")
+# The share of places at which a fault of the size that is named as the smallest is caught.
+USUAL = 0.9
+# The normal quantile of an interval that holds in 95 of 100 cases.
+QUANTILE = 1.959964
+CAUGHT = (Status.DIFFERENT, Status.DEGRADED)
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """So many of so many, with what can be said about all those that were not tried.
+
+    Attributes:
+        caught: how many were.
+        of: how many there were.
+    """
+
+    caught: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        """The share itself; NaN of nothing, which is below any bar."""
+        return self.caught / self.of if self.of else math.nan
+
+    @property
+    def least(self) -> float:
+        """The lower end of Wilson's interval of 95 % confidence; 0 of nothing."""
+        if not self.of:
+            return 0.0
+        share, weight = self.value, QUANTILE**2 / self.of
+        middle = share + weight / 2
+        reach = math.sqrt(weight * (share * (1 - share) + weight / 4))
+        return max(0.0, (middle - reach) / (1 + weight))
+
+
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fault that was planted.
+
+    Attributes:
+        mutation: its kind.
+        text: what that does, for people.
+        node: where in the graph.
+        operator: what is called there.
+        near: the module, by the nearest parameter; empty where there is none.
+        backward: whether it sits in the backward pass.
+        detail: what else tells it from others of its kind at this node.
+        relative: the largest relative change of a result in exact arithmetic.
+        over_noise: that change in multiples of the program's own rounding noise.
+        band: the same in a word; a fault that changes nothing is not judged.
+        status: how the check ended, lifted and native; None if it was not asked.
+        native: how it ended with the native run alone.
+        reason: why it went unseen, or changes nothing.
+    """
+
+    mutation: str
+    text: str
+    node: str
+    operator: str
+    near: str = ""
+    backward: bool = False
+    detail: str = ""
+    relative: float
+    over_noise: float
+    band: Band
+    status: Status | None = None
+    native: Status | None = None
+    reason: str = ""
+
+    def is_caught(self, *, native: bool = False) -> bool:
+        """Whether the check reports it; what it could not compare it has not caught."""
+        return (self.native if native else self.status) in CAUGHT
+
+
+class Grade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One place whose result was scaled by 1 + delta, for ever smaller delta.
+
+    Attributes:
+        node: where in the graph.
+        operator: what is called there.
+        near: the module, by the nearest parameter.
+        backward: whether it sits in the backward pass.
+        lifted: the smallest relative change of a result that the check caught; None if it caught
+            none.
+        native: the same of the native run alone.
+        tried: how many sizes were tried.
+    """
+
+    node: str
+    operator: str
+    near: str = ""
+    backward: bool = False
+    lifted: float | None = None
+    native: float | None = None
+    tried: int = 0
+
+
+class Reordering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One harmless rewrite, which the check must not report.
+
+    Attributes:
+        rewrite: what was done.
+        node: where in the graph.
+        status: how the check ended.
+    """
+
+    rewrite: str
+    node: str
+    status: Status
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the check reported what is no fault."""
+        return not self.status.passes()
+
+
+class BlindSpot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Faults of one kind that went unseen for one reason.
+
+    Attributes:
+        mutation: their kind.
+        text: what that does.
+        reason: why.
+        faults: the unseen ones, the largest effect first.
+        tried: how many of this kind were tried in all.
+    """
+
+    mutation: str
+    text: str
+    reason: str
+    faults: tuple[FaultResult, ...]
+    tried: int
+
+
+class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `paritas.verify` would have caught in one model on one set of inputs.
+
+    Attributes:
+        dtypes: the floating dtypes of the program, the most used first.
+        operators: how many operators the program calls.
+        backward: how many of them in the backward pass.
+        results: how many outputs, gradients and buffers are compared.
+        sites: how many faults could have been planted.
+        planned: how many were meant to be.
+        faults: those that were, in the order in which they were tried.
+        grades: faults of graded size.
+        planned_grades: at how many places they were meant to be.
+        reorderings: harmless rewrites.
+        seed: of the draw.
+        seconds: all of it took.
+        stopped: why it ended early; empty if it did not.
+        notes: what a reader should know.
+    """
+
+    dtypes: tuple[str, ...] = ()
+    operators: int = 0
+    backward: int = 0
+    results: int = 0
+    sites: int = 0
+    planned: int = 0
+    faults: tuple[FaultResult, ...] = ()
+    grades: tuple[Grade, ...] = ()
+    planned_grades: int = 0
+    reorderings: tuple[Reordering, ...] = ()
+    seed: int = 0
+    seconds: float = 0.0
+    stopped: Literal["", "time", "interrupt"] = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def judged(self) -> tuple[FaultResult, ...]:
+        """The faults that change something, and that the check gave an answer to."""
+        return tuple(one for one in self.faults if one.status not in {None, Status.UNVERIFIED})
+
+    @property
+    def unverified(self) -> tuple[FaultResult, ...]:
+        """Those that it could not compare: neither caught nor missed."""
+        return tuple(one for one in self.faults if one.status is Status.UNVERIFIED)
+
+    @property
+    def silent(self) -> tuple[FaultResult, ...]:
+        """Those that change no result on these inputs, so that nothing can catch them."""
+        return tuple(one for one in self.faults if one.band == "none")
+
+    def share(self, band: Band, *, native: bool = False) -> Share:
+        """How many of the faults of this size are caught; `native`: by the native run alone."""
+        those = [one for one in self.judged if one.band == band]
+        return Share(caught=sum(one.is_caught(native=native) for one in those), of=len(those))
+
+    def smallest(self, *, native: bool = False) -> float | None:
+        """The smallest relative change of a result that is caught at nine of ten places.
+
+        At each place a fault is taken to be caught from its smallest caught size on. None where
+        too few places caught anything, or none was tried.
+        """
+        sizes = [one.native if native else one.lifted for one in self.grades]
+        caught = sorted(size for size in sizes if size is not None)
+        needed = math.ceil(USUAL * len(sizes))
+        return caught[needed - 1] if 0 < needed <= len(caught) else None
+
+    def blind_spots(self) -> tuple[BlindSpot, ...]:
+        """Where clear and moderate faults went unseen, those with most of them first."""
+        missed: dict[tuple[str, str, str], list[FaultResult]] = {}
+        for one in self.judged:
+            if one.band in {"clear", "moderate"} and not one.is_caught():
+                missed.setdefault((one.mutation, one.text, one.reason), []).append(one)
+        spots = [
+            BlindSpot(
+                mutation=mutation,
+                text=text,
+                reason=reason,
+                faults=tuple(sorted(faults, key=lambda one: -one.over_noise)),
+                tried=sum(one.mutation == mutation for one in self.judged),
+            )
+            for (mutation, text, reason), faults in missed.items()
+        ]
+        return tuple(sorted(spots, key=lambda spot: -len(spot.faults)))
+
+    @property
+    def false_alarms(self) -> tuple[Reordering, ...]:
+        """The harmless rewrites that the check reported."""
+        return tuple(one for one in self.reorderings if one.is_alarm)
+
+    def exit_code(self, at_least: float | None = None) -> int:
+        """0 there is a report, 1 too few clear faults are caught, 3 there is nothing to report.
+
+        Args:
+            at_least: the share of clear faults that has to be caught.
+        """
+        if not self.judged:
+            return 3
+        if at_least is None:
+            return 0
+        clear = self.share("clear")
+        if not clear.of:
+            return 3
+        return 0 if clear.value >= at_least else 1
+
+    def __str__(self) -> str:
+
+        return "\n".join(power_lines(self))
+
+    def _repr_html_(self) -> str:
+        return callbacks.html_of(self)
+
+    def to_json(self) -> bytes:
+        """Encode as JSON; `from_json` gives back an equal report, infinities included."""
+        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Decode what `to_json` wrote; an unknown field or status is an error."""
+        try:
+            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"not a report of detection power in JSON: {error}; it starts with {data[:80]!r}"
+            ) from None
+
+
+# --- The data in plain words ----------------------------------------------------------------------
+
+SIZES = {
+    "clear": "more than 8 times",
+    "moderate": "2 to 8 times",
+    "faint": "less than 2 times",
+}
+
+
+def power_lines(report: PowerReport) -> list[str]:
+    """The same as plain lines, the answer first."""
+    lines = [power_headline(report), f"  {power_subject(report)}"]
+    for band in BANDS:
+        whole, native = report.share(band), report.share(band, native=True)
+        if whole.of:
+            lines.append(
+                f"  {SIZES[band]} the noise: {_share(whole)} caught ({_confidence(whole)}); by the "
+                f"native run alone {_share(native)}"
+            )
+    for title, below in power_sections(report):
+        lines.append(f"  {title}")
+        lines += [f"    {line}" for line in below]
+    return lines
+
+
+def power_headline(report: PowerReport) -> str:
+    """The answer in one line: how many of the faults that stand out are caught."""
+    clear = report.share("clear")
+    if not report.judged:
+        return "nothing can be said: no planted fault changed a result and was judged"
+    if not clear.of:
+        return "no planted fault stands out from the model's own rounding noise"
+    native = report.share("clear", native=True)
+    return (
+        f"{_share(clear)} faults above 8 times the rounding noise are caught "
+        f"({_confidence(clear)}), {percent(native.value)} by the native run alone"
+    )
+
+
+def power_subject(report: PowerReport) -> str:
+    """What was looked at."""
+    backward = f", {report.backward} of them backward" if report.backward else ""
+    return (
+        f"{_count_noun(report.operators, 'operator')}{backward}; "
+        f"{_count_noun(report.results, 'result')}; "
+        f"{', '.join(report.dtypes) or 'no floating dtype'}; seed {report.seed}"
+    )
+
+
+def power_sections(report: PowerReport) -> Iterator[tuple[str, list[str]]]:
+    """All that the table of shares does not hold: a title, and the lines below it."""
+    yield "smallest fault caught", _describe_smallest(report)
+    spots = report.blind_spots()
+    if spots:
+        many = sum(len(spot.faults) for spot in spots)
+        lines = [line for spot in spots[:MOST_SHOWN] for line in _describe_blind_spot(spot)]
+        if len(spots) > MOST_SHOWN:
+            lines.append(f"and {len(spots) - MOST_SHOWN} kinds more")
+        yield f"blind spots: {many} unseen above 2 times the noise", lines
+    elif report.judged:
+        yield "blind spots: none seen above 2 times the noise", []
+    if report.silent:
+        yield _silent_title(report), _describe_silent(report)
+    yield (
+        _alarms_title(report),
+        [f"{one.rewrite} at {one.node}: {one.status.value}" for one in report.false_alarms],
+    )
+    left = list(_describe_limits(report))
+    if left:
+        yield "not said here", left
+
+
+def _describe_smallest(report: PowerReport) -> list[str]:
+    if not report.grades:
+        return ["not measured: no result could be scaled, or the time was over"]
+    lines = []
+    places = f"at {100 * USUAL:.0f} % of {_count_noun(len(report.grades), 'place')}"
+    for native, name in ((False, "lifted and native"), (True, "native run alone")):
+        size = report.smallest(native=native)
+        if size is None:
+            caught = [one.native if native else one.lifted for one in report.grades]
+            blind = sum(one is None for one in caught)
+            lines.append(f"{name}: at {blind} of {len(caught)} places not even 10 % is caught")
+        else:
+            lines.append(f"{name}: a relative change of {size:.1e} in a result, {places}")
+    return lines
+
+
+def _describe_blind_spot(spot: BlindSpot) -> list[str]:
+    worst = spot.faults[0]
+    return [
+        f"{spot.mutation} ({spot.text}): {len(spot.faults)} of {spot.tried}; {spot.reason}",
+        f"  such as {_describe_fault_site(worst)}, {_describe_size(worst.over_noise)}",
+    ]
+
+
+def _describe_size(over_noise: float) -> str:
+    return "exactly different" if math.isinf(over_noise) else f"{over_noise:.2g} times the noise"
+
+
+def _describe_fault_site(fault: FaultResult) -> str:
+    near = f" near {fault.near}" if fault.near else ""
+    way = "backward" if fault.backward else "forward"
+    return f"{fault.node} ({fault.operator}, {way}){near}"
+
+
+def _silent_title(report: PowerReport) -> str:
+    many = len(report.silent)
+    return f"changed no result on these inputs: {many} of {len(report.faults)} planted faults"
+
+
+def _describe_silent(report: PowerReport) -> list[str]:
+    kinds = Counter((one.mutation, one.reason) for one in report.silent)
+    dead = sorted({one.node for one in report.silent if "depends" in one.reason})
+    told: Counter[str] = Counter()
+    for (mutation, _), many in kinds.items():
+        told[mutation] += many
+    shown = [f"{mutation} {many}" for mutation, many in told.most_common(MOST_SHOWN)]
+    lines = [f"{', '.join(shown)}{' ...' if len(told) > MOST_SHOWN else ''}"]
+    if dead:
+        lines.append(f"no result depends on {', '.join(dead[:MOST_SHOWN])}")
+    return lines
+
+
+def _alarms_title(report: PowerReport) -> str:
+    if not report.reorderings:
+        return "false alarms: not tried, no operator of this model has a harmless rewrite here"
+    many = _count_noun(len(report.reorderings), "harmless rewrite")
+    return f"false alarms: {len(report.false_alarms)} of {many}"
+
+
+def _describe_limits(report: PowerReport) -> Iterator[str]:
+    missing = report.planned - len(report.faults)
+    why = {"time": "the time was over", "interrupt": "interrupted"}.get(report.stopped, "")
+    if missing > 0:
+        reason = why or "they turned out not to apply"
+        yield f"{missing} of {report.planned} planned faults were not tried: {reason}"
+    left = report.planned_grades - len(report.grades)
+    if left > 0:
+        reason = why or "a scale has no effect there"
+        yield f"graded faults at {left} of {report.planned_grades} places: {reason}"
+    if report.unverified:
+        many = _count_noun(len(report.unverified), "fault")
+        yield f"{many} could not be compared: neither caught nor missed"
+    yield f"{_count_noun(report.sites, 'fault')} could have been planted, all of kinds known here"
+    yield from report.notes
+
+
+def _share(share: Share) -> str:
+    return f"{share.caught} of {share.of}"
+
+
+def percent(share: float) -> str:
+    """Rounded down, so that 100 % means all."""
+    return "-" if math.isnan(share) else f"{math.floor(1000 * share) / 10:g} %"
+
+
+def _confidence(share: Share) -> str:
+    return f"at least {percent(share.least)} with 95 % confidence"
+
+
+def _count_noun(many: int, thing: str) -> str:
+    return f"{many} {thing}{'' if many == 1 else 's'}"

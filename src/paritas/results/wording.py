@@ -1,0 +1,198 @@
+"""Verdicts and findings in plain words: what failed, how many, the worst, where, what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paritas.results.findings import Aspect, OriginKind, Status
+
+if TYPE_CHECKING:
+    from paritas.results.findings import Finding, Origin, Score, Verdict
+
+MOST_SHOWN = 10
+
+MEANING = {
+    Status.IDENTICAL: "is equal bit for bit",
+    Status.EQUIVALENT: "differs by rounding only",
+    Status.UNSTABLE: "differs where the reference's own rounding decides",
+    Status.UNVERIFIED: "could not be compared",
+    Status.DEGRADED: "is the same function, but less accurate than the reference's noise allows",
+    Status.DIFFERENT: "computes something else",
+}
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """The whole verdict as lines of text."""
+    lines = [headline(verdict)]
+    shown = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
+    for finding in shown[:MOST_SHOWN]:
+        lines += finding_lines(finding)
+    if len(shown) > MOST_SHOWN:
+        lines.append(f"  and {len(shown) - MOST_SHOWN} more")
+    lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
+    lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
+    lines += [f"  note: {note}" for note in verdict.notes]
+    return "\n".join(lines)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one line."""
+    if not verdict.enabled:
+        return "not verified: comparison was switched off (enabled=False); both sides ran"
+    compared = verdict.coverage.compared
+    items = f"{compared} item{'' if compared == 1 else 's'} compared"
+    status = verdict.status
+    if verdict.passed:
+        warning = " (a warning, not a failure)" if status is Status.UNSTABLE else ""
+        return f"{status.value}: the candidate {MEANING[status]}{warning}; {items}"
+    failed = len(verdict.failures)
+    if compared == 0 and not failed:
+        return "unverified: nothing was compared"
+    plural = "" if failed == 1 else "s"
+    return f"{status.value}: the candidate {MEANING[status]}; {failed} finding{plural}, {items}"
+
+
+def finding_text(finding: Finding) -> str:
+    """One finding in at most three lines: what and by how much; what kind of wrong; where."""
+    first = [f"{finding.status.value}: {item_words(finding)}"]
+    first += filter(None, (value_words(finding), *_size_words(finding)))
+    told = [finding.reason]
+    if finding.diagnosis is not None:
+        told.append(finding.diagnosis.sentence)
+    place = [line.strip() for line in _place_lines(finding)]
+    below = ("; ".join(filter(None, told)), "; ".join(filter(None, (*place, finding.advice))))
+    return "\n".join([", ".join(first), *(f"  {line}" for line in below if line)])
+
+
+def item_words(finding: Finding) -> str:
+    """Which item it is, and what about it was compared unless that is its value."""
+    if finding.aspect is Aspect.VALUE:
+        return finding.path
+    return f"{finding.path} ({finding.aspect.value})"
+
+
+def value_words(finding: Finding) -> str:
+    """Dtype and shape; empty where they are not known."""
+    if finding.dtype is None:
+        return ""
+    # A shape may not be known, for example where statistics are all that is left of a tensor.
+    shape = "?" if finding.shape is None else ",".join(map(str, finding.shape))
+    return f"{finding.dtype}[{shape}]"
+
+
+def is_inexact(finding: Finding) -> bool:
+    """Whether it is about floating or complex numbers, whose difference has a size."""
+    return finding.dtype is not None and ("float" in finding.dtype or "complex" in finding.dtype)
+
+
+def deciding_score(finding: Finding) -> tuple[str, Score] | None:
+    """The score that decided, with its run: the first that fails, else the native one."""
+    scores = [("lifted", finding.lifted), ("native", finding.native)]
+    given = [(run, score) for run, score in scores if score is not None]
+    failed = [(run, score) for run, score in given if not score.passed]
+    return failed[0] if failed else (given[-1] if given else None)
+
+
+def deciding_figure(score: Score) -> tuple[str, float, float]:
+    """Which of a score's figures decided, and that figure with its limit."""
+    if score.passed or not score.max_z <= score.max_limit:
+        return "worst", score.max_z, score.max_limit
+    if score.rms_z <= score.rms_limit and score.slice_z is not None:
+        return "slice", score.slice_z, score.slice_limit or 0.0
+    return "rms", score.rms_z, score.rms_limit
+
+
+def _size_words(finding: Finding) -> list[str]:
+    """By how much it is off, each number with its yardstick."""
+    words = []
+    metrics = finding.metrics
+    if metrics is not None and metrics.nonfinite_mismatches:
+        words.append(f"NaN or Inf in {metrics.nonfinite_mismatches} of {metrics.numel} elements")
+    elif metrics is not None and metrics.mismatched:
+        share = f"{metrics.mismatched} of {metrics.numel} elements differ"
+        words.append(f"relative L2 {metrics.rel_l2:.2g}" if is_inexact(finding) else share)
+    decided = deciding_score(finding)
+    if decided is not None:
+        run, score = decided
+        name, value, limit = deciding_figure(score)
+        words.append(f"{name} {value:.2g} times the noise (allowed {limit:.2g}, {run} run)")
+    return words
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """One finding as a few indented lines."""
+    lines = [f"  {finding.path}: {finding.status.value} ({finding.aspect.value})"]
+    if finding.reason:
+        lines.append(f"    {finding.reason}")
+    metrics = finding.metrics
+    if metrics is not None and metrics.mismatched:
+        share = 100 * metrics.mismatched / max(1, metrics.numel)
+        inexact = finding.native is not None or finding.lifted is not None
+        size = f"; relative L2 {metrics.rel_l2:.2g}" if inexact else ""
+        lines.append(
+            f"    {metrics.mismatched} of {metrics.numel} elements differ ({share:.3g} %){size}"
+        )
+        at = list(metrics.max_abs_index) if metrics.max_abs_index is not None else "[]"
+        lines.append(
+            f"    worst at {at}: candidate {metrics.max_abs_candidate:.9g}, "
+            f"reference {metrics.max_abs_reference:.9g}"
+        )
+    for name, score in (("lifted", finding.lifted), ("native", finding.native)):
+        if score is not None and not score.passed:
+            lines.append(
+                f"    {name}: worst error {score.max_z:.3g} times the noise (allowed "
+                f"{score.max_limit:g}), rms {score.rms_z:.3g} (allowed {score.rms_limit:.3g}); "
+                f"noise from {score.noise}"
+            )
+            if score.slice_z is not None and not score.slice_z <= (score.slice_limit or 0):
+                lines.append(
+                    f"    {name}: at {score.slice_index} along axis {score.slice_axis}, rms "
+                    f"{score.slice_z:.3g} (allowed {score.slice_limit:.3g})"
+                )
+    if finding.diagnosis is not None and finding.diagnosis.sentence:
+        lines.append(f"    {finding.diagnosis.sentence}")
+    lines += _place_lines(finding)
+    if finding.advice:
+        lines.append(f"    {finding.advice}")
+    return lines
+
+
+def _place_lines(finding: Finding) -> list[str]:
+    """Where it starts in the compiler's terms, then in the user's, then what makes it go away."""
+    origin = finding.origin
+    lines = [] if origin is None else [f"    {words}" for words in _origin_words(origin)]
+    source = finding.source or (origin.source if origin is not None else "")
+    if source:
+        lines.append(f"    at {source}")
+    if origin is not None and origin.code:
+        lines.append(f"      {origin.code}")
+    if origin is not None and any(remedy not in finding.reason for remedy in origin.remedies):
+        lines.append(f"    it goes away with the option {' or '.join(origin.remedies)}")
+    return lines
+
+
+def _origin_words(origin: Origin) -> list[str]:
+    """What a difference starts with; nothing where there is no more than the graph's name."""
+    inside = f" in module {origin.module}" if origin.module else ""
+    called = f"{origin.operator}{inside}" if origin.operator else inside.strip()
+    match origin.kind:
+        case OriginKind.NODE:
+            return [f"node {origin.name}: {called}" if called else f"node {origin.name}"]
+        case OriginKind.FUSION:
+            first = f"the first of them: {called}"
+            together = f"compiled together: {', '.join(origin.nodes or (origin.name,))}"
+            return [together, *([first] if called else [])]
+        case OriginKind.PASS:
+            what = f"compiler pass {origin.name}"
+        case OriginKind.PARTITION:
+            what = "the split of the graph into forward and backward"
+        case OriginKind.GRAPH:
+            return [f"nearest operator: {called}"] if called else []
+        case OriginKind.MODULE | OriginKind.TRAINING:
+            which = ", ".join(map(str, origin.ranks))
+            ranks = f", on rank{'s' * (len(origin.ranks) > 1)} {which}" if which else ""
+            kind = f" ({origin.operator})" if origin.operator else ""
+            plain = origin.kind is OriginKind.MODULE and origin.name
+            where = f"module {origin.name}" if plain else f"the {origin.name or 'model itself'}"
+            return [f"first in {where}{kind}{ranks}"]
+    return [f"{what}: {called}" if called else what]

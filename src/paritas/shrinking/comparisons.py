@@ -1,0 +1,454 @@
+"""From a folder of `paritas compare` to the operator where the first divergence starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import operator
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+
+from paritas.comparison.dataflow import RecordedCalls
+from paritas.comparison.executors import opened
+from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
+from paritas.errors import UsageError
+from paritas.execution.evidence import VALUE, ItemEvidence
+from paritas.numerics.checkers import AutomaticValueChecker
+from paritas.numerics.metrics import bitwise_equal
+from paritas.reports.files import read_comparison
+from paritas.reports.progress import Progress
+from paritas.shrinking.scripts import SCRIPT_CHECK, input_lines, run_script, write_file
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.comparison.replay import ReplayPlan, ReplayProgram, ReplayStep
+    from paritas.dumps.opening import ReadableDump
+    from paritas.files.records import Record
+    from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
+
+
+# --- The script of a recorded operator ------------------------------------------------------------
+
+_OPERATOR_MAIN = """
+
+def wide(values):
+    return [
+        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in values
+    ]
+
+
+def main():
+    torch.set_printoptions(threshold=64, edgeitems=4, precision=6)
+    failing = 0
+    for name, inputs, recorded in (("mine", mine, MINE), ("golden", golden, GOLDEN)):
+        eager = program(*inputs())
+        try:
+            exact = program(*wide(inputs()))
+        except RuntimeError:  # some operators insist on their dtypes
+            exact = None
+        # A side that computed in another dtype is judged in that one.
+        times = excess(recorded, eager.to(recorded.dtype), exact)
+        print(f"{name}: {'WRONG' if times > 1 else 'right'} ({times:.3g} times what is allowed)")
+        if times <= 1:
+            continue
+        failing += 1
+        print(f"  recorded:  {recorded}")
+        print(f"  run again: {eager}")
+        gap = (recorded.double() - eager.double()).abs().nan_to_num(float("inf")).reshape(-1)
+        worst = int(gap.argmax())
+        pair = recorded.reshape(-1)[worst].item(), eager.reshape(-1)[worst].item()
+        print(f"  worst at flat index {worst}: recorded {pair[0]!r}, run again {pair[1]!r}")
+    print("the fault is there" if failing else "the fault is gone")
+    return 1 if failing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedOperator:
+    """What the script is about.
+
+    Attributes:
+        heading: what it says of itself, line by line.
+        program: the operators.
+        given: the values of its leaves, mine and golden.
+        made: the recorded outputs, mine and golden.
+    """
+
+    heading: tuple[str, ...]
+    program: ReplayProgram
+    given: tuple[Mapping[str, Any], ...]
+    made: tuple[Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenOperatorScript:
+    """Where it is, and what it loads."""
+
+    path: Path
+    data: Path | None
+
+
+def write_operator_script(facts: RecordedOperator, path: Path) -> WrittenOperatorScript:
+    """Write the script, and beside it the values that are too many to be read.
+
+    Raises:
+        UsageError: an operator cannot be written as a line of Python.
+    """
+    keys = list(facts.given[0])
+    names = {key: f"v{place}" for place, key in enumerate(keys)}
+    titles: list[str] = []
+    values: list[Any] = []
+    for side, given in zip(("mine", "golden"), facts.given, strict=True):
+        titles += [f"{side}_{names[key]}" for key in keys]
+        values += [_bare(given[key]) for key in keys]
+    titles += ["mine", "golden"]
+    values += [_bare(value) for value in facts.made]
+    lines = input_lines(titles, tuple(values))
+    written = dict(zip(titles, lines.expressions, strict=True))
+    data = path.with_suffix(".safetensors") if lines.stored else None
+    parts = [_script_head(facts, data), _program_text(facts.program, names)]
+    equal = all(_is_equal(*(given[key] for given in facts.given)) for key in keys)
+    for side in ("mine",) if equal else ("mine", "golden"):
+        rows = "".join(f"        {written[f'{side}_{names[key]}']},\n" for key in keys)
+        parts.append(f"\n\ndef {side}():\n    return [\n{rows}    ]\n")
+    if equal:
+        parts.append("\n\ngolden = mine\n")
+    parts.append(f"\n\nMINE = {written['mine']}\nGOLDEN = {written['golden']}\n")
+    parts += ["\n\n", SCRIPT_CHECK[SCRIPT_CHECK.index("def excess") :], _OPERATOR_MAIN]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if data is not None:
+        write_file(data, save(lines.stored))
+    write_file(path, "".join(parts).encode())
+    return WrittenOperatorScript(path, data)
+
+
+def _is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and bitwise_equal(left, right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def _bare(value: Any) -> Any:
+    return value.detach().contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def _script_head(facts: RecordedOperator, data: Path | None) -> str:
+    heading = "\n".join(facts.heading).replace("\\", "/").replace('"""', "'''")
+    imports = ["import operator", "import sys", "from pathlib import Path"] if data else []
+    imports = imports or ["import operator", "import sys"]
+    if not any(_is_python_operator(step) for step in facts.program.steps):
+        imports.remove("import operator")
+    text = f'"""{heading}\n"""\n\n' + "\n".join(imports) + "\n\nimport torch\n"
+    if data is not None:
+        text += "from safetensors.torch import load_file\n\n"
+        text += f'stored = load_file(Path(__file__).with_name("{data.name}"))\n'
+    return text
+
+
+def _is_python_operator(step: ReplayStep) -> bool:
+    return not step.operator.name.startswith(("aten.", "prims."))
+
+
+def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
+    made: dict[str, str] = {}
+    lines = [f"\n\ndef program({', '.join(names.values())}):"]
+    for place, step in enumerate(program.steps):
+        made[step.name] = f"r{place}"
+        words = [_value_text(value, names, made) for value in step.args]
+        named = step.operator.settled(dict(step.kwargs))
+        words += [f"{key}={_value_text(value, names, made)}" for key, value in named.items()]
+        lines.append(f"    r{place} = {_callee(step)}({', '.join(words)})")
+    last = f"r{len(program.steps) - 1}"
+    if not program.position.isdecimal():
+        raise UsageError(f"it is the argument {program.position!r} that the operator wrote to")
+    lines.append(f"    return {last}[{program.position}] if isinstance({last}, tuple) else {last}")
+    return "\n".join(lines) + "\n"
+
+
+def _callee(step: ReplayStep) -> str:
+    name = step.operator.name
+    if not _is_python_operator(step):
+        return f"torch.ops.{name}"
+    short = name.removeprefix("operator.")
+    if not hasattr(operator, short):
+        raise UsageError(f"{name} cannot be written as a line of Python")
+    return f"operator.{short}"
+
+
+def _value_text(value: Any, names: Mapping[str, str], made: Mapping[str, str]) -> str:
+    if isinstance(value, ReplayLeaf):
+        return names[value.key]
+    if isinstance(value, StepResult):
+        return made[value.step]
+    if isinstance(value, list | tuple):
+        inner = ", ".join(_value_text(item, names, made) for item in value)
+        return f"[{inner}]"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)
+
+
+# --- The operator of the first divergence ---------------------------------------------------------
+
+# Both sides' outputs are recorded, and so is what the operator was given. So nothing is compiled:
+# the operator is run again on what was recorded, and the script tells which of the outputs it does
+# not give. It gets smaller by taking single rows, channels or batches, where the operator works on
+# each of them alone.
+
+SCRIPT = "repro.py"
+MOST_BYTES = 256 << 20
+# A part is the operator's own if float64 gives it to so many digits.
+_SAME = 1e-9
+# Ways in which an axis of the output may be one of the arguments'.
+MOST_TRIED = 64
+
+
+def shrink_comparison(
+    folder: Path,
+    outdir: Path,
+    *,
+    seconds: float = 120.0,
+    on_progress: Callable[[str], None] | None = None,
+) -> ShrinkReport:
+    """Write the script of the first divergence: an operator on its recorded inputs.
+
+    Raises:
+        NothingFailsError: the two dumps do not diverge, or not at an operator.
+        UsageError: the dumps do not hold enough of it; the message says what is missing.
+    """
+    began = time.monotonic()
+    tell = on_progress or (lambda _: None)
+    tell("reading the comparison")
+    comparison = read_comparison(folder)
+    row = _first_divergence(comparison)
+    tell(f"running {row.op} again on what was recorded")
+    case = _read_case(comparison, row)
+    if not case.is_wrong():
+        raise NothingFailsError(
+            f"{row.name}: run again on its recorded inputs, {row.op} gives what either side has; "
+            "the difference came in with the inputs"
+        )
+    before = case.elements
+    ended, interrupted = True, False
+    queries = 0
+    try:
+        for smaller in _shrink_cases(case, began + seconds):
+            queries += 1
+            case = smaller
+            words = f"taking single rows ({case.elements} numbers so far)"
+            tell(Progress(words, at_most=began + seconds - time.monotonic()))
+    except KeyboardInterrupt:
+        ended = False
+        interrupted = True
+    written = write_operator_script(_script_facts(case, comparison, row), outdir / SCRIPT)
+    tell("running the script by itself")
+    try:
+        _, shows, output = run_script(written.path, max(30.0, seconds))
+    except KeyboardInterrupt:
+        interrupted, shows, output = True, False, ""
+    lines = output.strip().splitlines()
+    return ShrinkReport(
+        script=str(written.path),
+        data=None if written.data is None else str(written.data),
+        shows=shows,
+        what=f"{row.name}: {row.status}",
+        before=f"{before} numbers",
+        after=f"{case.elements} numbers",
+        diagnosis=row.detail.diagnosis if row.detail else None,
+        steps=(f"{case.plan.words}",),
+        queries=queries,
+        seconds=time.monotonic() - began,
+        ended=ended and time.monotonic() < began + seconds,
+        interrupted=interrupted,
+        said=lines[-1] if lines else "" if interrupted else "it printed nothing",
+    )
+
+
+def _first_divergence(comparison: Comparison) -> ComparisonRow:
+    first = comparison.first
+    if first is None:
+        raise NothingFailsError("the two dumps do not diverge")
+    row = next(row for row in comparison.rows if row.index == first.row)
+    if row.my is None or row.golden is None:
+        raise NothingFailsError(f"{row.name} has no counterpart: there is nothing to run again")
+    return row
+
+
+@dataclasses.dataclass(frozen=True)
+class _RecordedCase:
+    """An operator, what it was given on either side, and what either side says it gave."""
+
+    plan: ReplayPlan
+    given: tuple[Mapping[str, Any], Mapping[str, Any]]
+    made: tuple[Tensor, Tensor]
+
+    @property
+    def elements(self) -> int:
+        values = [*self.given[0].values(), *self.made]
+        return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+    def is_wrong(self) -> bool:
+        """Whether either side's output is not what the operator gives."""
+        pairs = zip(self.given, self.made, strict=True)
+        return any(not _is_reproduced(self.plan.program, *pair) for pair in pairs)
+
+    def truths(self) -> tuple[Tensor, Tensor]:
+        runs = [ReplayRuns(self.plan.program, given, MOST_BYTES) for given in self.given]
+        return runs[0].truth(), runs[1].truth()
+
+
+def _is_reproduced(program: ReplayProgram, given: Mapping[str, Any], made: Tensor) -> bool:
+    runs = ReplayRuns(program, given, MOST_BYTES)
+    if runs.result.shape != made.shape:
+        raise UsageError(
+            f"run again it gives shape {list(runs.result.shape)}, recorded is {list(made.shape)}"
+        )
+    found = AutomaticValueChecker().check(runs.result, made, ItemEvidence(runs, VALUE))
+    return found is not None and found.status.passes()
+
+
+def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
+    my = opened(comparison.my.path, comparison.my.kind)
+    golden = opened(comparison.golden.path, comparison.golden.kind)
+    if row.my is None or row.golden is None:  # seen to before
+        raise NothingFailsError(f"{row.name} has no counterpart")
+    mine, theirs = _find_record(my, row.my), _find_record(golden, row.golden)
+    plan = make_plan(mine, theirs, _calls_of_step(my, mine), _calls_of_step(golden, theirs))
+    left: dict[str, Any] = {}
+    right: dict[str, Any] = {}
+    for key, bound in plan.bindings.items():
+        first, second = bound.my or bound.golden, bound.golden or bound.my
+        if first is None or second is None:
+            raise UsageError(f"what {key} was is recorded on neither side")
+        left[key] = (my if bound.my is not None else golden).view(first).clone()
+        right[key] = (golden if bound.golden is not None else my).view(second).clone()
+    return _RecordedCase(plan, (left, right), (my.view(mine).clone(), golden.view(theirs).clone()))
+
+
+def _find_record(dump: ReadableDump, side: SideFacts) -> Record:
+    if side.made_of or len(side.ranks) > 1:
+        raise UsageError(f"{side.id} was put together from several ranks: no operator gives it")
+    for record in dump.records():
+        if record.id == side.id and record.step == side.step and record.rank in side.ranks:
+            return record
+    raise UsageError(f"{side.id} (step {side.step}) is not in the dump {side.path!r} any more")
+
+
+def _calls_of_step(dump: ReadableDump, record: Record) -> RecordedCalls:
+    return RecordedCalls(
+        one for one in dump.records() if one.rank == record.rank and one.step == record.step
+    )
+
+
+# --- a part of it ---------------------------------------------------------------------------------
+
+
+def _shrink_cases(case: _RecordedCase, until: float) -> Iterator[_RecordedCase]:
+    """One smaller case after the other, each wrong in the same place."""
+    for dim in range(case.made[0].dim()):
+        size = case.made[0].shape[dim]
+        if size < 2:  # noqa: PLR2004
+            continue
+        for places in _alignments(case, dim, size):
+            if time.monotonic() > until:
+                return
+            part = _part(case, dim, places)
+            if part is not None:
+                yield part
+                case = part
+                break
+
+
+def _alignments(case: _RecordedCase, dim: int, size: int) -> Iterator[dict[str, int]]:
+    """Which axes of which arguments an axis of the output may be; tried, not known."""
+    rank = case.made[0].dim()
+    tensors = {k: v for k, v in case.given[0].items() if isinstance(v, torch.Tensor)}
+    behind = {
+        k: v.dim() - (rank - dim)
+        for k, v in tensors.items()
+        if v.dim() >= rank - dim and v.shape[v.dim() - (rank - dim)] == size
+    }
+    axes = [(k, axis) for k, v in tensors.items() for axis in range(v.dim())]
+    fitting = [(k, axis) for k, axis in axes if tensors[k].shape[axis] == size]
+    several = [dict(chosen) for n in (1, 2, 3) for chosen in itertools.combinations(fitting, n)]
+    tried: list[dict[str, int]] = []
+    for places in (behind, *several[:MOST_TRIED]):
+        if places and places not in tried:
+            tried.append(places)
+            yield places
+
+
+def _part(case: _RecordedCase, dim: int, places: dict[str, int]) -> _RecordedCase | None:
+    """The case at one index of an axis; None where that is another program, or not wrong."""
+    try:
+        truths = case.truths()
+        index = _worst(case, truths, dim)
+        mine, golden = (
+            {k: v.narrow(places[k], index, 1) if k in places else v for k, v in side.items()}
+            for side in case.given
+        )
+        left, right = (value.narrow(dim, index, 1).contiguous() for value in case.made)
+        part = dataclasses.replace(case, given=(mine, golden), made=(left, right))
+        for whole, own in zip(truths, part.truths(), strict=True):
+            wanted = whole.narrow(dim, index, 1)
+            if own.shape != wanted.shape or not _is_near(own, wanted):
+                return None
+        return part if part.is_wrong() else None
+    except (RuntimeError, UsageError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _worst(case: _RecordedCase, truths: tuple[Tensor, Tensor], dim: int) -> int:
+    errors = [
+        (made.double() - truth.double()).abs().nan_to_num(nan=torch.inf)
+        for made, truth in zip(case.made, truths, strict=True)
+    ]
+    error = max(errors, key=lambda one: float(one.max()))
+    return int(torch.unravel_index(error.argmax(), error.shape)[dim])
+
+
+def _is_near(left: Tensor, right: Tensor) -> bool:
+    scale = right.abs().double().nan_to_num(0.0, 0.0, 0.0).max()
+    return torch.allclose(
+        left.double(), right.double(), rtol=_SAME, atol=_SAME * float(scale), equal_nan=True
+    )
+
+
+def _script_facts(
+    case: _RecordedCase, comparison: Comparison, row: ComparisonRow
+) -> RecordedOperator:
+    diagnosis = row.detail.diagnosis if row.detail else None
+    versions = [side.torch or "unknown" for side in (comparison.my, comparison.golden)]
+    recorded = (
+        f"Recorded:   mine with torch {versions[0]}, golden with torch {versions[1]}; "
+        f"compared with torch {torch.__version__}"
+    )
+    heading = [
+        f"{row.op}: what was recorded is not what it gives for its recorded inputs.",
+        "",
+        f"Row:        {row.name}, step {row.step}, {row.status}",
+        *([f"Source:     {Path(row.line).name}"] if row.line else []),
+        *([f"Code:       {row.code.strip()}"] if row.code.strip() else []),
+        *([f"Found:      {row.reason}"] if row.reason else []),
+        *([f"What kind:  {diagnosis.sentence}"] if diagnosis and diagnosis.sentence else []),
+        recorded,
+        "",
+        "Exit code 1: the fault is there; 0: it is gone.",
+    ]
+    return RecordedOperator(tuple(heading), case.plan.program, case.given, case.made)

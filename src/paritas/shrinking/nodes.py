@@ -1,0 +1,527 @@
+"""Down to the fewest operators: small parts compiled side by side show which one is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import operator
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from paritas.checks.locate import minimise
+from paritas.shrinking.programs import (
+    EXCEPTION,
+    GRADIENT,
+    FailingProgram,
+    FailureSignature,
+    is_call,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from paritas.results.findings import Finding
+    from paritas.shrinking.programs import Oracle
+
+
+# --- The values inside a program when its reference runs ------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedValues:
+    """What an eager run of a program saw.
+
+    Attributes:
+        given: node -> the nodes it reads, each with its value at that time; an operator that
+            writes to its input makes it another one for those after it.
+        made: node -> its value.
+    """
+
+    given: dict[Node, dict[Node, Any]]
+    made: dict[Node, Any]
+
+
+def record_values(program: FailingProgram) -> RecordedValues:
+    """Run the reference operator by operator and keep every value.
+
+    Raises what the program raises.
+    """
+    recorder = _ValueRecorder(program.graph)
+    inputs = [recorder.copy(value) for value in program.inputs]
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.gradients):
+        torch.manual_seed(program.seed)
+        recorder.run(*inputs)
+    return RecordedValues(recorder.given, recorder.made)
+
+
+class _ValueRecorder(Interpreter):
+    """Keeps one copy of each version of each tensor."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.given: dict[Node, dict[Node, Any]] = {}
+        self.made: dict[Node, Any] = {}
+        # The tensor itself is held too: its id would be given to another one otherwise.
+        self._copies: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        """Note what goes in, run, note what comes out."""
+        self.given[n] = {node: self._snapshot(self.env[node]) for node in n.all_input_nodes}
+        result = super().run_node(n)
+        if n.op != "output":
+            self.made[n] = self._snapshot(result)
+        return result
+
+    @staticmethod
+    def copy(value: Any) -> Any:
+        """A copy that the run may write to, as code does to what is no leaf."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    def _snapshot(self, value: Any) -> Any:
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return tuple(self._snapshot(item) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        version = 0 if value.is_inference() else value._version  # noqa: SLF001  (no other counter)
+        key = (id(value), version)
+        if key not in self._copies:
+            copied = value.detach().clone()
+            if value.requires_grad and copied.is_floating_point() | copied.is_complex():
+                copied.requires_grad_()
+            self._copies[key] = (value, copied)
+        return self._copies[key][1]
+
+
+# --- A part of a program as a program of its own --------------------------------------------------
+
+_LITERALS: tuple[type, ...] = (
+    *(numbers.Number, str, type(None), slice),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramPart:
+    """A part, and where its nodes come from.
+
+    Attributes:
+        program: the part.
+        output_of: for each output in order, the index of the island it belongs to.
+        input_of: for each placeholder in order, likewise.
+    """
+
+    program: FailingProgram
+    output_of: tuple[int, ...]
+    input_of: tuple[int, ...]
+
+
+def extract_part(
+    program: FailingProgram,
+    recorded: RecordedValues,
+    kept: Collection[Node],
+    *,
+    all_outputs: bool = False,
+) -> FailingProgram | None:
+    """The part of a program that computes `kept`; None if it cannot be called by itself.
+
+    Args:
+        all_outputs: give back every value that the rest of the program reads, not the last ones
+            alone.
+    """
+    part = islands(program, recorded, [kept], all_outputs=all_outputs)
+    return None if part is None else part.program
+
+
+def islands(
+    program: FailingProgram,
+    recorded: RecordedValues,
+    sets: Iterable[Collection[Node]],
+    *,
+    all_outputs: bool = False,
+) -> ProgramPart | None:
+    """Several parts side by side in one graph, none of which reads what another computes."""
+    builder = _PartBuilder(program, recorded)
+    for index, kept in enumerate(sets):
+        try:
+            builder.add(index, set(kept), all_outputs=all_outputs)
+        except _NotAloneError:
+            if index == 0:
+                return None
+    return builder.finished()
+
+
+class _NotAloneError(Exception):
+    """A part needs something that can be neither written down nor given."""
+
+
+class _PartBuilder:
+    def __init__(self, program: FailingProgram, recorded: RecordedValues) -> None:
+        self.program = program
+        self.recorded = recorded
+        self.graph = Graph()
+        self.root: dict[str, Any] = {}
+        self.inputs: list[tuple[Node, Any, int]] = []
+        self.outputs: list[tuple[Any, int]] = []
+        self.dynamic: dict[str, tuple[int, ...]] = {}
+
+    def add(self, index: int, kept: set[Node], *, all_outputs: bool) -> None:
+        """Copy one set of nodes; what they read from outside becomes a placeholder."""
+        kept = _completed(self.program, kept)
+        ordered = [node for node in self.program.graph.graph.nodes if node in kept]
+        for node in ordered:
+            for read in node.all_input_nodes:
+                if read not in kept:
+                    self._literal_or_tensor(self.recorded.given[node][read], read)
+        table: dict[Node, Any] = {}
+        for node in ordered:
+            for read in node.all_input_nodes:
+                if read not in table and read not in kept:
+                    value = self.recorded.given[node][read]
+                    table[read] = self._given(read, value, index)
+                    if self.program.gradients and _writes(node) and _differentiable(value):
+                        # Autograd refuses writes to a leaf; in the program it was none.
+                        table[read] = self.graph.call_method("clone", (table[read],))
+            args = torch.fx.node.map_arg(node.args, table.__getitem__)
+            kwargs = torch.fx.node.map_arg(node.kwargs, table.__getitem__)
+            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+            made.meta = dict(node.meta)
+            table[node] = made
+        for node in ordered:
+            if self._is_result(node, kept, all_outputs=all_outputs):
+                self.outputs.append((table[node], index))
+
+    def finished(self) -> ProgramPart | None:
+        """The whole as a program."""
+        if not self.outputs and not any(map(_writes, self.graph.nodes)):
+            return None
+        self.graph.output(tuple(node for node, _ in self.outputs))
+        module = GraphModule(self.root, self.graph)
+        values = [value for _, value, _ in self.inputs]
+        gradients = self.program.gradients and any(map(_differentiable, values))
+        program = dataclasses.replace(
+            self.program,
+            graph=module,
+            inputs=tuple(values if gradients else map(_detached, values)),
+            dynamic=self.dynamic,
+            gradients=gradients,
+        )
+        owners = tuple(index for _, index in self.outputs)
+        return ProgramPart(program, owners, tuple(index for _, _, index in self.inputs))
+
+    def _given(self, node: Node, value: Any, index: int) -> Any:
+        if node.op == "get_attr":
+            self.root[str(node.target)] = getattr(self.program.graph, str(node.target))
+            return self.graph.create_node("get_attr", node.target, (), {}, node.name)
+        symbol = isinstance(value, int) and not isinstance(value, bool) and self.program.dynamic
+        if not isinstance(value, torch.Tensor) and not symbol:
+            return value
+        elsewhere = (known for _, known, owner in self.inputs if owner != index)
+        if isinstance(value, torch.Tensor) and any(value is known for known in elsewhere):
+            # Parts that share a tensor which one of them writes to would not be apart.
+            value = value.detach().clone().requires_grad_(value.requires_grad)
+        last = self.inputs[-1][0] if self.inputs else None
+        start = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_after(last) if last else self.graph.inserting_before(start):
+            made = self.graph.placeholder(node.name)
+        made.target = made.name  # which is unique, as names of arguments have to be
+        self.inputs.append((made, value, index))
+        dims = self.program.dynamic.get(node.name)
+        if dims is None and self.program.dynamic and isinstance(value, torch.Tensor):
+            dims = tuple(range(value.dim()))
+        if dims is not None:
+            self.dynamic[made.name] = dims
+        return made
+
+    @staticmethod
+    def _literal_or_tensor(value: Any, node: Node) -> None:
+        fine = node.op == "get_attr" or isinstance(value, torch.Tensor)
+        if not fine and not _is_literal(value):
+            raise _NotAloneError
+
+    def _is_result(self, node: Node, kept: set[Node], *, all_outputs: bool) -> bool:
+        value = self.recorded.made.get(node)
+        if not _holds_tensor(value) or (_writes(node) and not node.users):
+            return False  # what is written is seen in the input; it would be seen twice
+        if isinstance(value, tuple) and any(user in kept for user in node.users):
+            return False
+        inside = [user for user in node.users if user in kept]
+        if not inside:
+            return True
+        return all_outputs and any(user not in kept for user in node.users)
+
+
+def _writes(node: Node) -> bool:
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in {"setitem", "iadd", "isub", "imul", "itruediv"}
+
+
+def _completed(program: FailingProgram, kept: set[Node]) -> set[Node]:
+    """With the items of kept tuples, without items of others, and with the switches around."""
+    result = {node for node in kept if not _is_item(node) or node.args[0] in kept}
+    for node in list(result):
+        result |= {user for user in node.users if _is_item(user)}
+    return result | _switches(program, result)
+
+
+def _is_item(node: Node) -> bool:
+    return node.target is operator.getitem and not is_call(node)
+
+
+def _switches(program: FailingProgram, kept: set[Node]) -> set[Node]:
+    """Calls that turn gradients or autocast off and on around a kept node."""
+    found: set[Node] = set()
+    opened: list[tuple[Node, bool]] = []
+    for node in program.graph.graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name == "_set_grad_enabled" and opened and node.args[0] is not opened[-1][0].args[0]:
+            start, used = opened.pop()
+            found |= {start, node} if used else set()
+        elif name in {"_set_grad_enabled", "_enter_autocast"}:
+            opened.append((node, False))
+        elif name == "_exit_autocast" and opened:
+            start, used = opened.pop()
+            found |= {start, node} if used else set()
+        elif node in kept:
+            opened = [(start, True) for start, _ in opened]
+    return found
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_literal(item) for item in value)
+    return isinstance(value, _LITERALS)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_holds_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+# --- The search for the part that is wrong --------------------------------------------------------
+
+# Compiling is what costs, and a graph of twenty unconnected operators compiles about as fast as one
+# operator does. So first every kind of operator call in the program is tried by itself, all of them
+# in one query; then neighbours together, as a fault of fusion needs; and only where that shows
+# nothing is the program taken apart piece by piece.
+
+# Neighbours that are tried together.
+_SIZES = (1, 2, 3, 5)
+# So many of the suspicious parts are asked one by one.
+_CONFIRMED = 3
+# Neighbourhoods overlap: all of them may hold so many times the calls of the program.
+_REPEATED = 2
+# Parts in one query; more would compile as slowly as the program itself.
+_TOGETHER = 48
+
+
+def reduce_nodes(
+    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+) -> FailingProgram:
+    """The same failure in fewer operator calls, or the program as it is."""
+    if len(program.calls) <= 1:
+        return program
+    reduction = _NodeReduction(oracle, program, wanted)
+    return reduction.small_part() or reduction.whole()
+
+
+def wrong_part(
+    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+) -> FailingProgram | None:
+    """A few neighbouring calls that show the failure by themselves, if there are such."""
+    return _NodeReduction(oracle, program, wanted).small_part()
+
+
+class _NodeReduction:
+    def __init__(self, oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> None:
+        self.oracle = oracle
+        self.program = program
+        self.wanted = wanted
+        self.recorded = record_values(program)
+        self.calls = program.calls
+        # Without the backward pass where the failure is not in it: half the compiling.
+        needed = wanted.role == GRADIENT
+        self.frugal = program if needed else dataclasses.replace(program, gradients=False)
+        self.base = self.frugal
+
+    def small_part(self) -> FailingProgram | None:
+        for size in _SIZES:
+            if size > 1 and size >= len(self.calls):
+                break
+            found = self._together(size)
+            if found is not None:
+                # Of two, neither showed it alone; of more, some may not be needed.
+                return self._part(found) if size <= 2 else self._one_by_one(found)  # noqa: PLR2004
+        return None
+
+    def whole(self) -> FailingProgram:
+        if self._part_of_either(self.calls) is None:
+            return self.program
+        return self._one_by_one(self.calls)
+
+    def _together(self, size: int) -> list[Node] | None:
+        """The first part of so many neighbours that shows the failure by itself."""
+        unique: dict[str, list[Node]] = {}
+        for near in _neighbourhoods(self.calls, size):
+            unique.setdefault(_part_key(near, self.recorded), near)
+        if len(unique) * size > _REPEATED * len(self.calls):
+            return None  # taking the program apart compiles less
+        # Small values make small scripts, and compile as fast as any.
+        sets = sorted(unique.values(), key=self._elements)
+        for start in range(0, len(sets), _TOGETHER):
+            suspects = self._suspects(sets[start : start + _TOGETHER])
+            for part in suspects[:_CONFIRMED]:
+                if self._part_of_either(part) is not None:
+                    return part
+        return None
+
+    def _elements(self, part: list[Node]) -> int:
+        return sum(_count_elements(self.recorded.made.get(node)) for node in part)
+
+    def _suspects(self, sets: list[list[Node]]) -> list[list[Node]]:
+        """Which of these parts fail in the wanted way, compiled side by side."""
+        sets = [part for part in sets if extract_part(self.frugal, self.recorded, part) is not None]
+        if not sets:
+            return []
+        part = islands(self.frugal, self.recorded, sets)
+        if part is None:
+            return []
+        answer = self.oracle.ask(part.program)
+        if answer.signature is None or answer.verdict is None:
+            return self._halves(sets) if answer.verdict is None and len(sets) > 1 else []
+        if answer.signature.role == EXCEPTION != self.wanted.role:
+            return self._halves(sets) if len(sets) > 1 else []
+        if self.wanted.role == EXCEPTION:
+            return self._halves(sets) if len(sets) > 1 else sets
+        wrong = {_island(part, f) for f in answer.verdict.failures if self._is_wanted(f)}
+        return [sets[index] for index in sorted(wrong - {-1})]
+
+    def _halves(self, sets: list[list[Node]]) -> list[list[Node]]:
+        middle = len(sets) // 2
+        return self._suspects(sets[:middle]) + self._suspects(sets[middle:])
+
+    def _is_wanted(self, finding: Finding) -> bool:
+        is_gradient = finding.path.startswith(("gradient", "second gradient"))
+        return finding.aspect == self.wanted.aspect and is_gradient == (
+            self.wanted.role == GRADIENT
+        )
+
+    def _part(self, kept: Sequence[Node]) -> FailingProgram | None:
+        """The part as a program, if it shows the failure; with what it hands on, if it must."""
+        for all_outputs in (False, True):
+            part = extract_part(self.base, self.recorded, kept, all_outputs=all_outputs)
+            if self.oracle.shows(part, self.wanted):
+                return part
+        return None
+
+    def _part_of_either(self, kept: Sequence[Node]) -> FailingProgram | None:
+        """Without the backward pass if that will do, with it otherwise; so it stays then."""
+        for base in self._bases():
+            self.base = base
+            part = self._part(kept)
+            if part is not None:
+                return part
+        return None
+
+    def _bases(self) -> list[FailingProgram]:
+        return [self.frugal, *([self.program] if self.program.gradients else [])]
+
+    def _one_by_one(self, kept: list[Node]) -> FailingProgram:
+        """Delta debugging over operator calls, in the order of the program."""
+        by_name = {node.name: node for node in self.calls}
+
+        def shows(names: list[str]) -> bool:
+            return self._part([by_name[name] for name in names]) is not None
+
+        deadline = time.monotonic() + self.oracle.left
+        names = [node.name for node in self.calls if node in set(kept)]
+        smallest = minimise(names, shows, deadline)
+        return self._part([by_name[name] for name in smallest]) or self.program
+
+
+def _neighbourhoods(calls: list[Node], size: int) -> Iterator[list[Node]]:
+    """Calls that a compiler may fuse: chains, and pairs that read the same value."""
+    known = set(calls)
+    for node in calls:
+        near = _neighbours(node, size, known)
+        if len(near) == size:
+            yield near
+        if size == 2:  # noqa: PLR2004
+            users = (user for read in node.all_input_nodes for user in read.users)
+            later = next((user for user in users if user in known and node < user), None)
+            if later is not None:
+                yield [node, later]
+
+
+def _neighbours(node: Node, size: int, calls: set[Node]) -> list[Node]:
+    """A call and those before it that it depends on, nearest first, so many in all."""
+    found, waiting = [node], list(node.all_input_nodes)
+    while waiting and len(found) < size:
+        nearest = waiting.pop(0)
+        if nearest in calls and nearest not in found:
+            found.append(nearest)
+        if nearest.op != "placeholder":
+            waiting += nearest.all_input_nodes
+    return found
+
+
+def _part_key(nodes: list[Node], recorded: RecordedValues) -> str:
+    """Equal for parts that a compiler cannot tell apart."""
+    return repr([_call_key(node, recorded) for node in nodes])
+
+
+def _call_key(node: Node, recorded: RecordedValues) -> Any:
+    given = recorded.given[node]
+
+    def shape(read: Node) -> Any:
+        return _ArgumentText(_value_key(given[read]))
+
+    args = torch.fx.node.map_arg(node.args, shape)
+    kwargs = torch.fx.node.map_arg(node.kwargs, shape)
+    return (str(node.target), args, kwargs)
+
+
+class _ArgumentText(str):
+    """A description that takes a node's place among arguments."""
+
+    __slots__ = ()
+
+
+def _value_key(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        how = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
+        return repr(how)
+    if isinstance(value, tuple):
+        return repr([_value_key(item) for item in value])
+    return repr(value)
+
+
+def _count_elements(value: Any) -> int:
+    if isinstance(value, tuple):
+        return sum(map(_count_elements, value))
+    return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def _island(part: ProgramPart, finding: Finding) -> int:
+    """Which part a finding of a query is about; -1 if that cannot be told."""
+    found = re.match(r"(output|input|gradient of input)\[(\d+)\]", finding.path)
+    if found is None:
+        return -1
+    owners = part.output_of if found[1] == "output" else part.input_of
+    return owners[int(found[2])] if int(found[2]) < len(owners) else -1

@@ -1,0 +1,398 @@
+"""From a split that is wrong to the smallest shapes at which it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.errors import UsageError
+from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue, group_calls
+from paritas.graphs.checking import option_of
+from paritas.graphs.opening import open_graph
+from paritas.graphs.results_folder import JSON, with_script
+from paritas.graphs.script_text import NoScriptError, function_text
+from paritas.graphs.verify import OperatorWork, check_work, versions_here
+from paritas.partition.annotation import Annotation, Option
+from paritas.partition.library.registry import name_of
+from paritas.partition.recipe_checks import kinds_of
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.reports.progress import Progress
+from paritas.results.graph_reports import CallOutcome, GraphReport
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from paritas.checks.failures import FailedSplit
+    from paritas.graphs.calls import Source
+    from paritas.placement.recipes import Place
+    from paritas.results.findings import Aspect, Status
+    from paritas.results.graph_reports import OperatorResult, OptionResult
+
+
+# --- The shapes on which a split is tried, from small to large ------------------------------------
+
+_LARGEST_CAP = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class WantedSplit:
+    """The split that is wrong, and how.
+
+    Attributes:
+        idx: which tensor is split first.
+        dim: along which dimension.
+        split: in the words of the rule.
+        ranks: over how many ranks.
+        status: how it ended.
+        kinds: in what it is wrong.
+    """
+
+    idx: int
+    dim: int
+    split: str
+    ranks: int
+    status: Status
+    kinds: frozenset[tuple[Aspect, str]]
+
+    @classmethod
+    def of(cls, option: OptionResult) -> WantedSplit:
+        """What is wanted again of a split that was checked."""
+        kinds = kinds_of(option.verdict)
+        return cls(option.idx, option.dim, option.split, option.ranks, option.status, kinds)
+
+    def is_shown_by(self, option: OptionResult) -> bool:
+        """Whether the same split is wrong in the same way."""
+        return WantedSplit.of(option) == self
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One try.
+
+    Attributes:
+        words: what the shapes are, for people.
+        work: the call on these shapes.
+        wanted: what has to be seen of it.
+    """
+
+    words: str
+    work: OperatorWork
+    wanted: WantedSplit
+
+
+def attempts_on_caps(
+    call: GraphCall, settings: GraphSettings, wanted: WantedSplit, key: str = ""
+) -> Iterator[Attempt]:
+    """The call with its dimensions cut to ever larger lengths, and last as it is checked usually.
+
+    Args:
+        settings: of the usual check.
+        key: of the call's group.
+    """
+    for cap in _caps(call, wanted.ranks, settings.cap):
+        capped = dataclasses.replace(settings, cap=cap, ranks=(wanted.ranks,))
+        words = f"no dimension longer than {cap}" if cap else "shapes as they are"
+        yield Attempt(words, OperatorWork(0, key, call, capped), wanted)
+
+
+def _caps(call: GraphCall, ranks: int, usual: int | None) -> Iterator[int | None]:
+    """Lengths that can be divided evenly, as long as they cut anything."""
+    longest = max((length for value in call.tensors() for length in value.shape), default=0)
+    cap = ranks
+    while cap < min(longest, _LARGEST_CAP + 1, usual or longest):
+        yield cap
+        cap *= 2
+    yield usual
+
+
+# --- from the call of an operator -----------------------------------------------------------------
+
+
+def attempts_on(failed: FailedSplit, setup: Sequence[str] = ()) -> Iterator[Attempt]:
+    """A split on smaller shapes with drawn values, and last on the very values of the check.
+
+    Args:
+        setup: statements that a script has to run first.
+
+    Raises:
+        UsageError: no script could do the same; the message says why.
+    """
+    call, recipe, ranks = failed.call, failed.recipe, failed.ranks
+    if not isinstance(recipe, Recipe) or not isinstance(ranks, int):
+        raise UsageError(
+            f"{_name(call)}: it is split over a mesh of {ranks} ranks, and a script is written for "
+            "one axis; check the axes one by one and shrink the one that is wrong"
+        )
+    settings = GraphSettings(ranks=(ranks,), seed=failed.seed, imports=_imported_modules(setup))
+    _check_importable(call, settings.imports)
+    return _attempts(failed, graph_call(call), settings)
+
+
+def _attempts(failed: FailedSplit, bare: GraphCall, settings: GraphSettings) -> Iterator[Attempt]:
+    given = option_of(failed.recipe, failed.call)
+    plain = dataclasses.replace(bare, annotation=failed.recipe)
+    wanted = WantedSplit(
+        given.idx, given.dim, given.split, settings.ranks[0], failed.status, failed.kinds
+    )
+    first = _first_option(failed, wanted.ranks)
+    if first is None:
+        yield from attempts_on_caps(plain, settings, wanted)
+    else:
+        # On other shapes a rule makes another recipe.
+        named = dataclasses.replace(bare, annotation=failed.annotation)
+        there = dataclasses.replace(wanted, idx=first.idx, dim=first.dim)
+        yield from attempts_on_caps(named, settings, there)
+    values = CallValues(failed.call.args, failed.call.kwargs)
+    yield Attempt("the values of the check", OperatorWork(0, "", plain, settings, values), wanted)
+
+
+def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
+    """Where the rule of a split names first what is split; None if it has no such rule."""
+    if failed.annotation is None:
+        return None
+    annotation = Annotation.parse(failed.annotation)
+    for option in annotation.options(failed.call):
+        asked = dataclasses.replace(option, num=ranks)
+        try:
+            recipe = annotation.recipe(failed.call, asked)
+        except UsageError:  # not this one, over so many ranks
+            continue
+        if recipe == failed.recipe:
+            return option
+    return None
+
+
+def graph_call(call: OperatorCall) -> GraphCall:
+    """A call as a graph would have it: shapes in place of tensors."""
+    names: dict[int, str] = {}
+
+    def bare(place: Place, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            name = names.setdefault(id(value), f"tensor{len(names)}")  # the same one, given twice
+            grad = place not in call.without_gradient
+            return TensorValue(name, tuple(value.shape), value.dtype, requires_grad=grad)
+        if isinstance(value, dict):
+            return {key: bare(place, item) for key, item in value.items()}
+        if isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields")):
+            return type(value)(bare(place, item) for item in value)
+        return value
+
+    return GraphCall(
+        position=0,
+        name="",
+        operator=_name(call),
+        args=tuple(bare(place, value) for place, value in enumerate(call.args)),
+        kwargs={name: bare(name, value) for name, value in call.kwargs.items()},
+        function=call.function,
+    )
+
+
+def _name(call: OperatorCall) -> str:
+    return call.name.removeprefix("torch.ops.") or name_of(call.function)
+
+
+def _imported_modules(setup: Sequence[str]) -> tuple[str, ...]:
+    found = [re.fullmatch(r"\s*import\s+([\w.]+)\s*", statement) for statement in setup]
+    for statement, form in zip(setup, found, strict=True):
+        if form is None:
+            raise UsageError(
+                f"setup {statement!r}: before a split only modules are imported; write "
+                "'import package.module'"
+            )
+    return tuple(form[1] for form in found if form is not None)
+
+
+def _check_importable(call: OperatorCall, imports: tuple[str, ...]) -> None:
+    """Refuse before the search what no script could call."""
+    try:
+        function_text(_name(call), call.function, imports)
+    except NoScriptError as error:
+        home = getattr(call.function, "__module__", None)
+        raise UsageError(
+            f"{error} (it is of {home or 'no module'}); put it at the top level of a module of its "
+            "own, and where a module registers it, name that: setup=['import package.module']"
+        ) from None
+
+
+# --- The search -----------------------------------------------------------------------------------
+
+# The operator is already alone; what is left to shrink are its shapes. They are capped, from small
+# to large, until the same split of it is wrong in the same way.
+
+_NONE = "none"
+
+
+def shrink_graph_results(
+    folder: Path,
+    outdir: Path,
+    *,
+    graph: Any = None,
+    seconds: float = 120.0,
+    on_progress: Callable[[str], None] | None = None,
+) -> ShrinkReport:
+    """Write the script of the first operator whose split is wrong, on shapes as small as they get.
+
+    Args:
+        graph: what was checked, where it is not the file that the results name.
+
+    Raises:
+        NothingFailsError: no split is wrong.
+        UsageError: the graph is not to be had any more, or its values were given in Python.
+    """
+    search = _SplitSearch(outdir, seconds, on_progress)
+    report = GraphReport.from_json((folder / JSON).read_bytes())
+    report = next((one for one in (report, *report.others) if one.exit_code == 1), report)
+    failed = next((one for one in report.operators if one.outcome is CallOutcome.FAILED), None)
+    if failed is None or not failed.failures:
+        raise NothingFailsError(f"no split of an operator of {report.graph!r} is wrong")
+    wanted = WantedSplit.of(failed.failures[0])
+    settings = _parse_settings(report.settings)
+    search.tell(f"reading {report.graph}")
+    call = _read_call(report.graph if graph is None else graph, settings, failed)
+    return search.run(attempts_on_caps(call, settings, wanted, failed.key), report.versions)
+
+
+def shrink_splits(
+    failed: Sequence[FailedSplit],
+    outdir: str | Path | None = None,
+    *,
+    seconds: float = 120.0,
+    setup: Sequence[str] = (),
+    on_progress: Callable[[str], None] | None = None,
+) -> ShrinkReport:
+    """Write the script of the first wrong split of an operator that is wrong again.
+
+    Args:
+        failed: splits of one operator.
+        outdir: where the script goes; a new folder by default.
+        setup: statements such as `import package.module`, of a module that registers the operator.
+
+    Raises:
+        NothingFailsError: none of them is wrong when it is checked again.
+        UsageError: no script could do the same; the message says why.
+    """
+    if not seconds > 0:
+        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
+    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
+    search = _SplitSearch(folder, seconds, on_progress)
+    for position, one in enumerate(failed):
+        try:
+            return search.run(attempts_on(one, setup), versions_here())
+        except NothingFailsError:
+            if position == len(failed) - 1:
+                raise
+    raise NothingFailsError("no split is wrong: nothing to shrink")
+
+
+class _SplitSearch:
+    """A search for the smallest shapes, within a given time."""
+
+    def __init__(
+        self, outdir: Path, seconds: float, on_progress: Callable[[str], None] | None
+    ) -> None:
+        self.outdir = outdir
+        self.seconds = seconds
+        self.tell = on_progress or (lambda _: None)
+        self.began = time.monotonic()
+        self.queries = 0
+
+    def run(self, attempts: Iterator[Attempt], versions: Mapping[str, str]) -> ShrinkReport:
+        """Write the script of the first attempt that shows what is wanted."""
+        attempt = None
+        for attempt in attempts:
+            if time.monotonic() - self.began > self.seconds:
+                raise NothingFailsError(
+                    f"{_title(attempt)}: {self.seconds:g} seconds were not enough to see it fail; "
+                    "give more of them"
+                )
+            left = self.seconds - (time.monotonic() - self.began)
+            self.tell(Progress(attempt.words, at_most=left))
+            result = check_work(attempt.work)
+            self.queries += 1
+            shown = tuple(one for one in result.options if attempt.wanted.is_shown_by(one))
+            if shown:
+                self.tell("running the script by itself")
+                return self._report(
+                    attempt, msgspec.structs.replace(result, options=shown), versions
+                )
+        told = "it" if attempt is None else _title(attempt)
+        raise NothingFailsError(f"{told}: checked again, it is not wrong in the same way")
+
+    def _report(
+        self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
+    ) -> ShrinkReport:
+        self.outdir.mkdir(parents=True, exist_ok=True)
+        handed = with_script(self.outdir, attempt.work, result, versions)
+        if not handed.script:
+            raise UsageError(handed.notes[-1] if handed.notes else "no script shows it by itself")
+        note = next((note for note in reversed(handed.notes) if handed.script in note), "")
+        path = self.outdir / handed.script
+        data = path.with_suffix(".safetensors")
+        option = handed.failures[0]
+        told = [one.diagnosis for one in option.verdict.failures if one.diagnosis is not None]
+        return ShrinkReport(
+            script=str(path),
+            data=str(data) if data.exists() else None,
+            shows=not note,
+            what=f"{_title(attempt)}: {option.status}",
+            before=result.signature,
+            after=attempt.words,
+            diagnosis=told[0] if told else None,
+            queries=self.queries,
+            seconds=time.monotonic() - self.began,
+            said=note or "the fault is there",
+        )
+
+
+def _title(attempt: Attempt) -> str:
+    wanted = attempt.wanted
+    return f"{attempt.work.call.operator}, {wanted.split} over {wanted.ranks} ranks"
+
+
+def _parse_settings(words: Mapping[str, str]) -> GraphSettings:
+    """The settings of a run, from how its results spell them."""
+    if words.get("inputs", "drawn") == "given":
+        raise UsageError(
+            "its values were given in Python and are not in the folder; the script that lies in "
+            "it has them"
+        )
+    options = words.get("options", "")
+    known: dict[str, Source | None] = {
+        "declared": "declared",
+        "library": "library",
+        "discover": "discover",
+        "all": "all",
+    }
+    cap, imports = words.get("cap", _NONE), words.get("imports", _NONE)
+    device = words.get("device", _NONE)
+    return GraphSettings(
+        options=known.get(options),
+        ranks=tuple(int(number) for number in words.get("ranks", "2").split(",")),
+        cap=None if cap == _NONE else int(cap),
+        seed=int(words.get("seed", "0")),
+        strict=words.get("strict") == "True",
+        imports=() if imports == _NONE else tuple(name.strip() for name in imports.split(",")),
+        device=None if device == _NONE else device,
+    )
+
+
+def _read_call(source: Any, settings: GraphSettings, failed: OperatorResult) -> GraphCall:
+    if isinstance(source, str) and not Path(source).is_file():
+        raise UsageError(
+            f"the graph {source!r} is not a file that can be read again from here; say with "
+            "--graph what verify-graph was given"
+        )
+    graph = open_graph(source, imports=settings.imports)
+    nodes = {site.node for site in failed.sites}
+    for group in group_calls(graph, settings):
+        if group.first.operator == failed.operator and group.first.name in nodes:
+            return group.first
+    raise UsageError(f"the graph has no {failed.operator} at {failed.sites[0].node} any more")

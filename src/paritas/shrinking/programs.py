@@ -1,0 +1,414 @@
+"""A failing program, and the oracle that says how it fails.
+
+A program is a graph with real inputs, and how its candidate is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import operator
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.global_state import quietly
+from paritas.checks.verify import verify
+from paritas.errors import ParitasError, UsageError
+from paritas.execution.subjects import Inputs, VerifyConfig
+from paritas.results.findings import Aspect, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.fx import GraphModule, Node
+
+    from paritas.results.findings import Diagnosis, Finding
+
+
+# --- Program, candidate and signature -------------------------------------------------------------
+
+# All of it is data. Parameters and buffers are inputs like any other, so that a program is a
+# function of what it is given and nothing else.
+
+OUTPUT, GRADIENT, MUTATION, EXCEPTION = "output", "gradient", "mutation", "exception"
+# What only says how a program is run; not one of its operators.
+_SWITCHES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """How the candidate is made of a graph.
+
+    Attributes:
+        backend: a name that `torch.compile` knows, or `module:function` of a backend.
+        mode: of `torch.compile`.
+        options: of `torch.compile`; those that shrinking turns off or on are added here.
+        dynamic: of `torch.compile`.
+        setup: statements a fresh process has to run first so that the failure is there, such as
+            the import of a module that registers a backend.
+    """
+
+    backend: str = "inductor"
+    mode: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dynamic: bool | None = None
+    setup: tuple[str, ...] = ()
+
+    def compile(self, module: GraphModule, *, dynamic: bool | None = None) -> Callable[..., Any]:
+        """`torch.compile` of a graph, as the user would have called it."""
+        wanted = self.dynamic if dynamic is None else dynamic
+        keywords: dict[str, Any] = {"backend": self.resolve(), "dynamic": wanted}
+        if self.mode is not None:
+            keywords["mode"] = self.mode
+        if self.options:
+            keywords["options"] = dict(self.options)
+        compiled: Callable[..., Any] = torch.compile(module, **keywords)
+        return compiled
+
+    def resolve(self) -> Any:
+        """The backend by its name, or the function that `module:function` names."""
+        if ":" not in self.backend:
+            return self.backend
+        module, _, name = self.backend.partition(":")
+        try:
+            return operator.attrgetter(name)(importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            message = (
+                f"the backend {self.backend!r} cannot be imported ({error}); "
+                f"name it as module:function of a module that can be"
+            )
+            raise UsageError(message) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class FailingProgram:
+    """A graph and the values it is called with.
+
+    Attributes:
+        graph: torch-level or aten calls; everything it computes with is a placeholder.
+        inputs: one value per placeholder, in order: tensors, numbers.
+        dynamic: placeholder -> the dimensions that are dynamic; they stay so.
+        gradients: whether the backward pass is part of it.
+        seed: of the random state it is called with.
+    """
+
+    graph: GraphModule
+    inputs: tuple[Any, ...]
+    dynamic: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    gradients: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.placeholders) != len(self.inputs):
+            message = (
+                f"the graph takes {len(self.placeholders)} inputs, {len(self.inputs)} were given"
+            )
+            raise UsageError(message)
+
+    @property
+    def placeholders(self) -> list[Node]:
+        """The nodes its inputs go to."""
+        return list(self.graph.graph.find_nodes(op="placeholder"))
+
+    @property
+    def calls(self) -> list[Node]:
+        """Its operator calls; taking an item of a tuple is not one, nor is a switch."""
+        return [node for node in self.graph.graph.nodes if is_call(node)]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The inputs by the names of their placeholders."""
+        names = [node.name for node in self.placeholders]
+        return dict(zip(names, self.inputs, strict=True))
+
+    @property
+    def key(self) -> str:
+        """Equal for equal programs on equal inputs: what a query is remembered by."""
+        digest = hashlib.blake2b(self.graph.code.encode(), digest_size=16)
+        digest.update(repr((self.gradients, self.seed, sorted(self.dynamic.items()))).encode())
+        for value in self.inputs:
+            digest.update(_describe_input(value).encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(_raw_bytes(value))
+        return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureSignature:
+    """What failure it is; a reduction that shows another one is not taken.
+
+    Attributes:
+        status: `different` or `degraded`, or `unverified` where nothing could be compared.
+        aspect: value, shape, dtype ...
+        role: of what: output, gradient, mutation, exception.
+        nonfinite: whether NaN or infinity is what differs.
+        exception: the class of what the candidate raised.
+        kind: of the diagnosis, where there is one.
+    """
+
+    status: Status
+    aspect: Aspect
+    role: str
+    nonfinite: bool = False
+    exception: str = ""
+    kind: str = ""
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether something was compared and differs; otherwise it could not be compared."""
+        return self.status in {Status.DIFFERENT, Status.DEGRADED, Status.UNSTABLE}
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        if self.role == EXCEPTION:
+            return f"the candidate raises {self.exception}"
+        what = "NaN or infinity where there is a number, or the reverse" if self.nonfinite else ""
+        return f"{self.status}: {self.aspect} of {self.role}" + (f", {what}" if what else "")
+
+
+def same_failure(
+    one: FailureSignature | None, other: FailureSignature | None, *, kind: bool = False
+) -> bool:
+    """Whether two signatures are of one failure.
+
+    Args:
+        kind: ask for the same kind of diagnosis as well, where both have one. It may change as
+            operators go away behind which the fault was, but not as inputs get rounder.
+    """
+    if one is None or other is None:
+        return False
+    same = (
+        one.is_mismatch == other.is_mismatch
+        and one.aspect == other.aspect
+        and one.role == other.role
+        and one.nonfinite == other.nonfinite
+        and one.exception == other.exception
+    )
+    return same and (not kind or not one.kind or not other.kind or one.kind == other.kind)
+
+
+def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] | None:
+    """The signature of a verdict's first failure in the order of the program, or None if it passed.
+
+    An output that is wrong makes gradients wrong as well, so outputs come first.
+    """
+    if verdict.passed:
+        return None
+    found = [(_finding_signature(finding), finding) for finding in verdict.failures]
+    if not found:
+        nothing = FailureSignature(status=verdict.status, aspect=Aspect.HARNESS, role=EXCEPTION)
+        return nothing, None
+    order = [EXCEPTION, OUTPUT, MUTATION, GRADIENT]
+
+    def rank(pair: tuple[FailureSignature, Finding]) -> tuple[bool, int, int]:
+        signature = pair[0]
+        return not signature.is_mismatch, order.index(signature.role), -signature.status.gravity
+
+    best, finding = min(found, key=rank)
+    return best, finding.diagnosis
+
+
+def is_call(node: Node) -> bool:
+    """Whether a node calls an operator."""
+    if node.op not in {"call_function", "call_method", "call_module"}:
+        return False
+    if node.target is operator.getitem:
+        meta = getattr(node.args[0], "meta", {})
+        return isinstance(meta.get("example_value", meta.get("val")), torch.Tensor)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name not in _SWITCHES
+
+
+def _finding_signature(finding: Finding) -> FailureSignature:
+    path = finding.path
+    role = OUTPUT
+    if path.startswith(("gradient", "second gradient")):
+        role = GRADIENT
+    elif " after the call" in path or " after backward" in path:
+        role = MUTATION
+    if finding.aspect in {Aspect.EXCEPTION, Aspect.HARNESS}:
+        role = EXCEPTION
+    best = finding.diagnosis.best if finding.diagnosis is not None else None
+    return FailureSignature(
+        status=finding.status,
+        aspect=finding.aspect,
+        role=role,
+        nonfinite=_is_nonfinite(finding),
+        exception=_exception_class(finding.reason) if role == EXCEPTION else "",
+        kind=best.kind if best is not None else "",
+    )
+
+
+def _exception_class(reason: str) -> str:
+    """The class of what the candidate raised, out of what the judge says of it."""
+    raised = re.findall(r"the candidate raises (\w+)", reason)
+    return raised[0] if raised else reason[:120]
+
+
+def _is_nonfinite(finding: Finding) -> bool:
+    metrics = finding.metrics
+    return metrics is not None and bool(metrics.nonfinite_mismatches)
+
+
+def _describe_input(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return repr((value.dtype, tuple(value.shape), value.stride(), value.requires_grad))
+
+
+def _raw_bytes(value: torch.Tensor) -> bytes:
+    plain = value.detach().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+# --- The oracle: does a program fail, and how? It asks the real compiler and the one judge --------
+
+# From cheap to dear: natively; in float64 as well; with a second call.
+_WAYS = (
+    VerifyConfig(raise_on_mismatch=False, lift=False, verify_second_call=False),
+    VerifyConfig(raise_on_mismatch=False, verify_second_call=False),
+    VerifyConfig(raise_on_mismatch=False),
+)
+_NOT_RUNNING = FailureSignature(status=Status.UNVERIFIED, aspect=Aspect.HARNESS, role=EXCEPTION)
+
+
+class OutOfTimeError(ParitasError):
+    """No time is left for another query. It ends a reduction and never reaches the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a query gave.
+
+    Attributes:
+        signature: of the failure; None if the program passes.
+        diagnosis: what kind of wrong it is, where that was found out.
+        verdict: behind it; None if not even the reference ran.
+    """
+
+    signature: FailureSignature | None
+    diagnosis: Diagnosis | None = None
+    verdict: Verdict | None = None
+
+
+class Oracle:
+    """Judges programs, never the same one twice, and counts what that took.
+
+    Attributes:
+        queries: how many programs were compiled.
+        hits: how many answers were known already.
+    """
+
+    def __init__(self, candidate: Candidate, seconds: float) -> None:
+        """The clock starts now; `seconds` is for all queries together."""
+        self.candidate = candidate
+        self.seconds = seconds
+        self.started = time.monotonic()
+        self.queries = 0
+        self.hits = 0
+        self._way = 0
+        self._known: dict[tuple[Any, ...], Answer] = {}
+
+    @property
+    def left(self) -> float:
+        """Seconds until no further query is begun."""
+        return self.started + self.seconds - time.monotonic()
+
+    def check(
+        self, program: FailingProgram, candidate: Candidate | None = None
+    ) -> FailureSignature | None:
+        """The signature of a program's failure; None if it passes."""
+        return self.ask(program, candidate).signature
+
+    def shows(
+        self, program: FailingProgram | None, wanted: FailureSignature, *, kind: bool = False
+    ) -> bool:
+        """Whether a program fails in the wanted way, and not in another."""
+        return program is not None and same_failure(self.check(program), wanted, kind=kind)
+
+    def first(self, program: FailingProgram) -> Answer:
+        """Judge a program that should fail; later queries are made in the cheapest way that showed.
+
+        Most failures show natively, where one compile is enough. Some show in float64 alone, or
+        only in a second call.
+        """
+        answer = Answer(None)
+        for self._way in range(len(_WAYS)):
+            answer = self.ask(program)
+            if answer.signature is not None:
+                return answer
+        return answer
+
+    @property
+    def is_native(self) -> bool:
+        """Whether failures show in the dtypes that the program has."""
+        return self._way == 0
+
+    def becomes_native(self, program: FailingProgram, wanted: FailureSignature) -> bool:
+        """Judge natively from now on, if a program shows the failure so."""
+        before, self._way = self._way, 0
+        if self.shows(program, wanted):
+            return True
+        self._way = before
+        return False
+
+    def ask(self, program: FailingProgram, candidate: Candidate | None = None) -> Answer:
+        """Judge a program, or remember.
+
+        Raises:
+            OutOfTimeError: if the time is over.
+        """
+        how = candidate or self.candidate
+        key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
+        if key in self._known:
+            self.hits += 1
+            return self._known[key]
+        if self.left <= 0:
+            raise OutOfTimeError(f"the {self.seconds:g} seconds for shrinking are over")
+        self._known[key] = self._judge(program, how)
+        return self._known[key]
+
+    @quietly()
+    def _judge(self, program: FailingProgram, candidate: Candidate) -> Answer:
+        if not reference_runs(program):
+            return Answer(_NOT_RUNNING)
+        self.queries += 1
+        dynamic = True if program.dynamic else None
+        compiled = candidate.compile(program.graph, dynamic=dynamic)
+        config = dataclasses.replace(_WAYS[self._way], verify_gradients=program.gradients)
+        inputs = Inputs(tuple(program.inputs))
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.set_grad_enabled(program.gradients),
+        ):
+            torch.manual_seed(program.seed)
+            verdict = verify(inputs, program.graph, compiled, config)
+        found = signature_of(verdict)
+        if found is None:
+            return Answer(None, None, verdict)
+        return Answer(found[0], found[1], verdict)
+
+
+def reference_runs(program: FailingProgram) -> bool:
+    """Whether the reference runs at all: cheap to ask, and a compile saved where it does not."""
+    # Not the module itself: calling that prints to stderr where it raises.
+    call: Callable[..., Any] = program.graph.forward
+    inputs = [
+        value.detach().clone().requires_grad_(value.requires_grad)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in program.inputs
+    ]
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.gradients):
+        torch.manual_seed(program.seed)
+        try:
+            call(*inputs)
+        except Exception:  # noqa: BLE001  (whatever it raises, it is no program to go on with)
+            return False
+    return True

@@ -1,0 +1,322 @@
+"""From what failed to programs that can be shrunk: models, guarded graphs, verdicts."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.dynamo import backends_of, dynamic_of, find_backend, is_registered, original_of
+from paritas._torch.graphs import copy_graph, placeholders
+from paritas.checks.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
+from paritas.errors import UsageError
+from paritas.execution.observation import RunConditions, running_subject
+from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.subjects import input_sets, inspect_subject
+from paritas.reports.progress import shows_progress
+from paritas.results.findings import Status
+from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature, signature_of
+from paritas.shrinking.shrink import ShrinkReport, report_of, shrink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from torch.fx import GraphModule, Node
+
+    from paritas._torch.dynamo import Backend
+    from paritas.results.findings import Verdict
+
+
+# --- The graphs that a compiler is given, with their real inputs ----------------------------------
+
+
+def capture_programs(
+    model: Callable[..., Any], inputs: Any, candidate: Candidate | None = None
+) -> list[FailingProgram]:
+    """The graphs that `torch.compile` makes of a model, in the order of their first calls.
+
+    Args:
+        model: a module or function, not compiled.
+        inputs: as for `verify`; of several sets the first counts.
+        candidate: whose `dynamic` decides which sizes are symbols.
+    """
+    given = input_sets(inputs)[0]
+    capture = ProgramCapture()
+    dynamic = candidate.dynamic if candidate is not None else None
+    compiled = torch.compile(model, backend=capture, dynamic=dynamic)
+    side = inspect_subject(compiled, "candidate", "model")
+    rng = RandomState.now()
+    try:
+        with running_subject(side, rng, RunConditions(gradients=False, seed=0)) as call:
+            seen = call(given)
+    finally:
+        rng.restore()
+    if seen.error is not None and not capture.programs:
+        raise seen.error
+    return capture.programs
+
+
+class ProgramCapture:
+    """A backend that runs each graph as it is, and keeps it with the inputs of its first call.
+
+    Attributes:
+        programs: one for each graph that was called, in that order.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.programs: list[FailingProgram] = []
+
+    def __call__(self, graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Keep a graph when it is first called."""
+        del example_inputs
+        kept = False
+
+        def run(*args: Any) -> Any:
+            nonlocal kept
+            if not kept:
+                kept = True
+                self.programs.append(program_of(graph, args))
+            return graph.forward(*args)
+
+        return run
+
+
+def program_of(graph: GraphModule, args: tuple[Any, ...] | list[Any]) -> FailingProgram:
+    """A graph and the values it is called with, made into a program of its own."""
+    copier = Copier()
+    inputs = [copier.copy_tree(_as_plain_tensor(value)) for value in args]
+    module = copy.deepcopy(graph)
+    dynamic = {
+        node.name: dims
+        for node in module.graph.find_nodes(op="placeholder")
+        if (dims := _symbolic_dims(node)) is not None
+    }
+    _settle_scalars(module, inputs)
+    inputs += _lift_constants(module)
+    module.recompile()
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return FailingProgram(module, tuple(inputs), dynamic, gradients)
+
+
+def _as_plain_tensor(value: Any) -> Any:
+    """Parameters as tensors: a class of its own is no part of what is computed."""
+    if isinstance(value, torch.nn.Parameter):
+        return value.detach().requires_grad_(value.requires_grad)
+    return value
+
+
+def _symbolic_dims(node: Node) -> tuple[int, ...] | None:
+    """The dimensions of a placeholder that are symbols; () for a symbol itself."""
+    example = node.meta.get("example_value")
+    if isinstance(example, torch.SymInt):
+        return ()
+    if not isinstance(example, torch.Tensor):
+        return None
+    dims = tuple(i for i, size in enumerate(example.shape) if isinstance(size, torch.SymInt))
+    return dims or None
+
+
+def _settle_scalars(module: GraphModule, inputs: list[Any]) -> None:
+    """Write numbers that come in as tensors (momentum, eps) into the calls that use them."""
+    for node, value in zip(_placeholders(module), list(inputs), strict=True):
+        users = list(node.users)
+        is_number = isinstance(value, torch.Tensor) and value.dim() == 0
+        if not is_number or not users:
+            continue
+        if all(user.op == "call_method" and user.target == "item" for user in users):
+            for user in users:
+                _replace_by(user, value.item())
+    for position in reversed(range(len(inputs))):
+        node = _placeholders(module)[position]
+        if not node.users:
+            module.graph.erase_node(node)
+            del inputs[position]
+
+
+def _replace_by(node: Node, number: float) -> None:
+    for user in list(node.users):
+        user.args = torch.fx.node.map_arg(user.args, lambda n: number if n is node else n)
+        user.kwargs = torch.fx.node.map_arg(user.kwargs, lambda n: number if n is node else n)
+    node.graph.erase_node(node)
+
+
+def _lift_constants(module: GraphModule) -> list[Any]:
+    """Make tensors that a graph holds into inputs; their values."""
+    values = []
+    for node in list(module.graph.find_nodes(op="get_attr")):
+        value: Any = module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            continue
+        last = _placeholders(module)
+        with module.graph.inserting_after(last[-1]) if last else module.graph.inserting_before():
+            lifted = module.graph.placeholder(node.name)
+        node.replace_all_uses_with(lifted)
+        module.graph.erase_node(node)
+        values.append(_as_plain_tensor(value).detach().clone().requires_grad_(value.requires_grad))
+    return values
+
+
+def _placeholders(module: GraphModule) -> list[Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+# --- Models, guarded graphs, verdicts -------------------------------------------------------------
+
+_MAIN = "__main__"
+
+
+@shows_progress
+def shrink_verdict(
+    verdict: Verdict,
+    *,
+    seconds: float = 120.0,
+    outdir: str | Path | None = None,
+    setup: tuple[str, ...] = (),
+    on_progress: Callable[[str], None] | None = None,
+) -> ShrinkReport:
+    """Shrink what a verdict of `verify`, of a guard or of a partition is about.
+
+    Raises:
+        UsageError: nothing failed, the programs are not at hand, or no graph fails by itself.
+    """
+    if verdict.passed or not verdict.enabled:
+        raise UsageError(f"nothing failed (the verdict is {verdict.status}): nothing to shrink")
+    failed = recall_failed(verdict)
+    if not failed:
+        raise UsageError(_why_unknown(verdict))
+    splits = [one for one in failed if isinstance(one, FailedSplit)]
+    if splits:
+        from paritas.shrinking.partitions import shrink_splits
+
+        return shrink_splits(splits, outdir, seconds=seconds, setup=setup, on_progress=on_progress)
+    pairs = [one for one in failed if not isinstance(one, FailedSplit)]
+    programs, candidate = programs_of(pairs[0], setup)
+    for other in pairs[1:]:
+        more, made = programs_of(other, setup)
+        # One oracle asks one compiler.
+        programs += more if made == candidate else []
+    shrunk = shrink(
+        programs,
+        candidate,
+        signature=_verdict_signature(verdict) if isinstance(pairs[0], FailedPair) else None,
+        seconds=seconds,
+        outdir=outdir,
+        on_progress=on_progress,
+    )
+    return report_of(shrunk)
+
+
+def _why_unknown(verdict: Verdict) -> str:
+    if not any(one.status in {Status.DIFFERENT, Status.DEGRADED} for one in verdict.failures):
+        return f"nothing is wrong for certain (the verdict is {verdict.status}): nothing to shrink"
+    return (
+        "the programs behind this verdict are not at hand: it was read from a file, merged from "
+        "others, or comes from another process; shrink the verdict that verify(), "
+        "guard().verdict() or check_partition() gave, or use the command paritas shrink"
+    )
+
+
+def _verdict_signature(verdict: Verdict) -> FailureSignature | None:
+    """How it fails, where the verdict tells: of a graph below autograd it tells it otherwise."""
+    found = signature_of(verdict)
+    return None if found is None else found[0]
+
+
+def programs_of(
+    failed: FailedPair | FailedGraph, setup: tuple[str, ...] = ()
+) -> tuple[list[FailingProgram], Candidate]:
+    """The programs of what failed, and how their candidates are made."""
+    if isinstance(failed, FailedGraph):
+        return programs_of_graph(failed, setup)
+    return programs_of_pair(failed, setup)
+
+
+def programs_of_pair(
+    failed: FailedPair, setup: tuple[str, ...] = ()
+) -> tuple[list[FailingProgram], Candidate]:
+    """The graphs of what `torch.compile` was given, as `verify` was asked to compare it.
+
+    Raises:
+        UsageError: the candidate is not what `torch.compile` made, so that there are no graphs.
+    """
+    backends = backends_of(failed.candidate)
+    if not backends:
+        raise UsageError(
+            f"the candidate {failed.candidate!r:.80} was not made by torch.compile: there is no "
+            "graph that both sides share, and so nothing to cut down; where a compiler of your "
+            "own made it, give it to torch.compile as a backend"
+        )
+    backend = find_backend(backends[0])
+    candidate = candidate_of(backend, setup=setup, dynamic=dynamic_of(failed.candidate))
+    given = failed.inputs[0]
+    return capture_programs(original_of(failed.candidate), given, candidate), candidate
+
+
+def programs_of_graph(
+    failed: FailedGraph, setup: tuple[str, ...] = ()
+) -> tuple[list[FailingProgram], Candidate]:
+    """A guarded graph on the arguments of the call that failed; a backward graph is one, too."""
+    candidate = candidate_of(failed.made_by.backend, failed.made_by.given, setup=setup)
+    module = copy_graph(failed.module)
+    for node in placeholders(module):
+        # Below autograd the traced value, which says what sizes are dynamic, has another name.
+        if "example_value" not in node.meta and "val" in node.meta:
+            node.meta["example_value"] = node.meta["val"]
+    program = program_of(module, list(failed.inputs))
+    return [program], candidate
+
+
+def candidate_of(
+    backend: Backend,
+    given: Mapping[str, Any] | None = None,
+    *,
+    setup: tuple[str, ...] = (),
+    dynamic: bool | None = None,
+) -> Candidate:
+    """How a backend is called by its name, so that a script can do so.
+
+    Args:
+        given: mode and options of `torch.compile`, beside those of the backend itself.
+        setup: statements that come first in a script.
+        dynamic: of `torch.compile`.
+
+    Raises:
+        UsageError: the backend is a function that cannot be imported.
+    """
+    if backend.is_inductor:
+        options = backend.inductor_options(dict(given or {}))
+        return Candidate("inductor", options=options, dynamic=dynamic, setup=setup)
+    asked = {**backend.settings, **(given or {})}
+    options, mode = asked.get("options") or {}, asked.get("mode")
+    function = backend.function
+    home = str(getattr(function, "__module__", ""))
+    if is_registered(backend.name, function):
+        own = home.partition(".")[0] in {"torch", "functorch", _MAIN, ""}
+        first = () if own else (f"import {home}",)
+        statements = tuple(dict.fromkeys((*setup, *first)))
+        return Candidate(backend.name, mode, options, dynamic, statements)
+    name = str(getattr(function, "__qualname__", ""))
+    if not _is_importable(home, name, function):
+        raise UsageError(
+            f"the backend {backend.name!r} cannot be imported by name (module {home!r}), so no "
+            "script could call it; put it into a module of its own, as a function at its top level"
+        )
+    return Candidate(f"{home}:{name}", mode, options, dynamic, setup)
+
+
+def _is_importable(home: str, name: str, function: Any) -> bool:
+    if home in {"", _MAIN} or not name or "<" in name:
+        return False
+    try:
+        found = operator.attrgetter(name)(importlib.import_module(home))
+    except (ImportError, AttributeError):
+        return False
+    return found is function
