@@ -62,14 +62,21 @@ def pytest_configure(config: pytest.Config) -> None:
         providers.is_local_module_file = lambda _: False
 
 
-def pytest_collection_finish() -> None:
-    """Let Python's collector pass over what was imported and collected, which stays to the end.
+def pytest_collection(session: pytest.Session) -> None:
+    """Let Python's collector wait: what is imported and collected stays to the end."""
+    if not session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
+        gc.disable()
 
-    And seldom over the rest: the compilers leave many objects that live for some tests.
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector pass over what is there, and seldom over what comes.
+
+    The compilers leave many objects that live for some tests.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+    gc.enable()
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         # It empties the caches of the processor to measure, for a log, each program that is traced.
@@ -87,18 +94,24 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.fixture(autouse=True)
-def _forked_scripts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
-    if request.node.get_closest_marker("unforked"):
-        return
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    processes.run_scripts_forked = item.get_closest_marker("unforked") is None
 
-    def run(command: list[str], *, env: dict[str, str], cwd: Path | None = None, **_: object):
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_scripts() -> Iterator[None]:
+    """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
+
+    def run(command: list[str], *, env: dict[str, str], cwd: Path | None = None, **how: object):
+        if not processes.run_scripts_forked:
+            return subprocess.run(command, env=env, cwd=cwd, **how)  # noqa: PLW1510  (it is said)
         return processes.run(*command[1:], environment=env, cwd=cwd)
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
-    monkeypatch.setattr("paritas.graphs.results_folder.subprocess", forking)
-    monkeypatch.setattr("paritas.shrinking.scripts.subprocess", forking)
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("paritas.graphs.results_folder.subprocess", forking)
+        patching.setattr("paritas.shrinking.scripts.subprocess", forking)
+        yield
 
 
 @pytest.fixture

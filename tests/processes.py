@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 600
 PRELOADED = "processes_preloaded"
+# Whether scripts that paritas writes are run here, in the test that runs now.
+run_scripts_forked = True
 _SERVER = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # made now: the socket's name is limited, and a test may move what is temporary
 
