@@ -28,7 +28,8 @@ PROGRAMS = "COMPILER_PATH"
 QUICK = """#!/bin/sh
 case "$*" in
 *--output-pch*) exec '{0}' "$@" ;;
-*) exec '{0}' "$@" -O1 -g0 ;;
+*" -O3 "*) exec '{0}' "$@" -O1 -g0 ;;
+*) exec '{0}' "$@" ;;
 esac
 """
 

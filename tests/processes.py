@@ -144,6 +144,14 @@ def run_ranks(
     ]
 
 
+def context() -> multiprocessing.context.BaseContext:
+    """Of `multiprocessing`, for processes that are not started from here."""
+    if not _can_fork():
+        return multiprocessing.get_context("spawn")
+    _start_server()
+    return _SERVER
+
+
 @functools.cache
 def _can_fork() -> bool:
     """With an accelerator, torch refuses to work in a process that was forked."""
