@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from paritas.cli.options import progress
-from paritas.reports.progress import (
+from paritas.results.progress import (
     LogLines,
     NotebookLine,
     Pace,
@@ -250,8 +250,8 @@ def notebook(monkeypatch):
     ipython = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BEFORE_CELL", 0.0)
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_CELLS", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BEFORE_CELL", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_CELLS", 0.0)
     return shown
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from paritas.reports.dump_records import size
+from paritas.results.wording import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

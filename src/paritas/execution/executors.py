@@ -11,12 +11,11 @@ import gc
 import importlib
 import multiprocessing
 import os
-import platform
 import signal
 import threading
 import uuid
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -33,9 +32,6 @@ from paritas.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from paritas.dumps.opening import ReadableDump
-
 
 # --- Python's garbage collector, while a large table grows ----------------------------------------
 
@@ -64,54 +60,19 @@ def few_full_collections() -> Iterator[None]:
             gc.set_threshold(*_thresholds_before.pop())
 
 
-# --- Dumps that a worker has opened ---------------------------------------------------------------
+# --- Whose work it is -----------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    _Key = tuple[str, str | None]
-
-
-_MOST_KEPT = 4
-
-_dumps_lock = threading.RLock()
 _thread = threading.local()
-# While somebody holds a dump, the threads of this process share it.
-_held: weakref.WeakValueDictionary[_Key, ReadableDump] = weakref.WeakValueDictionary()
-# In a worker process nobody else holds it. It is kept while the same comparison goes on: later,
-# something else may be at that path.
-_kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
-_kept_for = ""
-
-
-def opened(path: str, kind: str | None = None) -> ReadableDump:
-    """Open a dump; what is called in a worker gets the one that is open already.
-
-    Raises:
-        UsageError: there is nothing there that any reader knows.
-    """
-    session: str | None = getattr(_thread, "session", None)
-    key = (path, kind)
-    with _dumps_lock:
-        _forget_others(session)
-        found = _held.get(key) if session is not None else None
-        if found is None:
-            found = _open_for_worker(path, kind, session)
-            _held[key] = _held[path, found.kind] = found
-        if session:
-            _kept[key] = found
-            _kept.move_to_end(key)
-            if len(_kept) > _MOST_KEPT:
-                _kept.popitem(last=False)
-        return found
 
 
 @contextlib.contextmanager
 def working(session: str) -> Iterator[None]:
-    """What is done within is a worker's, for the comparison of that name.
+    """What is done within is a worker's, for the work of that name.
 
     Args:
-        session: empty where it is done in the process that compares.
+        session: empty where it is done in the process that hands out the work.
     """
-    before = getattr(_thread, "session", None)
+    before = session_of_work()
     _thread.session = session
     try:
         yield
@@ -119,24 +80,10 @@ def working(session: str) -> Iterator[None]:
         _thread.session = before
 
 
-def _forget_others(session: str | None) -> None:
-    global _kept_for  # noqa: PLW0603  (one for each process)
-    if session and session != _kept_for:
-        for key in _kept:
-            _held.pop(key, None)
-        _kept.clear()
-        _kept_for = session
-
-
-def _open_for_worker(path: str, kind: str | None, session: str | None) -> ReadableDump:
-    from paritas.dumps.opening import open_dump
-
-    try:
-        return open_dump(path, kind)
-    except UsageError as error:
-        if not session:
-            raise
-        raise UsageError(f"a worker on {platform.node()} cannot open it: {error}") from error
+def session_of_work() -> str | None:
+    """What `working` was told; None outside of it."""
+    session: str | None = getattr(_thread, "session", None)
+    return session
 
 
 # --- Executors ------------------------------------------------------------------------------------
