@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from paritas.results import callbacks
 from paritas.results.figures import Metrics
 from paritas.results.report import Report
 
@@ -252,7 +252,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-class Verdict(Report, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True):
+class Verdict(
+    Report, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True, dict=True
+):
     """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
 
     _called: ClassVar[str] = "a verdict"
@@ -326,9 +328,7 @@ class Verdict(Report, frozen=True, kw_only=True, forbid_unknown_fields=True, wea
             UsageError: nothing failed; or the programs are not at hand, as of a verdict that was
                 read from a file; or none of their graphs fails by itself.
         """
-        # By name: what shrinks lies far above what a verdict is.
-        sources = importlib.import_module("paritas.shrinking.sources")
-        return sources.shrink_verdict(
+        return callbacks.shrink(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
 
