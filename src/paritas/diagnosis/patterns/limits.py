@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, noise_of, sample_wrong, weigh
+from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern
 
@@ -358,7 +358,7 @@ LIMITS = {
 
 def propose_clipping(case: Case) -> list[Pattern]:
     """`clipped`: all beyond a bound is the bound, and nothing is beyond it."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
     if not _may_be_cut_off(case):
         return []
@@ -373,27 +373,17 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []  # nothing that went through: a constant, rather
     bounds = [bound for bound in (low, high) if bound is not None]
     known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
-    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), bits=2.0)
+    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), cost=2.0)
     if weight is None or not weight.whole:
         return []
-    evidence = dict(weight.evidence)
-    if low is not None:
-        evidence["lower bound"] = low
-    if high is not None:
-        evidence["upper bound"] = high
-    return [
-        Pattern(
-            kind="clipped",
-            confidence=weight.confidence,
-            sentence=_describe_bounds(low, high),
-            evidence=evidence,
-        )
-    ]
+    named = {"lower bound": low, "upper bound": high}
+    figures = {name: bound for name, bound in named.items() if bound is not None}
+    return [weight.pattern("clipped", _describe_bounds(low, high), figures)]
 
 
 def _may_be_cut_off(case: Case) -> bool:
     """Whether there are no more than two values, by a look at some of them."""
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     ends = (some == some.amax()) | (some == some.amin()) | ~torch.isfinite(some)
     middle = some.median()
     return float((ends | (some == middle)).double().mean()) >= 1 - 2 * (1 - _MOST)
@@ -409,7 +399,7 @@ def _bound(case: Case, side: float) -> float | None:
     if float((values == bound).double().mean()) < _MOST:
         return None
     # Nothing may be beyond a bound.
-    beyond = side * (case.given - bound) > MAX_Z * noise_of(case) * (0 if case.is_exact else 1)
+    beyond = side * (case.given - bound) > MAX_Z * case.unit * (0 if case.is_exact else 1)
     return None if float(beyond.double().mean()) > 1 - _MOST else bound
 
 
@@ -435,9 +425,9 @@ _WIDTHS = (4, 8, 16, 32)
 
 def propose_wrapped(case: Case) -> list[Pattern]:
     """`wrapped`: modulo a power of two, signed or not; also of whole numbers kept in floats."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
         return []
     # Of floats, the rounding to whole numbers came before.
@@ -445,19 +435,13 @@ def propose_wrapped(case: Case) -> list[Pattern]:
     for bits in _WIDTHS:
         for signed in (True, False):
             wrapped = _wrap(_as_int64(case, whole), bits, signed=signed)
-            weight = weigh(case, wrapped.double(), bits=3.0)
+            weight = weigh(case, wrapped.double(), cost=3.0)
             if weight is None:
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
-            evidence = {"bits": float(bits), "signed": str(signed).lower(), **weight.evidence}
-            return [
-                Pattern(
-                    kind="wrapped",
-                    confidence=weight.confidence,
-                    sentence=f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it",
-                    evidence=evidence,
-                )
-            ]
+            sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
+            figures = {"bits": float(bits), "signed": str(signed).lower()}
+            return [weight.pattern("wrapped", sentence, figures)]
     return []
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, supported_pattern
-from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.diagnosis.case import near
+from paritas.diagnosis.scores import supported_pattern
+from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
@@ -90,10 +91,8 @@ def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor 
     if value is None or tuple(value.shape) != case.shape:
         return None
     value = value.double()
-    apart = (value - case.right).abs()
-    same = (value == case.right) | (value.isnan() & case.right.isnan())
-    near = same | (apart <= MAX_Z * case.allowed)
-    return value if float((~near).double().mean()) <= _MOST_UNLIKE else None
+    fits = near(value, case.right, case.allowed)
+    return value if float((~fits).double().mean()) <= _MOST_UNLIKE else None
 
 
 def first_variant(
@@ -154,7 +153,7 @@ _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 def propose_operands(case: Case) -> list[Pattern]:
     """What the operator gives if its operands are exchanged or transposed, if that is it."""
     operation = operation_of(case, inputs=2)
-    if operation is None or not beyond_noise(case):
+    if operation is None or not case.is_beyond_noise:
         return []
     return first_variant(case, operation, "swapped operands", *_operand_variants(operation))
 
@@ -238,7 +237,7 @@ _ATTENTIONS = frozenset(
 def propose_masks(case: Case) -> list[Pattern]:
     """The operator without its mask, or with its mask off by one, if that is what came out."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case):
+    if operation is None or not case.is_beyond_noise:
         return []
     return first_variant(case, operation, "mask", *_mask_variants(operation))
 
@@ -388,7 +387,7 @@ _ROUNDINGS = 4.0
 def propose_ties(case: Case) -> list[Pattern]:
     """A different choice among ties, if every differing index is one."""
     operation = operation_of(case)
-    if operation is None or not case.is_exact or not beyond_noise(case):
+    if operation is None or not case.is_exact or not case.is_beyond_noise:
         return []
     if operation.name not in _ALONG | _ONE or case.reference.dtype == torch.bool:
         return []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, own_unit, sample_wrong, weigh
+from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern
 
@@ -198,16 +198,16 @@ _FEWEST_ON_LEVELS = 8
 
 def propose_levels(case: Case) -> list[Pattern]:
     """`precision`: each value is the nearest of the levels that a scaled int8 or float8 has."""
-    if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or own_unit(case) > 2.0**-11:
+    if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or case.own_unit > 2.0**-11:
         return []  # a half-precision value is near a level of int8 by chance
-    places = sample_wrong(case)
+    places = case.some_wrong
     given, error = (one.reshape(-1)[places] for one in (case.given, case.error.abs()))
     right, allowed = (one.reshape(-1)[places] for one in (case.right, case.allowed))
     for full, extent in _scales(case):
         scale = full.expand(case.shape).reshape(-1)[places] if full.dim() else full
         for name, levels in _nearest_levels(right / scale):
             predicted = levels * scale
-            room = 8 * own_unit(case) * predicted.abs() + 2 * allowed
+            room = 8 * case.own_unit * predicted.abs() + 2 * allowed
             share = float(((given - predicted).abs() <= room).double().mean())
             # Levels that lie as close as the noise would fit anything.
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
@@ -269,7 +269,7 @@ def propose_noise(case: Case) -> list[Pattern]:
         return []
     size = _rms(error)
     share = size / _rms(right)
-    if not own_unit(case) < share <= _LARGEST_SHARE:
+    if not case.own_unit < share <= _LARGEST_SHARE:
         return []
     relative = error / right.abs().clamp(min=share * _rms(right))
     evener = min(_kurtosis(_even_out(case)), _kurtosis(error), _kurtosis(relative))
@@ -384,7 +384,7 @@ def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
     length = max((max(tensor.shape, default=1) for tensor in case.context.inputs), default=0)
     most = math.sqrt(length or _USUAL_LENGTH)
     for form in FORMATS[2:4]:
-        if own_unit(case) < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
+        if case.own_unit < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
             return form
     return None
 
@@ -402,9 +402,9 @@ _ENOUGH_BITS = 20.0
 
 def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, of the inputs, of levels, and last what only looks like it."""
-    if case.is_exact or case.given.is_complex() or not beyond_noise(case):
+    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
         return []
-    if not bool(torch.isfinite(case.error.reshape(-1)[sample_wrong(case)]).all()):
+    if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
         return []
     return (
         _rounded_output(case)
@@ -419,7 +419,7 @@ def _rounded_output(case: Case) -> list[Pattern]:
     given, right = case.given[case.wrong], case.right[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
         return _computed_narrowly(case)
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
@@ -516,16 +516,9 @@ def _rounded_inputs(case: Case) -> list[Pattern]:
     """What the operator makes of inputs that were rounded first."""
     found: list[Pattern] = []
     for recomputed in recomputations(case):
-        weight = weigh(case, recomputed.value, bits=4.0)
-        if weight is None:
-            continue
-        evidence = {"format": recomputed.format, "inputs": recomputed.which, **weight.evidence}
-        found.append(
-            Pattern(
-                kind="precision",
-                confidence=weight.confidence,
-                sentence=f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}",
-                evidence=evidence,
-            )
-        )
+        weight = weigh(case, recomputed.value, cost=4.0)
+        if weight is not None:
+            sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
+            figures = {"format": recomputed.format, "inputs": recomputed.which}
+            found.append(weight.pattern("precision", sentence, figures))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from paritas.diagnosis.case import near
 from paritas.diagnosis.patterns.operations import Operation, attempt, operation_of, trusted_formula
-from paritas.diagnosis.scores import Probe, beyond_noise, supported_pattern, unravel
+from paritas.diagnosis.scores import Probe, supported_pattern, unravel
 from paritas.numerics.criterion import MAX_Z, unit_roundoff
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ _MUCH_NEARER = 0.25
 
 def propose_partial_sums(case: Case) -> list[Pattern]:
     """Parts that explain the right value by their sum, and the candidate by one of them."""
-    if not beyond_noise(case) or case.given.is_complex():
+    if not case.is_beyond_noise or case.given.is_complex():
         return []
     found = _explain_by_parts(case)
     if not found:
@@ -242,10 +243,9 @@ def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pat
 
 def _is_right(case: Case, value: Tensor) -> bool:
     """Within the noise, and much nearer to the right value than the candidate is."""
-    apart = (value - case.right).abs()
-    near = (apart <= _ADDED_UP * MAX_Z * case.allowed) | (value == case.right)
-    ratio = float(apart.square().mean()) / float(case.error.square().mean())
-    return float(near.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
+    fits = near(value, case.right, case.allowed, _ADDED_UP)
+    ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
+    return float(fits.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
 
 
 # --- contractions -------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def _missing_terms(
 ) -> list[tuple[Tensor, str]]:
     """Which terms, if left out, explain the probed elements."""
     error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
-    allowed = probe.allowed[:_WRITTEN_OUT]
+    allowed = MAX_Z * probe.noise[:_WRITTEN_OUT]
     running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
     spans = [(stop, length) for stop in range(1, length)]
     spans += [(0, start) for start in range(1, length)]
@@ -308,9 +308,9 @@ def _missing_terms(
         spans += [(at, min(at + tile, length)) for at in range(tile, length - tile, tile)]
     starts, stops = (torch.tensor(side) for side in zip(*spans, strict=True))
     lost = running[:, stops] - running[:, starts]
-    near = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
+    held = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
     apart = (lost + error[:, None]).square().sum(dim=0)
-    good = (near >= _NEAR).nonzero().flatten()
+    good = (held >= _NEAR).nonzero().flatten()
     best = good[apart[good].argsort()][:2].tolist()
     index = torch.arange(length)
     found = []
@@ -344,7 +344,7 @@ _SPREADS = frozenset({"var", "std"})
 def propose_reductions(case: Case) -> list[Pattern]:
     """Off by one along the reduced dimensions, by computing the operator so."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not operation.dims:
+    if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
     plain, variants = _reduction_variants(operation)
     if (
@@ -535,7 +535,7 @@ class _Norm:
 def propose_norms(case: Case) -> list[Pattern]:
     """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not case.shape:
+    if operation is None or not case.is_beyond_noise or not case.shape:
         return []
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:
