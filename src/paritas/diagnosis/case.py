@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -22,7 +22,10 @@ from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from torch import Tensor
+
+    Array = TypeVar("Array", Tensor, np.ndarray)
 
 # Without a measured noise: so many roundings of a value, and of the tensor's scale.
 _ROUNDINGS = 4.0
@@ -90,12 +93,12 @@ class Case:
     @functools.cached_property
     def right(self) -> Tensor:
         """What it should be, in float64."""
-        return _widen(self.reference if self.arbiter is None else self.arbiter)
+        return widen(self.reference if self.arbiter is None else self.arbiter)
 
     @functools.cached_property
     def given(self) -> Tensor:
         """What it is, in float64."""
-        return _widen(self.candidate)
+        return widen(self.candidate)
 
     @functools.cached_property
     def error(self) -> Tensor:
@@ -128,7 +131,7 @@ class Case:
         """How far off each element is; 0 where that is not finite."""
         return torch.where(torch.isfinite(self.error), self.error.abs(), 0.0)
 
-    @property
+    @functools.cached_property
     def beyond(self) -> Tensor:
         """Which elements are beyond the noise by themselves, or not finite in another way."""
         with_nan = torch.isnan(self.given) != torch.isnan(self.right)
@@ -222,12 +225,13 @@ class Case:
         return bool(torch.isfinite(self.given).all() and torch.isfinite(self.right).all())
 
 
-def same(left: Tensor, right: Tensor) -> Tensor:
+def same(left: Array, right: Array) -> Array:
     """Where two tensors are equal, or both not a number."""
-    return (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
+    found: Array = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
+    return found
 
 
-def near(left: Tensor, right: Tensor, noise: Tensor, slack: float = 1.0) -> Tensor:
+def near(left: Tensor, right: Tensor, noise: Tensor, *, slack: float = 1.0) -> Tensor:
     """Where two tensors are the same within their noise, as the judge takes it.
 
     Args:
@@ -245,13 +249,16 @@ def _is_rounded(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def _widen(value: Tensor) -> Tensor:
+def widen(value: Tensor) -> Tensor:
+    """A tensor in float64 (complex numbers as they are), on the host."""
     value = value.detach().cpu()
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 # --- A case cut into boxes ------------------------------------------------------------------------
 
+# A tensor of more elements is cut into boxes.
+MOST_ELEMENTS = 1 << 20
 # An element of a box takes some 100 bytes on the way.
 BLOCK = 1 << 18
 

@@ -141,17 +141,19 @@ def weigh(
         prediction = prediction.round()
     noise = _noise_of_prediction(case, prediction, noise)
     places = case.some_wrong
-    if not _mostly(near(*_at(places, case.given, prediction, noise), slack), _HOPEFUL):
+    if not _mostly(near(*_at(places, case.given, prediction, noise), slack=slack), _HOPEFUL):
         return None  # most are dropped here, by a look at some of the elements
     wrong = case.wrong
-    fits = near(case.given, prediction, noise, slack)
+    fits = near(case.given, prediction, noise, slack=slack)
     bad, good = int(wrong.sum()), int((~wrong).sum())
     explained = float((fits & wrong).sum()) / bad
     spoiled = float((~fits & ~wrong).sum()) / good if good else 0.0
     if explained < _EXPLAINED or (extent is Extent.ALL and spoiled > _SPOILED):
         return None
     unit = torch.maximum(noise, case.unit)
-    figures = _residual_and_bits(*_at(places, case.given, prediction, case.error, unit), slack)
+    figures = _residual_and_bits(
+        *_at(places, case.given, prediction, case.error, unit), slack=slack
+    )
     left = (case.given - prediction).abs()
     if figures is None or not _holds_for_doubtful(case, left, bad):
         return None
@@ -181,7 +183,7 @@ def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -
 
 
 def _residual_and_bits(
-    given: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, slack: float
+    given: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
 ) -> tuple[float, float] | None:
     """What is left of the error, and what one element tells in bits; None if too much is left."""
     left = torch.where(same(given, predicted), 0.0, (given - predicted).abs())

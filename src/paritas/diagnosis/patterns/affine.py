@@ -318,7 +318,7 @@ def propose_addends(case: Case) -> list[Pattern]:
         if weight is None or _is_like(case, tensor):
             continue
         sentence = text or f"{times:.4g} times {name} is added beside what should be"
-        figures = {"times": times, "standard error": error, "tensor": name}
+        figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
         found.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
 

@@ -440,8 +440,8 @@ def propose_wrapped(case: Case) -> list[Pattern]:
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
             sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
-            figures = {"bits": float(bits), "signed": str(signed).lower()}
-            return [weight.pattern("wrapped", sentence, figures)]
+            known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
+            return [weight.pattern("wrapped", sentence, known)]
     return []
 
 

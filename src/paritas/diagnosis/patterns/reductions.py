@@ -243,7 +243,7 @@ def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pat
 
 def _is_right(case: Case, value: Tensor) -> bool:
     """Within the noise, and much nearer to the right value than the candidate is."""
-    fits = near(value, case.right, case.allowed, _ADDED_UP)
+    fits = near(value, case.right, case.allowed, slack=_ADDED_UP)
     ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
     return float(fits.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
 
