@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Without a measured noise: so many roundings of a value, and of the tensor's scale.
 _ROUNDINGS = 4.0
+_OVERLOADED = ("aten", "prims")
 # So many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
@@ -58,6 +59,13 @@ class Context:
     named: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     earlier: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     axes: tuple[str, ...] = ()
+
+    @property
+    def operator_name(self) -> str:
+        """The operator's bare name: `softmax` of `aten._softmax.default`."""
+        parts = self.operator.replace("::", ".").split(".")
+        name = parts[1] if len(parts) > 1 and parts[0] in _OVERLOADED else parts[-1]
+        return name.lower().strip("_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +125,7 @@ class Case:
         scale = self.whole_scale
         if scale is None:
             scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
-        pair = (self.candidate, self.reference)
-        unit = max(unit_roundoff(one.dtype) for one in pair if _is_rounded(one))
+        unit = max(roundoff(self.candidate), roundoff(self.reference))
         return _ROUNDINGS * unit * (finite + scale)
 
     @property
@@ -217,7 +224,7 @@ class Case:
     @property
     def own_unit(self) -> float:
         """The unit roundoff of the candidate's values; 0 for whole numbers."""
-        return 0.0 if self.is_exact else unit_roundoff(self.candidate.dtype)
+        return 0.0 if self.is_exact else roundoff(self.candidate)
 
     @functools.cached_property
     def is_finite(self) -> bool:
@@ -247,6 +254,11 @@ def outstanding_limit(largest: float) -> float:
 
 def _is_rounded(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
+
+
+def roundoff(value: Tensor) -> float:
+    """The unit roundoff of a tensor's values; 0 for whole numbers."""
+    return unit_roundoff(value.dtype) if _is_rounded(value) else 0.0
 
 
 def widen(value: Tensor) -> Tensor:

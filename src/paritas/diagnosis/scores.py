@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Case, Context, near, same
-from paritas.numerics.criterion import MAX_Z, RMS_Z, unit_roundoff
+from paritas.diagnosis.case import Case, Context, near, roundoff, same
+from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ def _mostly(held: Tensor, share: float) -> bool:
 
 def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
     """The rounding of a predicted value, which may be larger than that of the right one."""
-    unit = unit_roundoff(case.candidate.dtype) if case.candidate.is_floating_point() else 0.0
-    own = torch.maximum(case.allowed, unit * prediction.abs().nan_to_num(0.0, 0.0, 0.0))
+    own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
+    own = torch.maximum(case.allowed, own)
     return own if noise is None else torch.maximum(own, noise)
 
 

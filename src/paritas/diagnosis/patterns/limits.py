@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _ROWS = frozenset(
     """
-    softmax _softmax log_softmax _log_softmax logsumexp scaled_dot_product_attention layer_norm
+    softmax log_softmax logsumexp scaled_dot_product_attention layer_norm
     native_layer_norm rms_norm normalize norm linalg_vector_norm var std mean sum nanmean
     cosine_similarity group_norm batch_norm
     """.split()  # noqa: SIM905  (quoted names are harder to read)
 )
 _EXPONENTIALS = frozenset(
     """
-    softmax _softmax log_softmax _log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
+    softmax log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
     logaddexp gelu mish log_sigmoid elu expm1 scaled_dot_product_attention
     """.split()  # noqa: SIM905
 )
@@ -73,11 +73,6 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
             yield cause
 
 
-def _operator_name(case: Case) -> str:
-    parts = case.context.operator.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
     """The inputs that can be laid over the result element by element."""
     found = []
@@ -92,7 +87,7 @@ def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
 
 
 def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
-    inputs, name = _elementwise(case), _operator_name(case)
+    inputs, name = _elementwise(case), case.context.operator_name
     for first, a in inputs:
         for second, b in inputs:
             if first == second:
@@ -111,7 +106,7 @@ def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 
 def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
-    name = _operator_name(case)
+    name = case.context.operator_name
     for place, x in _elementwise(case):
         yield NonfiniteCause(
             "NaN of an input", f"that came in with input {place}", torch.isnan(x), True
@@ -144,7 +139,7 @@ def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
 
 def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
     """Conditions on a row of the first input as a whole."""
-    name = _operator_name(case)
+    name = case.context.operator_name
     if not case.context.inputs or name not in _ROWS:
         return
     x = case.context.inputs[0].detach().cpu()
@@ -172,7 +167,7 @@ def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
     """0 * inf and inf - inf among the terms of a matrix product."""
-    if _operator_name(case) not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
+    if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
         return
     a, b = (tensor.detach().cpu().double() for tensor in case.context.inputs)
     if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
