@@ -20,9 +20,10 @@ from paritas.checks.failures import (
 from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning
 from paritas.execution.differences import PairDifference, all_equal, differences
-from paritas.execution.evidence import ItemEvidence, is_inexact
+from paritas.execution.evidence import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
 from paritas.execution.saved_state import Copier
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import error_ratios, relative_difference
 from paritas.numerics.flattening import flattened, is_dense
 from paritas.numerics.judge import Checks, check_pair, match

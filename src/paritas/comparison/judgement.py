@@ -23,6 +23,7 @@ from paritas.comparison.summaries import judge_summaries, summary_of
 from paritas.errors import ParitasError, UsageError
 from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
+from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
 from paritas.numerics.pair_figures import pair_figures, quick_figures
 from paritas.results.figures import PairFigures
@@ -53,9 +54,9 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
     inexact = [tensor for tensor in (reference, candidate) if is_inexact(tensor)]
     units = [criterion.unit_roundoff(tensor.dtype) for tensor in inexact]
     coarser = inexact[units.index(max(units))]
-    words = _dtype_name(coarser)
+    words = dtype_name(coarser.dtype)
     if len(inexact) > 1 and units[0] < units[1]:
-        words = f"{words}, with the golden {_dtype_name(reference)} as arbiter"
+        words = f"{words}, with the golden {dtype_name(reference.dtype)} as arbiter"
     noise = Noise(
         unit=max(units),
         step=max(criterion.smallest_step(tensor.dtype) for tensor in inexact),
@@ -90,11 +91,6 @@ def surely_passes(found: QuickFigures, noise: Noise) -> Score | None:
     )
 
 
-def is_inexact(tensor: Tensor) -> bool:
-    """Whether it holds floating or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _bound_score(figures: PairFigures, noise: Noise) -> Score | None:
     """A score that is sure without another pass over the values, or None.
 
@@ -122,10 +118,6 @@ def _bound_score(figures: PairFigures, noise: Noise) -> Score | None:
         index=metrics.max_abs_index,
         noise=f"{noise.source}; {word} these",
     )
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 # --- The pair -------------------------------------------------------------------------------------

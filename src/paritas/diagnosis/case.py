@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, unit_roundoff
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Case:
     @property
     def is_exact(self) -> bool:
         """Whether the values are whole numbers or truths, where any difference is one."""
-        return not _is_rounded(self.reference)
+        return not is_inexact(self.reference)
 
     @functools.cached_property
     def right(self) -> Tensor:
@@ -134,7 +135,7 @@ class Case:
         if scale is None:
             scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
         pair = (self.candidate, self.reference)
-        unit = max(unit_roundoff(one.dtype) for one in pair if _is_rounded(one))
+        unit = max(unit_roundoff(one.dtype) for one in pair if is_inexact(one))
         return _ROUNDINGS * unit * (finite + scale)
 
     @property
@@ -194,10 +195,6 @@ class Case:
 def outstanding_limit(largest: float) -> float:
     """Beyond which errors count, where none is beyond the noise and this is the largest."""
     return max(largest / 4, 0.0)
-
-
-def _is_rounded(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
 
 
 def _widen(value: Tensor) -> Tensor:

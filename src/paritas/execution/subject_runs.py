@@ -16,7 +16,7 @@ import torch
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import taking_stance
 from paritas._torch.operators import WIDE
-from paritas.execution.evidence import NoiseRuns, WideDefault, is_inexact
+from paritas.execution.evidence import NoiseRuns, WideDefault
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     AFTER,
@@ -35,6 +35,7 @@ from paritas.execution.observation import (
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding

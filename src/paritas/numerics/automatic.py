@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from paritas.numerics import criterion
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
 from paritas.results.figures import Metrics
@@ -288,7 +289,7 @@ def _judge_native(
         noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
         scored = criterion.score(candidate, truth, noise)
         return _RunOutcome(scored, passed=scored.score.passed)
-    where = "float64" if arbiter is not None else _dtype_name(reference.dtype)
+    where = "float64" if arbiter is not None else dtype_name(reference.dtype)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
@@ -322,7 +323,7 @@ def _blind_noise(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[f
     A float32 result of a program that rounds to bfloat16 inside is no better than that.
     """
     inside = 0.0 if evidence.unit is None else evidence.unit
-    named = _dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
+    named = dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
     share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
     return share, f"{named} alone, with no program to measure: weak"
 
@@ -435,7 +436,3 @@ def _nonfinite_reason(mismatch: Tensor) -> str:
     where = [int(i) for i in mismatch.nonzero()[0]]
     total = mismatch.numel()
     return f"{int(mismatch.sum())} of {total} NaN/Inf positions differ, the first at {where}"
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
