@@ -310,7 +310,7 @@ def test_short_work_outside_of_a_terminal_shows_no_progress():
 
 
 def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = paritas("nets:build", "--backend", "eager")
     steps = result.stderr.splitlines()
     assert steps[:3] == [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-pytestmark = pytest.mark.usefixtures(*([] if WHOLE else ["undiagnosed"]))
+pytestmark = [] if WHOLE else [pytest.mark.usefixtures("undiagnosed")]
 SIZES = SMALL if WHOLE else Sizes(width=32, layers=1, context=16, vocabulary=128)
 COLUMNS = {
     "float32": (torch.float32, 1.0),

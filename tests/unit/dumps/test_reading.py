@@ -15,7 +15,7 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
 from paritas.files.records import Header
-from unit.dumps.entries import abandon, entry_of, site, write_dump
+from unit.files.entries import abandon, entry_of, site, write_dump
 
 VALUES = [torch.arange(4.0) + number for number in range(3)]
 
