@@ -13,7 +13,7 @@ import torch
 
 from paritas._torch.tensors import figures_of_pairs
 from paritas.numerics.bits import INTEGERS
-from paritas.numerics.criterion import difference_figures, relative_sizes
+from paritas.numerics.gates import difference_figures, relative_sizes
 from paritas.numerics.metrics import bitwise_equal, quickly_equal
 
 if TYPE_CHECKING:
