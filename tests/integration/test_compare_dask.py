@@ -7,6 +7,7 @@ import copyreg
 import pytest
 import torch
 
+import processes
 from paritas.comparison import opened_dumps
 from paritas.comparison.compare import compare
 from paritas.errors import UsageError
@@ -36,7 +37,9 @@ def cluster(distributed):
     """A scheduler in this process, and one worker, a process that is started anew if it dies."""
     options = {
         "distributed.scheduler.allowed-failures": 0,
+        "distributed.nanny.environ.OMP_NUM_THREADS": 1,
         "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
+        "distributed.worker.multiprocessing-method": processes.context().get_start_method(),
     }
     dask = pytest.importorskip("dask")
     with (

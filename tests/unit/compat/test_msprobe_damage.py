@@ -13,7 +13,7 @@ from paritas.errors import UsageError
 from unit.compat.msprobe_dumps import linear_program, scalar, tensor, write_process
 
 # More of them where that is asked for: see tests/README.md.
-ACCIDENTS = 800 if os.environ.get("PARITAS_WHOLE_CORPUS") else 300
+ACCIDENTS = 800 if os.environ.get("PARITAS_WHOLE_CORPUS") else 120
 
 
 def test_what_does_not_hold_is_told_and_the_rest_goes_on(tmp_path):

@@ -18,7 +18,7 @@ from paritas.compat import npy_tree, plain_files, sglang
 from paritas.errors import ParitasError
 
 # More of them where that is asked for: see tests/README.md.
-MUTANTS = 600 if os.environ.get("PARITAS_WHOLE_CORPUS") else 200
+MUTANTS = 600 if os.environ.get("PARITAS_WHOLE_CORPUS") else 80
 TIMES = 64
 ROOM = 1 << 20  # for what Python itself needs, whatever the file
 SOME = torch.arange(48, dtype=torch.float32).reshape(6, 8)
