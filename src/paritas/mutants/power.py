@@ -29,7 +29,6 @@ from paritas.mutants.planting import (
 )
 from paritas.mutants.programs import IDLE, trace_program
 from paritas.numerics.contents import leaves
-from paritas.reports.progress import Progress, shows_progress
 from paritas.results.findings import Status
 from paritas.results.items import Item, ItemKind
 from paritas.results.power_reports import (
@@ -40,6 +39,7 @@ from paritas.results.power_reports import (
     PowerReport,
     Reordering,
 )
+from paritas.results.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

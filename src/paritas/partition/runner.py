@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.operators import WIDE, default_dtype, map_tensors
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
 from paritas.placement.parts import (
@@ -21,7 +21,6 @@ from paritas.placement.parts import (
     combine,
     combine_written,
     device_of,
-    error_words,
     name_of,
     split_values,
     tensors_in,
@@ -454,7 +453,7 @@ class Runner:
             except UsageError:
                 raise
             except Exception as error:
-                raise RankError(f"{where} raised {error_words(error)}") from error
+                raise RankError(f"{where} raised {in_one_line(error)}") from error
             return self.named(result, mine)
         (recipe, ranks), below = levels[0], levels[1:]
         parts = split_values(values, recipe, ranks, terms)
@@ -503,7 +502,7 @@ class Runner:
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
                 reason = f"{item}: the parts, of shapes {shapes}, cannot be put together"
-                raise RankError(f"{reason}: {error_words(error)}") from error
+                raise RankError(f"{reason}: {in_one_line(error)}") from error
         outputs = sum(
             isinstance(value, torch.Tensor)
             for item, value in first.items()
