@@ -89,7 +89,7 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     for name in ("", RIGHT, WRONG):
         table.add_column(name)
     results = [_result(right), _result(wrong)]
-    table.add_row("correlation", *(_coloured(_correlation(one)) for one in results))
+    table.add_row("correlation", *(_coloured(one) for one in results))
     table.add_row("paritas", *(Text(one.status, STYLES[one.status]) for one in (right, wrong)))
     table.add_row("error / noise", *(_noise(one) for one in results))
     yield table
@@ -103,10 +103,10 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     yield Text(DETAILS, style="dim")
 
 
-def _coloured(words: str) -> RenderableType:
+def _coloured(finding: Finding | None) -> RenderableType:
     from rich.text import Text
 
-    return Text(words, "red" if words.endswith("refused") else "green")
+    return Text(_correlation(finding), "green" if _is_accepted(finding) else "red")
 
 
 def _start(wrong: Verdict) -> Iterator[RenderableType]:
@@ -182,7 +182,12 @@ def _correlation(finding: Finding | None) -> str:
     if finding is None or finding.metrics is None:
         return "1: it is equal bit for bit"
     pcc = finding.metrics.pcc
-    return f"{pcc:.6f}: {'accepted' if pcc >= USUAL_PCC else 'refused'}"
+    return f"{pcc:.6f}: {'accepted' if _is_accepted(finding) else 'refused'}"
+
+
+def _is_accepted(finding: Finding | None) -> bool:
+    """Whether correlation accepts it."""
+    return finding is None or finding.metrics is None or finding.metrics.pcc >= USUAL_PCC
 
 
 def _noise(finding: Finding | None) -> str:

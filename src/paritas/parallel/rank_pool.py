@@ -214,6 +214,7 @@ def start_rank(
 MOST_RANKS = 64
 # What is said of a rank that is given up because of another.
 LET_GO = "did not answer after another rank had failed"
+NO_ANSWER = "no answer"
 _START_SECONDS = 120.0
 # Once one rank has failed, its peers are in a collective that never ends: so long they may answer.
 _GRACE_SECONDS = 2.0
@@ -327,7 +328,7 @@ class RankPool:
                     self.close()
                     return [told.get(rank, RankAnswer(error=LET_GO)) for rank in range(self.ranks)]
                 names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-                reason = f"{names} of {self.ranks} had {timeout:g} s {what}: no answer"
+                reason = f"{names} of {self.ranks} had {timeout:g} s {what}: {NO_ANSWER}"
                 self._fail(reason, late, told)
             # The pipe of a rank that dies ends, which is heard as well.
             connection.wait([self._ends[rank] for rank in late], max(left, 0))

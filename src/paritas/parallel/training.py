@@ -27,6 +27,7 @@ from paritas.parallel.plan import batch_size, check_batches, part_of_batch, samp
 from paritas.parallel.rank_pool import (
     LET_GO,
     MOST_RANKS,
+    NO_ANSWER,
     LostRankError,
     RankAnswer,
     RankPool,
@@ -551,7 +552,7 @@ def _trace_of_thread(
     if outcome.error is not None:
         error = trace.error or f"{type(outcome.error).__name__}: {outcome.error}"
     else:
-        error = LET_GO if failed else f"had {timeout:g} s: no answer; {_STUCK}"
+        error = LET_GO if failed else f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
     return dataclasses.replace(trace, error=error, steps=list(trace.steps))
 
 
@@ -573,7 +574,7 @@ def _run_processes(program: ParallelProgram, manner: Manner, timeout: float) -> 
             told = warm_pool(ranks).run(work_alone, [task] * ranks, timeout)
     except LostRankError as error:
         lost = error.ranks or range(ranks)
-        reason = f"{error}; {_STUCK}" if "no answer" in str(error) else str(error)
+        reason = f"{error}; {_STUCK}" if NO_ANSWER in str(error) else str(error)
         told = [
             RankAnswer(error=reason) if rank in lost else _after_loss(error.told.get(rank))
             for rank in range(ranks)
@@ -668,5 +669,5 @@ def _in_time(rank: int, task: Task, timeout: float) -> Trace:
     thread.join(timeout)
     if not thread.is_alive():
         return trace
-    error = f"had {timeout:g} s: no answer; {_STUCK}"
+    error = f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
     return dataclasses.replace(trace, error=error, steps=list(trace.steps))

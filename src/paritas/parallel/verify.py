@@ -31,6 +31,7 @@ from paritas.parallel.assembling import (
 )
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.plan import ParallelProgram, make_program
+from paritas.parallel.rank_pool import LET_GO, NO_ANSWER
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.partition.split_evidence import (
@@ -714,7 +715,7 @@ def _errors(ranks: list[Trace]) -> list[Finding]:
 def _waits(trace: Trace) -> bool:
     """Whether a rank failed only because another did."""
     text = trace.error or ""
-    return "another rank" in text or "no answer" in text or "Connection closed" in text
+    return any(words in text for words in (LET_GO, NO_ANSWER, "Connection closed"))  # torch's
 
 
 def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:

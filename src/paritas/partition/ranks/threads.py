@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from paritas._torch.simulated_ranks import RankThreads, run_in_threads
 from paritas.errors import UsageError, in_one_line
-from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, LostRankError, warm_pool
+from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
 from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
@@ -223,7 +223,7 @@ def _all_ended(outcomes: list[ThreadOutcome], timeout: float) -> list[ThreadOutc
     if late and not failed:
         names = ", ".join(late)
         raise LostRankError(
-            f"rank {names} of {len(outcomes)} had {timeout:g} s: no answer; it waits for a "
+            f"rank {names} of {len(outcomes)} had {timeout:g} s: {NO_ANSWER}; it waits for a "
             "collective that not all ranks take part in, or is still busy"
         )
     return outcomes
