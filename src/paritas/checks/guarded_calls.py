@@ -214,19 +214,19 @@ class Experience(LearntNoise):
         self.explainer = Explainer()
         self._findings: dict[tuple[Item, Status, torch.dtype, torch.Size], Finding] = {}
 
-    def finding(self, item: Item, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
-        """Of a value that passes: the same one as long as nothing changes."""
-        key = (item, status, dtype, shape)
+    def finding(self, item: Item, graph: str, status: Status, value: Tensor) -> Finding:
+        """Of a value of a graph that passes: the same one as long as nothing changes."""
+        key = (item, status, value.dtype, value.shape)
         known = self._findings.get(key)
         if known is None:
             if len(self._findings) >= MOST_FINDINGS:
                 self._findings.clear()  # of a graph whose sizes change, say
             known = self._findings[key] = Finding(
-                item=item,
+                item=item.in_graph(graph),
                 aspect=Aspect.VALUE,
                 status=status,
-                dtype=str(dtype).removeprefix("torch."),
-                shape=tuple(shape),
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
             )
         return known
 
@@ -405,9 +405,7 @@ class CallComparer:
             )
 
     def _add_pass(self, item: Item, status: Status, value: Tensor) -> None:
-        self.out.findings.append(
-            self.experience.finding(item.in_graph(self.label), status, value.dtype, value.shape)
-        )
+        self.out.findings.append(self.experience.finding(item, self.label, status, value))
 
     def _add(self, item: Item, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
