@@ -94,8 +94,14 @@ def _forked_scripts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         return processes.run(*command[1:], environment=env, cwd=cwd)
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
-    monkeypatch.setattr("paritas.graphs.results_folder.subprocess", forking)
-    monkeypatch.setattr("paritas.shrinking.scripts.subprocess", forking)
+    monkeypatch.setattr("paritas.reports.scripts.subprocess", forking)
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are written, and taken at their word: to run each takes seconds."""
+    shown = 1, "the fault is there\n"
+    monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: shown)
 
 
 @pytest.fixture

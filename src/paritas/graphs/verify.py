@@ -37,9 +37,9 @@ from paritas.graphs.results_folder import (
     GraphJournal,
     clear_folder,
     prepare_folder,
-    with_script,
     write_results,
 )
+from paritas.graphs.scripts import with_script
 from paritas.partition.recipe_checks import check_confirm
 from paritas.reports.progress import Progress, shows_progress
 from paritas.results.graph_reports import (

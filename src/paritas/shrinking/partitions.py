@@ -16,14 +16,15 @@ from paritas.errors import UsageError
 from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue, group_calls
 from paritas.graphs.checking import option_of
 from paritas.graphs.opening import open_graph
-from paritas.graphs.results_folder import JSON, with_script
-from paritas.graphs.script_text import NoScriptError, function_text
+from paritas.graphs.results_folder import JSON
+from paritas.graphs.scripts import function_text, with_script
 from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import kinds_of
 from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.reports.progress import Progress
+from paritas.reports.scripts import SHOWN, NoScriptError
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 
@@ -348,7 +349,7 @@ class _SplitSearch:
             diagnosis=told[0] if told else None,
             queries=self.queries,
             seconds=time.monotonic() - self.began,
-            said=note or "the fault is there",
+            said=note or SHOWN,
         )
 
 

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.reports.progress import Progress
+from paritas.reports.scripts import WrittenScript, write
 from paritas.results.findings import Diagnosis
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
@@ -30,7 +31,7 @@ from paritas.shrinking.programs import (
     OutOfTimeError,
     reference_runs,
 )
-from paritas.shrinking.scripts import WrittenScript, write_script
+from paritas.shrinking.scripts import program_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -552,16 +553,9 @@ class _Shrinking:
 
     def _write(self, wanted: FailureSignature, *, run: bool) -> WrittenScript:
         notes = [f"It goes away with {text}" for text in self.remedies]
-        return write_script(
-            self.best,
-            self.candidate,
-            wanted,
-            self.diagnosis,
-            self.folder / SCRIPT,
-            notes=tuple(notes),
-            seconds=max(self._left(), _SCRIPT_SECONDS),
-            run=run,
-        )
+        script = program_script(self.best, self.candidate, wanted, self.diagnosis, tuple(notes))
+        seconds = max(self._left(), _SCRIPT_SECONDS) if run else None
+        return write(script, self.folder / SCRIPT, seconds)
 
 
 def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
@@ -637,11 +631,10 @@ class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def report_of(shrunk: Shrunk) -> ShrinkReport:
     """The report on a program of a compiler."""
     written = shrunk.script
-    lines = written.output.strip().splitlines()
     return ShrinkReport(
         script=str(written.path),
         data=None if written.data_path is None else str(written.data_path),
-        shows=written.failed,
+        shows=written.shows,
         what=shrunk.signature.sentence,
         before=_count_calls(shrunk.nodes_before),
         after=_count_calls(shrunk.nodes_after),
@@ -652,7 +645,7 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         seconds=shrunk.seconds,
         ended=shrunk.ended,
         interrupted=shrunk.interrupted,
-        said=lines[-1] if lines else "",
+        said=written.said,
     )
 
 
