@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.reports.progress import Progress
 from paritas.reports.scripts import SHOWN, NoScriptError
 from paritas.results.graph_reports import CallOutcome, GraphReport
-from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -280,10 +279,7 @@ def shrink_splits(
         NothingFailsError: none of them is wrong when it is checked again.
         UsageError: no script could do the same; the message says why.
     """
-    if not seconds > 0:
-        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
-    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
-    search = _SplitSearch(folder, seconds, on_progress)
+    search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
     for position, one in enumerate(failed):
         try:
             return search.run(attempts_on(one, setup), versions_here())

@@ -229,19 +229,13 @@ def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram
 
 
 def _cut_value(value: Any, lengths: dict[int, int]) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return lengths.get(value, value)
     if not isinstance(value, torch.Tensor):
-        return value
+        return _renumbered(value, lengths)
     part = value.detach()
     for dim, size in enumerate(value.shape):
         part = part.narrow(dim, 0, lengths.get(size, size))
-    dense = part.clone() if _is_contiguous(value) else _as_laid_out(part, value)
+    dense = part.clone() if value.is_contiguous() else _as_laid_out(part, value)
     return dense.requires_grad_(value.requires_grad)
-
-
-def _is_contiguous(value: Tensor) -> bool:
-    return value.is_contiguous()
 
 
 def _as_laid_out(part: Tensor, like: Tensor) -> Tensor:
@@ -405,12 +399,20 @@ def shrink(
         UsageError: if nothing fails.
     """
     programs = [program] if isinstance(program, FailingProgram) else list(program)
-    if not seconds > 0:
-        message = f"seconds must be a positive number, not {seconds!r}"
-        raise UsageError(message)
-    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
+    folder = script_folder(outdir, seconds)
     work = _Shrinking(candidate or Candidate(), seconds, folder, on_progress or (lambda _: None))
     return work.run(programs, signature)
+
+
+def script_folder(outdir: str | Path | None, seconds: float) -> Path:
+    """Where a script goes: a new folder, unless one is named.
+
+    Raises:
+        UsageError: there is no time to write it in.
+    """
+    if not seconds > 0:
+        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
+    return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
 
 
 # The program that fails, what is known to be enough of it, and how it fails.
