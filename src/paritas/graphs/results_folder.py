@@ -18,8 +18,8 @@ from paritas.files.folders import Lock
 from paritas.graphs.scripts import SCRIPTS_FOLDER
 from paritas.reports.files import check_writable, replacing, write_whole
 from paritas.reports.graphs import counted
-from paritas.results.findings import spell_nonfinite
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
+from paritas.results.report import json_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -216,8 +216,7 @@ class GraphJournal:
         self._lock.release()
 
     def _write(self, line: _JournalLine) -> None:
-        plain = spell_nonfinite(msgspec.to_builtins(line))
-        self._file.write(msgspec.json.encode(plain) + b"\n")
+        self._file.write(json_of(line) + b"\n")
         # As far as the system: that survives a kill of this process.
         self._file.flush()
 

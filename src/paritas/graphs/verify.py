@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.comparison.executors import Failed, executor_of, run_batches
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
+from paritas.execution.executors import Failed, executor_of, run_batches
 from paritas.execution.subjects import usable_device
 from paritas.graphs.calls import (
     CallGroup,
@@ -41,13 +41,13 @@ from paritas.graphs.results_folder import (
 )
 from paritas.graphs.scripts import with_script
 from paritas.partition.recipe_checks import check_confirm
-from paritas.reports.progress import Progress, shows_progress
 from paritas.results.graph_reports import (
     CallOutcome,
     Confirm,
     GraphReport,
     OperatorResult,
 )
+from paritas.results.progress import Progress, shows_progress
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def check_work(work: OperatorWork) -> OperatorResult:
     try:
         return check_call(work.call, work.settings, work.values)
     except Exception as error:  # noqa: BLE001  (becomes the result: the others are checked still)
-        text = (str(error).strip().splitlines() or [""])[0]
-        return _unsupported_result(work, f"checking it raised {type(error).__name__}: {text:.200}")
+        return _unsupported_result(work, f"checking it raised {in_one_line(error)}")
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.comparison.dataflow import RecordedCalls
-from paritas.comparison.executors import opened
+from paritas.comparison.opened_dumps import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.errors import UsageError
 from paritas.execution.evidence import VALUE, ItemEvidence
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal
 from paritas.reports.files import read_comparison
-from paritas.reports.progress import Progress
 from paritas.reports.scripts import Script, ScriptValues, literal, write
+from paritas.results.progress import Progress
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 
 if TYPE_CHECKING:
