@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.results.findings import PatternKind
+
 
 # --- What speaks for a prediction -----------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Weight:
 
     def pattern(
         self,
-        kind: str,
+        kind: PatternKind,
         sentence: str,
         known: Mapping[str, float | str] | None = None,
         trust: float = 1.0,
@@ -234,7 +236,7 @@ def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
 def supported_pattern(
     case: Case,
     prediction: Tensor,
-    kind: str,
+    kind: PatternKind,
     sentence: str,
     *,
     cost: float = 1.0,
@@ -344,7 +346,7 @@ def wrong_block(case: Case) -> WrongBlock:
         cut(case.reference.detach().cpu()),
         cut(case.right),
         cut(case.allowed),
-        dataclasses.replace(case.context, parts=(), named={}, earlier={}, inputs=()),
+        dataclasses.replace(case.context, held={}, named={}, earlier={}, inputs=()),
     )
     return WrongBlock(inner, tuple(indices), is_whole=False)
 

@@ -13,6 +13,7 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
+from paritas.diagnosis.patterns.ranks import Near
 from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
@@ -29,7 +30,6 @@ from paritas.parallel.assembling import (
 )
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.plan import ParallelProgram, make_program
-from paritas.parallel.relating import Near
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.partition.split_evidence import (
@@ -387,8 +387,9 @@ class Judge:
         """With what kind of wrong they are; what is particular to a plan is found out later."""
         from paritas.diagnosis.case import Context
 
-        held = [one for one in item.ranks.by_rank.values() if one.shape == pair[0].shape]
-        context = Context(world=dict(self.program.mesh), parts=tuple(held))
+        whole = pair[0].shape
+        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
+        context = Context(world=dict(self.program.mesh), held=held)
         return self._explainer.explain(findings, *pair, evidence, context)
 
     def _plainly(

@@ -19,7 +19,7 @@ from paritas.diagnosis.scores import (
     wrong_block,
 )
 from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +182,7 @@ def _axes_exchanged(case: Case, probe: Probe) -> Pattern | None:
         pattern = supported_pattern(
             case,
             view,
-            "transpose",
+            PatternKind.TRANSPOSE,
             f"transposed: {text}",
             cost=math.log2(len(orders)),
             noise=noise,
@@ -216,7 +216,7 @@ def _read_otherwise(case: Case, probe: Probe) -> Pattern | None:
             pattern = supported_pattern(
                 case,
                 flat[source],
-                "permutation",
+                PatternKind.PERMUTATION,
                 f"reshaped without a transpose (or the other way round): the values of {names[0]} "
                 f"and {names[1]} lie in memory in the other order",
                 cost=math.log2(2 * len(pairs)),
@@ -256,7 +256,7 @@ def _flipped_twice(case: Case, probe: Probe) -> Pattern | None:
         pattern = supported_pattern(
             case,
             case.right.flip(pair),
-            "permutation",
+            PatternKind.PERMUTATION,
             f"flipped along the axes {pair[0]} and {pair[1]}",
             cost=math.log2(len(pairs)) + 1,
             noise=case.allowed.flip(pair),
@@ -271,7 +271,7 @@ def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float
     return supported_pattern(
         case,
         case.right.index_select(axis, source),
-        "permutation",
+        PatternKind.PERMUTATION,
         f"{sentence} along {axis_name(case.context, axis, len(case.shape))}",
         cost=cost,
         noise=case.allowed.index_select(axis, source),
@@ -312,7 +312,7 @@ def _same_values(case: Case, probe: Probe) -> Pattern | None:
         return None
     # Bit for bit, of mostly distinct values: drawn anew they would not agree.
     return Pattern(
-        kind="permutation",
+        kind=PatternKind.PERMUTATION,
         confidence=0.9 * same,
         sentence="the same values in another order",
         evidence={"same values": same, "distinct": distinct},
@@ -366,7 +366,7 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
             pattern = supported_pattern(
                 case,
                 prediction,
-                "shift",
+                PatternKind.SHIFT,
                 _describe_shift(distance, name, fill),
                 cost=math.log2(size * 4),
                 noise=noise,
@@ -402,7 +402,7 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Pattern | None:
         pattern = supported_pattern(
             part.case,
             prediction,
-            "shift",
+            PatternKind.SHIFT,
             _describe_shift(distance, name, "block"),
             cost=math.log2(size * 4) + 1,
             noise=noise,
@@ -430,7 +430,7 @@ def _in_memory(case: Case) -> Pattern | None:
         f"every value stands {many} {_before_or_after(distance)} in memory of where it belongs"
     )
     return type(pattern)(
-        kind="shift",
+        kind=PatternKind.SHIFT,
         confidence=pattern.confidence,
         sentence=sentence,
         evidence={**pattern.evidence, "axis": "memory"},

@@ -10,7 +10,7 @@ import torch
 
 from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,7 +246,7 @@ def _overflow(case: Case) -> list[Pattern]:
         count = int(infinite.sum())
         return [
             Pattern(
-                kind="overflow",
+                kind=PatternKind.OVERFLOW,
                 confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
                 sentence=f"overflow: what is too large for {name} comes out as infinity",
                 evidence={
@@ -288,7 +288,10 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
         # Of few elements many conditions hold.
         confidence = (0.97 if cause.is_specific else 0.9) * (1 - 2.0 ** -(count + 3))
     return Pattern(
-        kind="nonfinite", confidence=confidence * share, sentence=sentence, evidence=evidence
+        kind=PatternKind.NONFINITE,
+        confidence=confidence * share,
+        sentence=sentence,
+        evidence=evidence,
     )
 
 
@@ -319,7 +322,9 @@ def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
         "share of the wrong": share,
         "cause": f"{lost} swallowed",
     }
-    return Pattern(kind="nonfinite", confidence=0.97 * share, sentence=sentence, evidence=evidence)
+    return Pattern(
+        kind=PatternKind.NONFINITE, confidence=0.97 * share, sentence=sentence, evidence=evidence
+    )
 
 
 # --- Values cut off at a bound --------------------------------------------------------------------
@@ -373,7 +378,7 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []
     named = {"lower bound": low, "upper bound": high}
     figures = {name: bound for name, bound in named.items() if bound is not None}
-    return [weight.pattern("clipped", _describe_bounds(low, high), figures)]
+    return [weight.pattern(PatternKind.CLIPPED, _describe_bounds(low, high), figures)]
 
 
 def _may_be_cut_off(case: Case) -> bool:
@@ -436,7 +441,7 @@ def propose_wrapped(case: Case) -> list[Pattern]:
             name = f"{'' if signed else 'u'}int{bits}"
             sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
-            return [weight.pattern("wrapped", sentence, known)]
+            return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
     return []
 
 

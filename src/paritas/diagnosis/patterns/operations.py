@@ -16,7 +16,7 @@ import torch
 
 from paritas.diagnosis.case import near, roundoff, widen
 from paritas.diagnosis.scores import supported_pattern
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor 
 def first_variant(
     case: Case,
     operation: Operation,
-    kind: str,
+    kind: PatternKind,
     plain: Callable[[], Tensor] | None,
     variants: Sequence[tuple[str, Callable[[], Tensor]]],
 ) -> list[Pattern]:
@@ -200,7 +200,9 @@ def propose_operands(case: Case) -> list[Pattern]:
     operation = operation_of(case, inputs=2)
     if operation is None or not case.is_beyond_noise:
         return []
-    return first_variant(case, operation, "swapped operands", *_operand_variants(operation))
+    return first_variant(
+        case, operation, PatternKind.SWAPPED_OPERANDS, *_operand_variants(operation)
+    )
 
 
 _Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
@@ -265,7 +267,7 @@ def propose_masks(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise:
         return []
-    return first_variant(case, operation, "mask", *_mask_variants(operation))
+    return first_variant(case, operation, PatternKind.MASK, *_mask_variants(operation))
 
 
 def _mask_variants(operation: Operation) -> _Variants:
@@ -375,7 +377,7 @@ def propose_selections(case: Case) -> list[Pattern]:
         pattern = supported_pattern(
             case,
             value.double(),
-            "shift",
+            PatternKind.SHIFT,
             f"taken from {count} {where}",
             cost=math.log2(1 + len(ways)),
             evidence={"operator": operation.context.operator, "by": float(way)},
@@ -433,7 +435,7 @@ def propose_ties(case: Case) -> list[Pattern]:
     count = int(wrong.sum())
     return [
         Pattern(
-            kind="tie-breaking",
+            kind=PatternKind.TIE_BREAKING,
             confidence=0.95,
             sentence=(
                 f"another choice among ties: the scores at the {count} differing "
