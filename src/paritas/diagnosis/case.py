@@ -342,22 +342,21 @@ def boxes(case: Case, scale: float | None = None) -> Iterator[Box]:
     for outer in itertools.product(*map(range, shape[:cut])):
         for start in range(0, shape[cut], step):
             length = min(step, shape[cut] - start)
-            yield Box(outer, start, offset, _cut_case(case, outer, 0, start, length, scale))
+            yield Box(outer, start, offset, cut_case(case, outer, 0, start, length, scale))
             offset += length * inner
 
 
-def narrowed(case: Case, axis: int, start: int, length: int, scale: float | None) -> Case:
+def cut_case(
+    case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
+) -> Case:
     """Some slices of a case, views of its tensors.
 
     Args:
+        outer: indices along the first axes, which the part has no more.
+        axis: of what is left, along which it is cut.
         scale: of the whole case.
     """
-    return _cut_case(case, (), axis, start, length, scale)
 
-
-def _cut_case(
-    case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
-) -> Case:
     def part(value: Tensor) -> Tensor:
         return value.detach().expand(case.shape)[outer].narrow(axis, start, length)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, narrowed
+from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, cut_case
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
@@ -196,7 +196,7 @@ def _most_wrong_part(survey: CaseSurvey) -> Case:
     within[1:] -= total[:-groups]
     width = groups * counts.each
     start = min(int(within.argmax()) * counts.each, size - width)
-    part = narrowed(case, axis, start, width, survey.scale)
+    part = cut_case(case, (), axis, start, width, survey.scale)
     context = dataclasses.replace(
         case.context, operator="", inputs=(), held={}, named={}, earlier={}
     )

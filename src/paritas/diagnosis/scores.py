@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -246,6 +247,11 @@ def supported_pattern(
     """The pattern that a prediction of all elements supports; None if it does not hold."""
     weight = weigh(case, prediction, cost=cost, noise=noise, extent=Extent.ALL)
     return None if weight is None else weight.pattern(kind, sentence, evidence)
+
+
+def first_supported(tried: Iterable[Pattern | None]) -> list[Pattern]:
+    """The first pattern that holds; what comes after it is not tried."""
+    return list(itertools.islice(filter(None, tried), 1))
 
 
 # --- Wrongness and proportions in units of the noise ---------------------------------------------

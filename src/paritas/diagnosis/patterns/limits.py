@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.diagnosis.case import widen
 from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
@@ -75,15 +76,11 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
     """The inputs that can be laid over the result element by element."""
-    found = []
-    for place, tensor in enumerate(case.context.inputs):
-        try:
-            shape = torch.broadcast_shapes(tensor.shape, case.shape)
-        except RuntimeError:
-            continue
-        if tuple(shape) == case.shape and not tensor.is_complex():
-            found.append((place, tensor.detach().cpu().double().expand(case.shape)))
-    return found
+    return [
+        (place, widen(tensor).expand(case.shape))
+        for place, tensor in enumerate(case.context.inputs)
+        if _broadcasts_to(tensor, case.shape) and not tensor.is_complex()
+    ]
 
 
 def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
@@ -169,7 +166,7 @@ def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
     """0 * inf and inf - inf among the terms of a matrix product."""
     if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
         return
-    a, b = (tensor.detach().cpu().double() for tensor in case.context.inputs)
+    a, b = map(widen, case.context.inputs)
     if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
         return
     zero = _any_pair(torch.isinf(a), b == 0) | _any_pair(a == 0, torch.isinf(b))
@@ -190,9 +187,9 @@ def _any_pair(left: Tensor, right: Tensor) -> Tensor:
     return (left.float() @ right.float()) > 0
 
 
-def _broadcasts_to(mask: Tensor, shape: tuple[int, ...]) -> bool:
+def _broadcasts_to(value: Tensor, shape: tuple[int, ...]) -> bool:
     try:
-        return tuple(torch.broadcast_shapes(mask.shape, shape)) == shape
+        return tuple(torch.broadcast_shapes(value.shape, shape)) == shape
     except RuntimeError:
         return False
 

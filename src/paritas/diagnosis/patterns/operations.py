@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.case import near, roundoff, widen
-from paritas.diagnosis.scores import supported_pattern
+from paritas.diagnosis.scores import first_supported, supported_pattern
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -95,21 +95,14 @@ def first_variant(
     """The first of the variants of a formula that is what came out, with what to say of it."""
     if plain is None or trusted_formula(case, plain) is None:
         return []
-    for sentence, compute in variants:
-        value = attempt(compute, case.shape)
-        if value is None:
-            continue
-        pattern = supported_pattern(
-            case,
-            value.double(),
-            kind,
-            sentence,
-            cost=math.log2(1 + len(variants)),
-            evidence={"operator": operation.context.operator},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    cost = math.log2(1 + len(variants))
+    known = {"operator": operation.context.operator}
+    values = ((sentence, attempt(compute, case.shape)) for sentence, compute in variants)
+    return first_supported(
+        supported_pattern(case, value.double(), kind, sentence, cost=cost, evidence=known)
+        for sentence, value in values
+        if value is not None
+    )
 
 
 def attempt(
@@ -205,10 +198,10 @@ def propose_operands(case: Case) -> list[Pattern]:
     )
 
 
-_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
+Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
 
 
-def _operand_variants(operation: Operation) -> _Variants:
+def _operand_variants(operation: Operation) -> Variants:
     """The plain formula, and what else it may have been."""
     name, inputs = operation.name, operation.inputs
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
@@ -270,7 +263,7 @@ def propose_masks(case: Case) -> list[Pattern]:
     return first_variant(case, operation, PatternKind.MASK, *_mask_variants(operation))
 
 
-def _mask_variants(operation: Operation) -> _Variants:
+def _mask_variants(operation: Operation) -> Variants:
     name, inputs = operation.name, operation.inputs
     if name in _ATTENTIONS and len(inputs) >= 3:  # noqa: PLR2004
         return _attention_variants(operation)
@@ -306,7 +299,7 @@ def _off_by_one(
     ]
 
 
-def _attention_variants(operation: Operation) -> _Variants:
+def _attention_variants(operation: Operation) -> Variants:
     query, key, value = operation.inputs[:3]
     mask = operation.inputs[3] if len(operation.inputs) > 3 else None  # noqa: PLR2004
     causal = operation.argument("is_causal", 5, False) is True
@@ -367,6 +360,10 @@ def propose_selections(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or operation.name not in ("select", "slice"):
         return []
+    return first_supported(_taken_elsewhere(case, operation))
+
+
+def _taken_elsewhere(case: Case, operation: Operation) -> Iterator[Pattern | None]:
     ways = [way for step in range(1, _FARTHEST + 1) for way in (step, -step)]
     for way in ways:
         value = attempt(functools.partial(_take_farther_on, operation, way), case.shape)
@@ -374,7 +371,7 @@ def propose_selections(case: Case) -> list[Pattern]:
             continue
         where = "too late" if way > 0 else "too early"
         count = "one index" if abs(way) == 1 else f"{abs(way)} indices"
-        pattern = supported_pattern(
+        yield supported_pattern(
             case,
             value.double(),
             PatternKind.SHIFT,
@@ -382,9 +379,6 @@ def propose_selections(case: Case) -> list[Pattern]:
             cost=math.log2(1 + len(ways)),
             evidence={"operator": operation.context.operator, "by": float(way)},
         )
-        if pattern is not None:
-            return [pattern]
-    return []
 
 
 def _take_farther_on(operation: Operation, way: int) -> Tensor | None:

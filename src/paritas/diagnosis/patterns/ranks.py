@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from paritas.diagnosis.case import near, roundoff, same, widen
-from paritas.diagnosis.scores import supported_pattern
+from paritas.diagnosis.scores import first_supported, supported_pattern
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def explain_by_parts(case: Case) -> list[Pattern]:
     if all(_is_right(case, part) for part in parts.values()):
         said = f"reduced once too often: {count} ranks held the right value, and were added up"
         kind = PatternKind.DOUBLED_REDUCTION
-        found = _supported_sum(case, total, kind, said, ranks=count)
-        return [] if found is None else [found]
+        return first_supported([_supported_sum(case, total, kind, said, ranks=count)])
     for name, whole in (("sum", total), ("mean", total / count)):
         if _is_right(case, whole):
-            found = _one_part(case, parts, name) or _wrong_sum(case, parts, total, name)
-            return [] if found is None else [found]
+            return first_supported(
+                itertools.chain(_one_part(case, parts, name), _wrong_sum(case, parts, total, name))
+            )
     return []
 
 
@@ -67,7 +67,7 @@ def _supported_sum(
     return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=known)
 
 
-def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Pattern | None:
+def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Iterator[Pattern | None]:
     count = len(parts)
     for rank, part in parts.items():
         said = (
@@ -79,13 +79,12 @@ def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Pattern | N
             variants.append((part / count, f"{said} (divided by {count} already)"))
         for value, sentence in variants:
             kind = PatternKind.PARTIAL_SUM
-            found = _supported_sum(case, value, kind, sentence, ranks=count, rank=rank)
-            if found is not None:
-                return found
-    return None
+            yield _supported_sum(case, value, kind, sentence, ranks=count, rank=rank)
 
 
-def _wrong_sum(case: Case, parts: Mapping[int, Tensor], total: Tensor, name: str) -> Pattern | None:
+def _wrong_sum(
+    case: Case, parts: Mapping[int, Tensor], total: Tensor, name: str
+) -> Iterator[Pattern | None]:
     """The parts were added up, but not all of them, or more than once."""
     count = len(parts)
     scale = 1.0 if name == "sum" else 1.0 / count
@@ -96,14 +95,11 @@ def _wrong_sum(case: Case, parts: Mapping[int, Tensor], total: Tensor, name: str
         ):
             value = (total + sign * part) * scale
             kind = PatternKind.PARTIAL_SUM
-            found = _supported_sum(case, value, kind, said, ranks=count, rank=rank)
-            if found is not None:
-                return found
+            yield _supported_sum(case, value, kind, said, ranks=count, rank=rank)
     if name == "sum":
         said = f"reduced twice: {count} times the sum of the {count} ranks' parts"
         kind = PatternKind.DOUBLED_REDUCTION
-        return _supported_sum(case, total * count, kind, said, ranks=count)
-    return None
+        yield _supported_sum(case, total * count, kind, said, ranks=count)
 
 
 def _is_right(case: Case, value: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +13,7 @@ import torch
 from paritas.diagnosis.patterns.operations import (
     Operation,
     Product,
+    Variants,
     attempt,
     convolution_of,
     operation_of,
@@ -19,12 +21,12 @@ from paritas.diagnosis.patterns.operations import (
     trusted_formula,
 )
 from paritas.diagnosis.patterns.ranks import explain_by_parts
-from paritas.diagnosis.scores import Probe, supported_pattern, unravel
+from paritas.diagnosis.scores import Probe, first_supported, supported_pattern, unravel
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -157,48 +159,46 @@ def propose_partial_sums(case: Case) -> list[Pattern]:
     """Parts that explain the right value by their sum, and the candidate by one of them."""
     if not case.is_beyond_noise or case.given.is_complex():
         return []
-    found = explain_by_parts(case)
-    if not found:
-        tail = _explain_by_terms(case)
-        found = [] if tail is None else [tail]
-    return found
+    return explain_by_parts(case) or _explain_by_terms(case)
 
 
 # --- contractions -------------------------------------------------------------------------------
 
 
-def _explain_by_terms(case: Case) -> Pattern | None:
+def _explain_by_terms(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.shape:
-        return None
+        return []
     sums = contraction_of(operation, case.shape)
     if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
-        return None
+        return []
     everything = torch.ones(sums.length, dtype=torch.bool)
     if trusted_formula(case, lambda: sums.product(everything)) is None:
-        return None
-    return _twice(case, sums, everything) or _without_some(case, sums)
+        return []
+    return first_supported(
+        itertools.chain(_twice(case, sums, everything), _without_some(case, sums))
+    )
 
 
-def _twice(case: Case, sums: Contraction, everything: Tensor) -> Pattern | None:
+def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Pattern | None]:
     """Twice the sum, and once what is added to it: ranks added up what each had whole."""
     if not sums.adds:
-        return None  # a scale, and called so
+        return  # a scale, and called so
     said = "reduced twice: two times the sum of products, and once what is added to it"
     value = sums.product(everything, 2.0)
-    return supported_pattern(
+    yield supported_pattern(
         case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
     )
 
 
-def _without_some(case: Case, sums: Contraction) -> Pattern | None:
+def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
     probe = Probe(case)
     terms = attempt(lambda: sums.terms(probe.flat[:_WRITTEN_OUT]))
     if terms is None:
-        return None
+        return
     length = sums.length
     for missing, words in _missing_terms(case, probe, terms, length):
-        found = supported_pattern(
+        yield supported_pattern(
             case,
             sums.product(~missing),
             _KIND,
@@ -206,9 +206,6 @@ def _without_some(case: Case, sums: Contraction) -> Pattern | None:
             cost=math.log2(length) + 2,
             evidence={"terms": length, "missing": int(missing.sum())},
         )
-        if found is not None:
-            return found
-    return None
 
 
 def _missing_terms(
@@ -263,17 +260,17 @@ def propose_reductions(case: Case) -> list[Pattern]:
     if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
     plain, variants = _reduction_variants(operation)
-    if (
-        plain is None
-        or trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None
-    ):
+    if plain is None:
         return []
-    for sentence, compute in variants:
-        value = attempt(partial(_shaped, operation, compute, case.shape))
-        if value is None:
-            continue
-        length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
-        pattern = supported_pattern(
+    if trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None:
+        return []
+    length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
+    values = (
+        (sentence, attempt(partial(_shaped, operation, compute, case.shape)))
+        for sentence, compute in variants
+    )
+    return first_supported(
+        supported_pattern(
             case,
             value,
             PatternKind.OFF_BY_ONE,
@@ -281,15 +278,12 @@ def propose_reductions(case: Case) -> list[Pattern]:
             cost=math.log2(1 + len(variants)),
             evidence={"operator": operation.context.operator, "length": length},
         )
-        if pattern is not None:
-            return [pattern]
-    return []
+        for sentence, value in values
+        if value is not None
+    )
 
 
-_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
-
-
-def _reduction_variants(operation: Operation) -> _Variants:
+def _reduction_variants(operation: Operation) -> Variants:
     x, name, dims = operation.inputs[0], operation.name, operation.dims
     if not x.is_floating_point() or not x.numel():
         return None, []
@@ -352,7 +346,7 @@ def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], T
     return found
 
 
-def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variants:
+def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> Variants:
     length = math.prod(x.shape[one] for one in dims)
     correction = operation.argument("correction", 2, None)
     unbiased = operation.argument("unbiased", 2, True)
@@ -374,7 +368,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
     return lambda: spread(x, taken), [*found, *dropped]
 
 
-def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
+def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> Variants:
     def with_total(part: Tensor) -> Callable[[], Tensor]:
         def compute() -> Tensor:
             value = x - part.logsumexp(dim, keepdim=True)
@@ -394,7 +388,7 @@ def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
     ]
 
 
-def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> _Variants:
+def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> Variants:
     def running(value: Tensor) -> Tensor:
         return value.cumsum(dim) if is_sum else value.cumprod(dim)
 
@@ -456,20 +450,12 @@ def propose_norms(case: Case) -> list[Pattern]:
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:
         return []
-    for kind, sentence, value, cost in _norm_variants(case, norm):
-        if value is None:
-            continue
-        pattern = supported_pattern(
-            case,
-            value,
-            kind,
-            sentence,
-            cost=cost,
-            evidence={"operator": operation.context.operator, "eps": norm.eps},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    known: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
+    return first_supported(
+        supported_pattern(case, value, kind, sentence, cost=cost, evidence=known)
+        for kind, sentence, value, cost in _norm_variants(case, norm)
+        if value is not None
+    )
 
 
 def _norm_of(operation: Operation) -> _Norm | None:
