@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Case:
     @property
     def is_exact(self) -> bool:
         """Whether the values are whole numbers or truths, where any difference is one."""
-        return not _is_rounded(self.reference)
+        return not is_inexact(self.reference)
 
     @functools.cached_property
     def right(self) -> Tensor:
@@ -282,13 +283,9 @@ def outstanding_limit(largest: float) -> float:
     return max(largest / 4, 0.0)
 
 
-def _is_rounded(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
 def roundoff(value: Tensor) -> float:
     """The unit roundoff of a tensor's values; 0 for whole numbers."""
-    return unit_roundoff(value.dtype) if _is_rounded(value) else 0.0
+    return unit_roundoff(value.dtype) if is_inexact(value) else 0.0
 
 
 def widen(value: Tensor) -> Tensor:

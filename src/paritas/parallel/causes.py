@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.diagnosis.patterns.ranks import Near, factor_of
+from paritas.diagnosis.patterns.ranks import factor_of
+from paritas.numerics.gates import Near
 from paritas.parallel.assembling import BUFFER, GRADIENT, INITIAL, LOSS, OUTPUT, PARAMETER
 from paritas.parallel.collective_faults import case_of_item, case_of_module, explain, swapped_shards
 from paritas.parallel.relating import Related, Relation, alike, relate

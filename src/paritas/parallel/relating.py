@@ -13,7 +13,7 @@ from paritas.parallel.assembling import assemble, natural_chunk, sample_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.diagnosis.patterns.ranks import Near
+    from paritas.numerics.gates import Near
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece
 

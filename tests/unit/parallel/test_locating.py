@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.diagnosis.patterns.ranks import Near
+from paritas.numerics.gates import Near
 from paritas.parallel.causes import WatchedStep, locate_forward
 from paritas.parallel.plan import make_program
 from paritas.parallel.relating import Relation, relate

@@ -21,6 +21,7 @@ from paritas.diagnosis.scores import (
 )
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,11 +111,10 @@ def describe_order(source: Tensor) -> str:
     blocks = _exchanged_blocks(moved, taken)
     if blocks:
         return blocks
-    listed = ", ".join(f"{taken[one]} at {one}" for one in moved[:_NAMED])
-    more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
+    listed = enumerated((f"{taken[one]} at {one}" for one in moved), _NAMED)
     if len(set(taken)) < len(taken):
-        return f"slices taken from the wrong place: slice {listed}{more}"
-    return f"slices are permuted: slice {listed}{more}"
+        return f"slices taken from the wrong place: slice {listed}"
+    return f"slices are permuted: slice {listed}"
 
 
 def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:

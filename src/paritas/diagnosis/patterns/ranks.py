@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.diagnosis.case import near, roundoff, same, widen
+from paritas.diagnosis.case import near, roundoff, widen
 from paritas.diagnosis.scores import first_supported, supported_pattern
+from paritas.numerics.gates import Near
 from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -109,51 +110,6 @@ def _is_right(case: Case, value: Tensor) -> bool:
     return float(fits.double().mean()) >= _NEARLY_ALL and ratio <= _MUCH_NEARER**2
 
 
-# --- What counts as the same among ranks ----------------------------------------------------------
-
-
-class Near:
-    """Whether two values are the same but for what rounding of some size makes of them.
-
-    It is meant for telling patterns apart, not for verdicts: the reach is far more than noise and
-    far less than a fault.
-    """
-
-    def __init__(self, unit: float, floor: float = 0.0) -> None:
-        """`floor` is a typical value below which nothing is looked at, relative to `reach`."""
-        self.unit = unit
-        self.reach = unit**0.6
-        self.floor = floor
-
-    def __call__(self, value: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-        """`noise` is allowed on top, absolutely."""
-        if value.shape != expected.shape:
-            return False
-        if not value.numel():
-            return True
-        if not (expected.is_floating_point() or expected.is_complex()):
-            return torch.equal(value, expected.to(value.dtype))
-        value, expected = value.to(torch.float64), expected.to(torch.float64)
-        size = expected.abs()
-        typical = float(size.square().mean().sqrt())
-        allowed = self.reach * (size + typical + self.floor) + noise
-        return bool((same(value, expected) | ((value - expected).abs() <= allowed)).all())
-
-
-def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
-    """K where the value is k times what is expected in every element; None if it is not."""
-    if value.shape != expected.shape or not value.numel():
-        return None
-    value, expected = value.double(), expected.double()
-    square = float(expected.square().sum())
-    if not square or not bool(torch.isfinite(value).all()):
-        return None
-    factor = float((value * expected).sum()) / square
-    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
-        return None
-    return factor if near(value, expected * factor) else None
-
-
 # --- Equations between what ranks hold and what the reference has ---------------------------------
 
 # Each is claimed only where it holds in every element. How often such a claim is right has not been
@@ -177,6 +133,20 @@ _FEW = 4
 _MOST_PARTS = 8
 _STATE = frozenset({"parameter", "buffer"})
 _NEVER_TERMS = frozenset({"parameter", "buffer", "initial", "loss"})
+
+
+def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
+    """K where the value is k times what is expected in every element; None if it is not."""
+    if value.shape != expected.shape or not value.numel():
+        return None
+    value, expected = value.double(), expected.double()
+    square = float(expected.square().sum())
+    if not square or not bool(torch.isfinite(value).all()):
+        return None
+    factor = float((value * expected).sum()) / square
+    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
+        return None
+    return factor if near(value, expected * factor) else None
 
 
 def state_equation(
