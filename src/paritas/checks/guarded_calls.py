@@ -20,11 +20,12 @@ from paritas.checks.failures import (
 from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
-from paritas.execution.evidence import ItemEvidence, is_inexact
+from paritas.execution.evidence import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
 from paritas.execution.saved_state import Copier
-from paritas.numerics.criterion import error_ratios, relative_difference
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.gates import LearntNoise, error_ratios, relative_difference
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from paritas.execution.evidence import NoiseRuns
+    from paritas.numerics.gates import Sizes
 
 
 # --- The journal of a guard -----------------------------------------------------------------------
@@ -194,46 +196,19 @@ def _unverified_findings(entry: GraphEntry) -> list[Finding]:
 # --- In what a call differs -----------------------------------------------------------------------
 
 CALL_CHECKS = Checks(device=True)
-# What was measured to be noise explains later errors up to so many times as large.
-MARGIN = 1.5
-# Errors so many times the reference's own are measured anew each time.
-MOST_LEARNED = 64.0
 # Findings kept to be given again.
 MOST_FINDINGS = 4096
 
-Sizes = tuple[float, float]
 
-
-class Experience:
-    """What earlier calls of a graph taught about how compiled code and reference differ by noise.
-
-    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
-    cost of the call. But how large the noise is, relative to the values or to the reference's own
-    error, is a trait of the program: a later call that differs by no more needs no such runs.
-    Nothing fails by experience.
-    """
+class Experience(LearntNoise):
+    """What earlier calls of a graph taught about how compiled code and reference differ."""
 
     def __init__(self) -> None:
         """Start with none."""
+        super().__init__()
         # One for all calls of a graph: a wrong program is wrong in the same way each time.
         self.explainer = Explainer()
-        self._differences: dict[str, Sizes] = {}
-        self._ratios: dict[str, Sizes] = {}
         self._findings: dict[tuple[str, Status, torch.dtype, torch.Size], Finding] = {}
-
-    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
-        """Remember what was measured to be noise."""
-        _grow_sizes(self._differences, path, difference)
-        if ratios is not None and max(ratios) <= MOST_LEARNED:
-            _grow_sizes(self._ratios, path, ratios)
-
-    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
-        """Whether the two sides are no further apart than before, relative to their values."""
-        return _is_within_margin(difference, self._differences.get(path))
-
-    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
-        """Whether the candidate's errors over the reference's own are no larger than before."""
-        return _is_within_margin(ratios, self._ratios.get(path))
 
     def finding(self, path: str, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
         """Of a value that passes: the same one as long as nothing changes."""
@@ -250,18 +225,6 @@ class Experience:
                 shape=tuple(shape),
             )
         return known
-
-
-def _grow_sizes(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
-    if sizes is not None:
-        worst, rms = table.get(path, (0.0, 0.0))
-        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
-
-
-def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
-    if sizes is None or known is None:
-        return False
-    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
 
 
 class CallComparer:

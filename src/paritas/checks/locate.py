@@ -33,10 +33,11 @@ from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
 from paritas.errors import in_one_line
-from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
+from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns
 from paritas.execution.graph_runs import copy_argument
 from paritas.execution.observation import Observation
 from paritas.execution.saved_state import Copier, RandomState
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status

@@ -33,6 +33,7 @@ from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.flattening import as_plain
+from paritas.numerics.gates import half_the_digits_agree
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
@@ -528,7 +529,7 @@ def _compare_runs(
 def _is_unmeasured(runs: PassRuns, finding: Finding) -> bool:
     """Whether a difference may be rounding, for all that is known: half of the digits agree."""
     size = finding.metrics.rel_l2 if finding.metrics is not None else math.inf
-    small = size <= math.sqrt(runs.unit)
+    small = half_the_digits_agree(size, runs.unit)
     return small and runs.spread(runs.unit, 0, finding.path, 1) is None
 
 

@@ -15,7 +15,6 @@ from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.errors import MismatchError, UsageError, in_one_line
-from paritas.execution.evidence import is_inexact
 from paritas.execution.observation import (
     AFTER,
     GRADIENT,
@@ -40,6 +39,7 @@ from paritas.execution.subjects import (
     inspect_subject,
     limit_to_candidate,
 )
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import SEQUENCE
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.results.progress import shows_progress

@@ -16,9 +16,10 @@ from paritas.comparison.dataflow import RecordedCall, scope_of
 from paritas.comparison.operands import read_value
 from paritas.dumps.survey import is_result
 from paritas.errors import UsageError, first_line, in_one_line
-from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
+from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns
 from paritas.files.dtypes import known_dtype
 from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.results.findings import Status
 

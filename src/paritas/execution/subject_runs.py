@@ -17,7 +17,7 @@ from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import taking_stance
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
-from paritas.execution.evidence import NoiseRuns, WideDefault, is_inexact
+from paritas.execution.evidence import NoiseRuns, WideDefault
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     AFTER,
@@ -36,6 +36,7 @@ from paritas.execution.observation import (
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
@@ -166,7 +167,7 @@ def check_pair(
     notes: list[str] = []
     about: dict[str, Any] = {"path": path}
     if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
-        about |= {"dtype": _dtype_name(reference.dtype), "shape": tuple(reference.shape)}
+        about |= {"dtype": dtype_name(reference.dtype), "shape": tuple(reference.shape)}
         if reference.shape != candidate.shape:
             asked = checks.shape or reference.numel() != candidate.numel()
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
@@ -178,9 +179,7 @@ def check_pair(
             notes.append(f"{path}: {reason}; compared in order, as asked")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:
-            reason = (
-                f"dtype {_dtype_name(candidate.dtype)} instead of {_dtype_name(reference.dtype)}"
-            )
+            reason = f"dtype {dtype_name(candidate.dtype)} instead of {dtype_name(reference.dtype)}"
             if checks.dtype:
                 findings.append(
                     Finding(**about, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
@@ -243,7 +242,3 @@ def _structure_finding(path: str, reason: str, advice: str = "") -> Finding:
     return Finding(
         path=path, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
     )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,6 @@ from paritas.diagnosis.scores import (
     Probe,
     WrongBlock,
     axis_name,
-    beyond_noise,
     supported_pattern,
     unravel,
     wrong_block,
@@ -141,7 +140,7 @@ _SAME = 0.98
 
 def propose_permutations(case: Case) -> list[Pattern]:
     """The simplest reordering of the right values that gives the wrong ones."""
-    if not beyond_noise(case) or not case.shape or case.reference.numel() < 2:  # noqa: PLR2004
+    if not case.is_beyond_noise or not case.shape or case.reference.numel() < 2:  # noqa: PLR2004
         return []
     part = wrong_block(case)
     blocks = [case]
@@ -332,7 +331,7 @@ _FILLS = ("wrap", "zeros", "edge", "kept")
 
 def propose_shifts(case: Case) -> list[Pattern]:
     """Rolled or shifted by k along an axis, in the whole or inside the block that is wrong."""
-    if not beyond_noise(case) or not case.shape or case.given.is_complex():
+    if not case.is_beyond_noise or not case.shape or case.given.is_complex():
         return []
     part = wrong_block(case)
     axes = range(len(case.shape))
