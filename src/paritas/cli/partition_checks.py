@@ -21,11 +21,11 @@ from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
 from paritas.partition.recipe_checks import failed_split
-from paritas.placement.parts import on_device
-from paritas.placement.recipes import Concat, Recipe, Split
+from paritas.placement.recipes import Recipe, on_device
 from paritas.reports.progress import Progress
 from paritas.reports.terminal import STYLES, details, last_line, listed
 from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.placements import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -304,7 +304,7 @@ def _option_of(call: OperatorCall, recipe: Recipe) -> Option:
     places = [
         (place if isinstance(place, int) else len(call.args) + names.index(place), placement.dim)
         for place, placement in recipe.inputs
-        if isinstance(placement, Split)
+        if isinstance(placement, Shard)
     ]
     return Option(*min(places))
 
@@ -313,9 +313,9 @@ def _splits(call: OperatorCall, recipe: Recipe, option: Option) -> bool:
     output = option.idx - len(call.args)
     if output < 0:
         placement = recipe.placement(option.idx)
-        return isinstance(placement, Split) and placement.dim == option.dim
+        return isinstance(placement, Shard) and placement.dim == option.dim
     combine = recipe.outputs[output] if output < len(recipe.outputs) else None
-    return isinstance(combine, Concat) and combine.dim == option.dim
+    return isinstance(combine, Shard) and combine.dim == option.dim
 
 
 # --- how it ends ----------------------------------------------------------------------------------

@@ -25,9 +25,17 @@ from paritas.partition.split_evidence import (
     path_of,
     run_items,
 )
-from paritas.placement.parts import RankError, argument_words, device_of, error_words, name_of
-from paritas.placement.recipes import Group, Recipe, Whole
+from paritas.placement.recipes import (
+    Group,
+    RankError,
+    Recipe,
+    argument_words,
+    device_of,
+    error_words,
+    name_of,
+)
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.placements import Replicate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,7 +274,7 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
     return tuple(
         argument_words(call, place)
         for place, placement in recipe.inputs
-        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
+        if placement == Replicate(own=True) and f"{name_of(place)}{AFTER}" not in compared
     )
 
 

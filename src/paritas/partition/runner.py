@@ -13,30 +13,26 @@ from paritas.errors import UsageError
 from paritas.execution.observation import AFTER
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
-from paritas.placement.parts import (
-    RankCut,
+from paritas.placement.assembly import join
+from paritas.placement.placement import RankCut, Terms, bounds
+from paritas.placement.recipes import (
     RankError,
-    Terms,
     agreed_object,
-    bounds,
-    combine,
-    combine_written,
     device_of,
     error_words,
     name_of,
     split_values,
     tensors_in,
 )
-from paritas.placement.recipes import Concat, Same, Split, Whole
 from paritas.precision.lifting import LiftMode
+from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas.placement.parts import Values
-    from paritas.placement.recipes import OperatorCall, Place, Recipe
+    from paritas.placement.recipes import OperatorCall, Place, Recipe, Values
 
 
 # --- Operators that end the process, not the call, when they are given parts that do not fit ------
@@ -215,7 +211,7 @@ def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
     each: list[list[Reach]] = [[] for _ in range(ranks)]
     for place, placement in recipe.inputs:
         value = values.get(place)
-        if not isinstance(placement, Split) or not isinstance(value, torch.Tensor):
+        if not isinstance(placement, Shard) or not isinstance(value, torch.Tensor):
             continue
         size = value.shape[placement.dim]
         cuts = bounds(size, placement.unit, ranks, name_of(place))
@@ -490,15 +486,15 @@ class Runner:
                     rule = next(rules, None)
                     if rule is None:
                         break
-                    together[path] = combine(parts, rule, terms)
-                    if isinstance(rule, Concat):
+                    together[path] = join(parts, rule, terms=terms)
+                    if isinstance(rule, Shard):
                         self.cuts[path] = RankCut.of(parts, rule.dim)
                 else:
                     root = next(key for key in placed if name == key or name.startswith(f"{key}["))
                     whole = dict(leaves(wholes[root], root))[name]
-                    if placed[root] == Whole(own=True):
+                    if placed[root] == Replicate(own=True):
                         self.own[path] = Own(places[root], [part.detach() for part in parts])
-                    together[path] = combine_written(parts, placed[root], len(parts), whole, terms)
+                    together[path] = join(parts, placed[root], terms=terms, shape=whole.shape)
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
                 reason = f"{path}: the parts, of shapes {shapes}, cannot be put together"
@@ -562,12 +558,12 @@ class Runner:
         """
         places: set[str] = set()
         for recipe, _ in self.levels:
-            if not any(isinstance(rule, Same) for rule in recipe.outputs):
+            if not any(isinstance(rule, Replicate) for rule in recipe.outputs):
                 continue
             places |= {
                 name_of(place)
                 for place, placement in recipe.inputs
-                if isinstance(placement, Whole) and not placement.summed
+                if isinstance(placement, Replicate) and not placement.summed
             }
         if not places:
             return {}

@@ -19,10 +19,11 @@ from paritas.numerics.criterion import UNIT_F64
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
 from paritas.partition.runner import GRADIENT
-from paritas.placement.parts import RankCut, bounds, name_of
-from paritas.placement.recipes import Split
+from paritas.placement.placement import RankCut, bounds
+from paritas.placement.recipes import name_of
 from paritas.precision.lifting import LiftMode
 from paritas.results.findings import Aspect, Finding, Status
+from paritas.results.placements import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -339,7 +340,7 @@ def _cut_of(path: str, runner: Runner) -> RankCut | None:
     values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
     for place, placement in recipe.inputs:
         value = values[place]
-        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Split):
+        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Shard):
             continue
         dim = placement.dim % value.dim()
         cuts = bounds(value.shape[dim], placement.unit, ranks, path)

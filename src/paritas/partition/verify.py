@@ -26,9 +26,9 @@ from paritas.partition.recipe_checks import (
     labelled,
 )
 from paritas.partition.runner import Streams
-from paritas.placement.parts import device_of, on_device
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
+from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import VerifyConfig
@@ -268,7 +268,7 @@ def check_unsplit(
         outputs: how many tensors it gives.
         why: there is nothing to split.
     """
-    recipe = Recipe((), (Same(),) * outputs, words=f"{call.name}: not split")
+    recipe = Recipe((), (Replicate(),) * outputs, words=f"{call.name}: not split")
     verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
     compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
     note = f"nothing to split: {why}; {compared}"
@@ -351,9 +351,9 @@ def _is_split_by(recipe: Recipe, output: int, option: Mapping[str, int]) -> bool
     """Whether a recipe splits what an option names: an input, or an output after the inputs."""
     if output < 0:
         placement = recipe.placement(option["idx"])
-        return isinstance(placement, Split) and placement.dim == option["dim"]
+        return isinstance(placement, Shard) and placement.dim == option["dim"]
     combine = recipe.outputs[output] if output < len(recipe.outputs) else None
-    return isinstance(combine, Concat) and combine.dim == option["dim"]
+    return isinstance(combine, Shard) and combine.dim == option["dim"]
 
 
 # --- options --------------------------------------------------------------------------------------

@@ -21,8 +21,17 @@ from paritas._torch.operators import default_dtype, map_tensors
 from paritas.errors import UsageError
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.runner import COTANGENTS, Draws, Runner, reaches
-from paritas.placement.parts import RankError, device_of, moved, split_values, tensors_in
-from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Reduce, Split, Whole
+from paritas.placement.recipes import (
+    Group,
+    OperatorCall,
+    RankError,
+    Recipe,
+    device_of,
+    moved,
+    split_values,
+    tensors_in,
+)
+from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +39,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.partition.runner import OperatorRun, Reach
-    from paritas.placement.parts import Terms, Values
-    from paritas.placement.recipes import Combine, Place, Placement
+    from paritas.placement.placement import Terms
+    from paritas.placement.recipes import Place, Values
+    from paritas.results.placements import Role
 
 
 # --- Collectives over tensors of any dtype and of parts that differ in size -----------------------
@@ -191,7 +201,7 @@ class RankWork:
     values: Values
     asked: tuple[bool, ...]
     written: tuple[Place, ...]
-    outputs: tuple[Combine, ...]
+    outputs: tuple[Role, ...]
     default: torch.dtype
     device: str = "cpu"
     seed: int = 0
@@ -205,7 +215,7 @@ class Back:
     """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
 
     cotangents: dict[str, Tensor]
-    placements: tuple[Placement, ...]
+    placements: tuple[Role, ...]
     exchanges: bool = False
 
 
@@ -338,26 +348,26 @@ def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _combine_by_collective(tensor: Tensor, rule: Combine, ranks: int) -> Tensor | None:
+def _combine_by_collective(tensor: Tensor, rule: Role, ranks: int) -> Tensor | None:
     match rule:
-        case Concat(dim=dim):
+        case Shard(dim=dim):
             return gather_parts(tensor, dim, ranks)
-        case Reduce(reduction=reduction):
+        case Partial(reduction=reduction):
             return reduce_terms(tensor, reduction, ranks)
         case _:
             return None
 
 
 def _combined_gradient(
-    gradient: Tensor | None, tensor: Tensor, placement: Placement, ranks: int
+    gradient: Tensor | None, tensor: Tensor, placement: Role, ranks: int
 ) -> Tensor | None:
     """By a collective where a program would use one; a rank without a gradient adds nothing."""
     match placement:
-        case Split(dim=dim, halo=(0, 0)):
+        case Shard(dim=dim, halo=(0, 0)):
             return gather_parts(
                 torch.zeros_like(tensor) if gradient is None else gradient, dim, ranks
             )
-        case Whole(summed=True):
+        case Replicate(summed=True):
             mine = torch.zeros_like(tensor) if gradient is None else gradient
             return reduce_terms(mine, "sum", ranks)
         case _:
@@ -564,11 +574,11 @@ class RemoteRunner(Runner):
             for leaf in leaves
         ]
 
-    def placements(self, leaf: _Leaf) -> tuple[Placement, ...]:
+    def placements(self, leaf: _Leaf) -> tuple[Role, ...]:
         """Of each tensor of a rank; over several axes each rank's gradient is put together here."""
         recipe = self.levels[0][0] if len(self.levels) == 1 else None
         return tuple(
-            recipe.placement(place) if recipe else Whole(summed=False)
+            recipe.placement(place) if recipe else Replicate(summed=False)
             for place, value in leaf.values.items()
             for _ in tensors_in(value)
         )
@@ -645,12 +655,12 @@ class _RanksPass:
         return [gradient for gradients in own for gradient in gradients]
 
     def _place_collective(
-        self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Placement
+        self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Role
     ) -> None:
         """Put what a collective gave where adding up and putting side by side give it back."""
         if all(gradients[place] is None for gradients in own):
             return
-        if isinstance(placement, Split):
+        if isinstance(placement, Shard):
             sizes = [
                 [t for value in leaf.values.values() for t in tensors_in(value)][place].shape[
                     placement.dim
