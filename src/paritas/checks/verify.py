@@ -41,8 +41,8 @@ from paritas.execution.subjects import (
     limit_to_candidate,
 )
 from paritas.numerics.contents import SEQUENCE
-from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

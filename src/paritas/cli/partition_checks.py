@@ -22,10 +22,10 @@ from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
 from paritas.partition.recipe_checks import failed_split
 from paritas.placement.recipes import Recipe, on_device
-from paritas.reports.progress import Progress
 from paritas.reports.terminal import STYLES, details, last_line, listed
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.placements import Shard
+from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

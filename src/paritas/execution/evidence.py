@@ -23,7 +23,7 @@ from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
-from paritas.reports.progress import Progress
+from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from paritas.dumps.writing import DumpWriter
 from paritas.files.records import Entry, Header
 from paritas.numerics.statistics import Statistics
 from paritas.results.placements import LocalPlacement
-from unit.dumps.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
+from unit.files.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
 
 
 @st.composite
