@@ -15,16 +15,11 @@ from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import UsageError
 from paritas.execution.observation import AFTER
 from paritas.numerics import criterion
+from paritas.numerics.gates import near_in_float64, near_natively
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.runner import OUTPUT, Draws, Runner, Streams
-from paritas.partition.split_evidence import (
-    Careful,
-    near_in_float64,
-    near_natively,
-    path_of,
-    run_items,
-)
+from paritas.partition.split_evidence import Careful, path_of, run_items
 from paritas.placement.recipes import (
     Group,
     RankError,
