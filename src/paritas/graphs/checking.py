@@ -212,17 +212,9 @@ def _annotated_splits(
 
 
 def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
-    found = discover_partitions(
-        call.function,
-        call.args,
-        call.kwargs,
-        ranks=ranks,
-        name=call.name,
-        without_gradient=tuple(call.without_gradient),
-    )
-    right = [one for one in found if one.backward is not False]
+    right = [one for one in discover_splits(call, ranks) if one.backward is not False]
     for one in right:
         idx, dim = _first_split(one.recipe, call)
         words = one.recipe.words.rpartition(": ")[2] or "split"

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.errors import UsageError
-from paritas.placement.assembly import Segment, box, length, positions, put, reduce_terms, take
+from paritas.placement.assembly import (
+    Segment,
+    box,
+    length,
+    positions,
+    put,
+    reduce_terms,
+    same_bits,
+    take,
+)
 from paritas.placement.assembly import whole as all_of
 from paritas.placement.placement import Placement
 from paritas.results.placements import Partial
@@ -250,10 +259,13 @@ class ReplicaDisagreement:
     def words(self) -> str:
         """For people."""
         first, second = self.ranks
-        return (
+        told = (
             f"claimed replicated, but ranks {first} and {second} differ in {self.elements} of "
-            f"{self.shared} elements, by {self.relative:.2g} times the typical value"
+            f"{self.shared} elements"
         )
+        if not self.relative:
+            return f"{told}, in the signs of zeros alone"
+        return f"{told}, by {self.relative:.2g} times the typical value"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,10 +418,7 @@ def _find_disagreement(
     known: Tensor, value: Tensor, owner: Tensor, rank: int
 ) -> ReplicaDisagreement | None:
     """How a rank's replica differs from what is known of the same elements."""
-    same = known == value
-    if value.is_floating_point() or value.is_complex():
-        same |= known.isnan() & value.isnan()
-    differ = ~same & (owner >= 0)
+    differ = ~same_bits(known, value) & (owner >= 0)
     elements = int(differ.sum())
     if not elements:
         return None
@@ -419,7 +428,7 @@ def _find_disagreement(
     gap = (value.double() - known.double()).abs()[differ] if not value.is_complex() else None
     typical = float(known.abs().double().square().mean().sqrt())
     largest = float(gap.max()) if gap is not None else float((value - known).abs()[differ].max())
-    relative = largest / typical if typical else float("inf")
+    relative = largest / typical if typical else float("inf") if largest else 0.0
     return ReplicaDisagreement((other, rank), int(differ.sum()), int(shared.sum()), relative)
 
 
@@ -552,7 +561,10 @@ def _with_zeros(
     """Where no gradient arrives on a rank with a plain parameter, it is zero there."""
     if like is None or like.placement is not None:
         return pieces
-    zero = dataclasses.replace(like, local=torch.zeros_like(like.local))
+    local = torch.zeros_like(like.local)
+    # The sign of such a zero is nobody's claim.
+    local = local.copysign(like.local) if local.is_floating_point() else local
+    zero = dataclasses.replace(like, local=local)
     return {rank: zero if piece is None else piece for rank, piece in pieces.items()}
 
 

@@ -42,6 +42,7 @@ from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from paritas.partition.trials import Tensors, TrialDraw
+    from paritas.placement.recipes import OperatorCall
 
 
 # --- Writes recipes that were found as the one annotation which says them all ---------------------
@@ -738,6 +739,18 @@ def discover_partitions(
         Discovered(recipe, text, forward=True, backward=claim.backward)
         for recipe, text, claim in zip(recipes, texts, claims, strict=True)
     ]
+
+
+def discover_splits(call: OperatorCall, ranks: int) -> list[Discovered]:
+    """The same of a call."""
+    return discover_partitions(
+        call.function,
+        call.args,
+        call.kwargs,
+        ranks=ranks,
+        name=call.name,
+        without_gradient=call.without_gradient,
+    )
 
 
 @contextlib.contextmanager

@@ -508,6 +508,17 @@ def _accumulator_dtype(dtype: torch.dtype, how: str) -> torch.dtype:
     return torch.int64
 
 
+def same_bits(left: Tensor, right: Tensor) -> Tensor:
+    """Of each element whether two copies agree: NaNs do, zeros of either sign do not."""
+    same = left == right
+    if left.is_complex():
+        return same_bits(torch.view_as_real(left), torch.view_as_real(right)).all(dim=-1)
+    if left.is_floating_point():
+        same &= left.signbit() == right.signbit()
+        same |= left.isnan() & right.isnan()
+    return same
+
+
 def settle(parts: Sequence[Tensor], copies: Copies, terms: Terms | None = None) -> Tensor:
     """Several copies of one value as one; of `compare`, they are known to agree."""
     if copies == "mean":

@@ -95,6 +95,17 @@ class Recipe:
         """What a rank is given of an argument."""
         return dict(self.inputs).get(place, Replicate())
 
+    def splits(self, idx: int, dim: int, arguments: int) -> bool:
+        """Whether it splits a dimension of an argument, or of a result, counted after these."""
+        at = idx - arguments
+        role = self.placement(idx) if at < 0 else dict(enumerate(self.outputs)).get(at)
+        return isinstance(role, Shard) and role.dim == dim
+
+    @property
+    def split_by(self) -> str:
+        """The identifier that is split, or the dimensions, of what it says about itself."""
+        return self.words.rpartition("split by ")[2]
+
     @property
     def exchanges(self) -> bool:
         """Whether the ranks talk to each other while the operator runs."""

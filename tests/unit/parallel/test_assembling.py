@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from msgspec.structs import replace
 
-from paritas.parallel.assembling import assemble, find_slots
+from paritas.parallel.assembling import assemble, find_slots, step_items
 from paritas.parallel.plan import make_program
-from paritas.parallel.traces import RankPiece, Trace
+from paritas.parallel.traces import RankPiece, StepTrace, Trace
 from paritas.placement.assembly import positions
 from paritas.results.placements import LocalPlacement
 
@@ -181,3 +182,26 @@ def test_a_rank_outside_of_the_mesh_holds_nothing():
     pieces = {0: shard(WHOLE, (0, 0), mesh=(1,)), 1: shard(WHOLE[:0], (6, 0), mesh=(1,))}
     outside = dataclasses.replace(pieces[1], placement=replace(pieces[1].placement, coordinate=()))
     assert torch.equal(assemble({0: pieces[0], 1: outside}, WHOLE.shape).value, WHOLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_zeros_of_either_sign_are_not_the_same(dtype):
+    zeros = torch.zeros(6, 2, dtype=dtype)
+    other = zeros.clone()
+    other[1, 0] = -other[1, 0]
+    together = assemble({0: RankPiece(zeros), 1: RankPiece(other)}, zeros.shape)
+    assert together.disagreement.words == (
+        "claimed replicated, but ranks 0 and 1 differ in 1 of 12 elements, in the signs of zeros "
+        "alone"
+    )
+
+
+def test_a_gradient_that_does_not_arrive_is_a_zero_of_any_sign():
+    minus = RankPiece(-torch.zeros(6, 2))
+    step = StepTrace(gradients={"w": minus})
+    ranks = [
+        Trace(rank=rank, steps=[StepTrace(gradients={"w": held}, parameters={"w": minus})])
+        for rank, held in enumerate([None, minus])
+    ]
+    (item,) = step_items(program(), step, ranks, 0, {})
+    assert item.ranks.disagreement is None
