@@ -174,29 +174,18 @@ def lay_out(
     if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
         lengths = ", ".join(map(str, sizes))
         raise UsageError(f"parts in zigzag order must be of one even length, and are of {lengths}")
+    total = sum(sizes)
     placed: dict[tuple[int, ...], tuple[Segment, ...]] = {}
-    for rank, (parts, size) in inner.items():
-        begin = sum(sizes[: ranks.index(rank)])
+    for at, (rank, (parts, size)) in enumerate(inner.items()):
+        outer: tuple[Segment, ...] = (Segment(0, sum(sizes[:at]), size),)
+        if orders[0] == "zigzag":
+            outer = share(whole(total), Shard(0, order="zigzag"), at, len(ranks))
         for key, segments in parts.items():
-            if orders[0] == "zigzag":
-                moved = _fold_halves(segments, size // 2, rank, len(ranks))
-            else:
-                moved = [one._replace(target=one.target + begin) for one in segments]
-            placed[rank, *key] = _from_zero(moved)
-    return placed, sum(sizes)
-
-
-def _fold_halves(segments: Iterable[Segment], half: int, rank: int, ranks: int) -> list[Segment]:
-    """A rank's first half is chunk number `rank`, its second the one as far from the end."""
-    moved = []
-    for one in segments:
-        for begin, chunk_number in ((0, rank), (half, 2 * ranks - 1 - rank)):
-            first = max(one.target, begin)
-            last = min(one.target + one.length, begin + half)
-            if first < last:
-                source = one.source + first - one.target
-                moved.append(Segment(source, chunk_number * half + first - begin, last - first))
-    return moved
+            held = [(one.target, one.target + one.length) for one in segments]
+            placed[rank, *key] = _from_zero(
+                piece for begin, end in held for piece in _cut_segments(outer, begin, end)
+            )
+    return placed, total
 
 
 def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
