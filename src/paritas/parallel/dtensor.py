@@ -22,7 +22,7 @@ from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
 from paritas.execution.observation import Observation, cotangent
 from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
-from paritas.placement.placement import split_tensor
+from paritas.placement.placement import Terms, split_tensor
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.placements import Partial, Replicate, Shard
 
@@ -67,11 +67,12 @@ def _dtensor_placement(role: Role) -> Any:
     return tensor.Partial(role.reduction) if isinstance(role, Partial) else tensor.Replicate()
 
 
-class ExactTerms:
+class ExactTerms(Terms):
     """Draws terms that add up to a tensor bit for bit, as it has no more digits than float32."""
 
     def __init__(self, seed: int) -> None:
         """Draw by this seed."""
+        super().__init__(seed, lifted=True)
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:

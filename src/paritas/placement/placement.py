@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -172,19 +172,6 @@ class Placement:
             )
         return box(place.global_offset, shape)
 
-    def split(self, tensor: Tensor, terms: DrawnTerms) -> list[Tensor]:
-        """The parts of all ranks in the order of the axes, the last fastest; differentiably."""
-        parts = [tensor]
-        for axis in self.axes:
-            parts = [
-                part
-                for above in parts
-                for part in split_tensor(above, axis.role, axis.size, terms, "the tensor")
-            ]
-        return parts
-
-    # --- and back ---------------------------------------------------------------------------------
-
     def assembly(self, held: Sequence[HeldPart]) -> Assembly:
         """Sort parts into cells, terms and copies, and see that nothing is missing.
 
@@ -279,13 +266,6 @@ class Placement:
 
 # All parts are functions of the whole in one autograd graph: the gradient of the whole is what the
 # ranks' gradients come to.
-
-
-class DrawnTerms(Protocol):
-    """Draws how something is made up of terms."""
-
-    def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
-        """What each rank has, so that all of it together comes to the tensor."""
 
 
 class Terms:
@@ -392,9 +372,7 @@ def dimension(tensor: Tensor, split: Shard, what: str) -> int:
     return split.dim % tensor.dim()
 
 
-def split_tensor(
-    tensor: Tensor, role: Role, ranks: int, terms: DrawnTerms, what: str
-) -> list[Tensor]:
+def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str) -> list[Tensor]:
     """What each rank of one axis is given of a tensor.
 
     Args:
