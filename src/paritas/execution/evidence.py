@@ -17,8 +17,10 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import as_traced
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
+from paritas.errors import in_one_line
 from paritas.execution.observation import Observation, is_afterwards
 from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
@@ -269,8 +271,7 @@ class NoiseRuns(abc.ABC):
         for observation in seen:
             error = observation.error or observation.gradient_error
             if error is not None:
-                text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-                self.notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
+                self.notes.append(f"{who} raised {in_one_line(error, 100)}")
                 return False
         return True
 
@@ -311,11 +312,6 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
     squared = torch.where(agree, squared, 0.0)
     differ = nonfinite_mismatch(value, moved)
     return squared if differ is None else torch.where(differ, math.inf, squared)
-
-
-def is_inexact(value: Any) -> bool:
-    """Whether a value is a floating or complex tensor."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 # --- Programs that give one value: an operator, or a few in a row ---------------------------------

@@ -16,7 +16,8 @@ import torch
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import taking_stance
 from paritas._torch.operators import WIDE
-from paritas.execution.evidence import NoiseRuns, WideDefault, is_inexact
+from paritas.errors import in_one_line
+from paritas.execution.evidence import NoiseRuns, WideDefault
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     AFTER,
@@ -35,6 +36,7 @@ from paritas.execution.observation import (
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding
@@ -184,8 +186,8 @@ class SubjectRuns(NoiseRuns):
         try:
             lifted = program.lift(frozenset(self.dtypes))
         except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
-            text = " ".join(str(error).split())[:_LONGEST_REASON]
-            told = f"{program.name} cannot be made in float64: {type(error).__name__}: {text}"
+            text = in_one_line(error, _LONGEST_REASON, whole=True)
+            told = f"{program.name} cannot be made in float64: {text}"
             self.notes.append(f"only the native run was made: {told}")
             return None
         if lifted.leaks:

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from paritas._torch.graphs import node_traits, placeholders, returned
 from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
-from paritas.execution.evidence import ItemEvidence, WideDefault, is_inexact
+from paritas.execution.evidence import ItemEvidence, WideDefault
 from paritas.execution.observation import Observation, RunConditions, running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectRuns
@@ -31,6 +31,7 @@ from paritas.numerics.automatic import (
     RUNS,
     nonfinite_mismatch,
 )
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F64, Noise
 from paritas.precision.lifting import LiftMode
 

@@ -13,11 +13,18 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.evidence import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
-from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64, near_natively
+from paritas.numerics.gates import (
+    GROSS_SHAKES,
+    Near,
+    gross_difference,
+    near_in_float64,
+    near_natively,
+)
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.parallel.assembling import (
@@ -30,7 +37,6 @@ from paritas.parallel.assembling import (
 )
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.plan import ParallelProgram, make_program
-from paritas.parallel.relating import Near
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.precision.lifting import LiftMode

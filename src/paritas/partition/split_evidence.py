@@ -11,9 +11,10 @@ import msgspec
 import torch
 
 from paritas.checks.failures import Explainer, call_context, likely_mixups
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.evidence import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.criterion import UNIT_F64
 from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64

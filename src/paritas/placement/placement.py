@@ -26,6 +26,7 @@ from paritas.placement.assembly import (
     whole,
 )
 from paritas.results.placements import Once, Partial, Replicate, Shard, read_role, role_word
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,14 +225,14 @@ class Placement:
             rank == self._number(coordinate) for rank, coordinate in there.items()
         )
         told = []
-        for one in missing[:_MOST_LISTED]:
+        for one in missing:
             known = dict(zip(axes, one, strict=True))
             place = ", ".join(f"{self.axes[at].name} {here}" for at, here in known.items())
             number = self._number([known.get(at, 0) for at in range(len(self.axes))])
             told.append(f"rank {number} ({place})" if by_number else place)
-        more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+        shown = enumerated(told, _MOST_LISTED, between="; ")
         raise UsageError(
-            f"{len(missing)} of {count} parts are missing: {'; '.join(told)}{more}. "
+            f"{len(missing)} of {count} parts are missing: {shown}. "
             f"It was recorded by {named_ranks(list(there))}"
         )
 
