@@ -14,20 +14,22 @@ from torch import distributed
 from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import UsageError, first_line, in_one_line
 from paritas.numerics import criterion
+from paritas.numerics.gates import near_in_float64, near_natively
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.runner import Draws, Runner, Streams
-from paritas.partition.split_evidence import (
-    Careful,
-    near_in_float64,
-    near_natively,
-    run_items,
-    shown_item,
+from paritas.partition.split_evidence import Careful, run_items, shown_item
+from paritas.placement.recipes import (
+    Group,
+    RankError,
+    Recipe,
+    argument_words,
+    device_of,
+    name_of,
 )
-from paritas.placement.parts import RankError, argument_words, device_of, name_of
-from paritas.placement.recipes import Group, Recipe, Whole
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, harness, output
+from paritas.results.placements import Replicate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,7 +272,7 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
     return tuple(
         argument_words(call, place)
         for place, placement in recipe.inputs
-        if placement == Whole(own=True) and after_call(name_of(place)) not in compared
+        if placement == Replicate(own=True) and after_call(name_of(place)) not in compared
     )
 
 

@@ -26,10 +26,10 @@ from paritas.partition.recipe_checks import (
     labelled,
 )
 from paritas.partition.runner import Streams
-from paritas.placement.parts import device_of, on_device
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
+from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import harness
+from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def check_unsplit(
         outputs: how many tensors it gives.
         why: there is nothing to split.
     """
-    recipe = Recipe((), (Same(),) * outputs, words=f"{call.name}: not split")
+    recipe = Recipe((), (Replicate(),) * outputs, words=f"{call.name}: not split")
     verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
     compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
     note = f"nothing to split: {why}; {compared}"
@@ -298,7 +298,7 @@ class _Rules:
         if self.annotation is not None:
             return self.annotation.recipe(self.call, Option.of(option))
         for recipe in self.discovered:
-            if _is_split_by(recipe, option["idx"] - len(self.call.args), option):
+            if recipe.splits(option["idx"], option["dim"], len(self.call.args)):
                 return recipe
         raise UsageError(
             f"no rule known for {self.call.name}, and running it shows no such split to be right"
@@ -323,17 +323,10 @@ def _known_annotation(call: OperatorCall) -> Annotation | None:
 
 def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
     """Splits that running the operator shows to be right, and what to say about where from."""
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
     try:
-        found = discover_partitions(
-            call.function,
-            call.args,
-            call.kwargs,
-            ranks=ranks,
-            name=call.name,
-            without_gradient=tuple(call.without_gradient),
-        )
+        found = discover_splits(call, ranks)
     except UsageError as error:
         return (), f"no rule known for {call.name}, and discovery gave up: {error}"
     recipes = tuple(one.recipe for one in found if one.backward is not False)
@@ -341,15 +334,6 @@ def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
         recipes,
         f"rule: none known for {call.name}; running it shows {len(recipes)} splits to be right",
     )
-
-
-def _is_split_by(recipe: Recipe, output: int, option: Mapping[str, int]) -> bool:
-    """Whether a recipe splits what an option names: an input, or an output after the inputs."""
-    if output < 0:
-        placement = recipe.placement(option["idx"])
-        return isinstance(placement, Split) and placement.dim == option["dim"]
-    combine = recipe.outputs[output] if output < len(recipe.outputs) else None
-    return isinstance(combine, Concat) and combine.dim == option["dim"]
 
 
 # --- options --------------------------------------------------------------------------------------
