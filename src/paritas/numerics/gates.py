@@ -345,7 +345,8 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
 def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
     """The gate that refuses: what to say of a difference that no rounding makes in float64.
 
-    None where it is not plain. Not sound for an operator whose noise is a million times what a shake of its arguments does.
+    None where it is not plain. Not sound for an operator whose noise is a million times what a
+    shake of its arguments does.
 
     Args:
         limit: what rounding comes to at the very most, asked if the difference is large enough;
