@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from paritas.errors import UsageError, in_one_line
 from paritas.graphs.calls import (
     CallValues,
     draw_values,
-    hollow,
     key_of,
     signature_of,
     tensor_values,
@@ -32,7 +30,6 @@ from paritas.placement.recipes import OperatorCall, Recipe, moved
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import (
     CallOutcome,
-    CallSite,
     Confirmation,
     OperatorResult,
     OptionResult,
@@ -374,15 +371,7 @@ def check_call(
         key=key_of(call, settings),
         operator=call.operator,
         signature=signature_of(call),
-        sites=(
-            CallSite(
-                position=call.position,
-                node=call.name,
-                source=call.source,
-                code=call.code,
-                module=call.module,
-            ),
-        ),
+        sites=(call.site,),
         outcome=found.outcome,
         reason=found.reason,
         options=found.options,
@@ -447,9 +436,7 @@ def _shrunk(
     """With no dimension longer than the cap, if that is asked for and can be done."""
     if settings.cap is None:
         return subject, []
-    hollows = hollow(subject.args, subject.kwargs)
-    bare = OperatorCall(subject.function, hollows.args, dict(hollows.kwargs), name=subject.name)
-    annotation = annotation_of(subject.name, bare, call.annotation, settings)
+    annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
     declared = call.annotation is not None and settings.options in {None, "declared", "all"}
     small = capped(subject, call.outputs, settings, annotation, declared=declared)
     if small is None:
@@ -459,16 +446,12 @@ def _shrunk(
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
     """Raise `UsageError` if the values would take more memory than is allowed."""
-    given = sum(
-        math.prod(value.shape) * value.dtype.itemsize
-        for value in {
-            t.name: t for t in tensor_values((subject.args, dict(subject.kwargs)))
-        }.values()
-    )
+    tensors = {one.name: one for one in tensor_values((subject.args, dict(subject.kwargs)))}
+    given = sum(one.bytes for one in tensors.values())
     if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
     made = foretold(subject)
-    results = made.bytes if made is not None else _declared_bytes(call)
+    results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
     need = (given + results) * max(settings.ranks)
     if need > settings.memory:
         raise UsageError(
@@ -476,10 +459,6 @@ def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings
             f"{max(settings.ranks)} ranks, more than the {bytes_words(settings.memory)} allowed; "
             "--cap N checks it with shorter dimensions"
         )
-
-
-def _declared_bytes(call: GraphCall) -> int:
-    return sum(math.prod(value.shape) * value.dtype.itemsize for value in call.outputs)
 
 
 def _operator_call(
@@ -492,27 +471,18 @@ def _operator_call(
     else:
         values = subject.spread(values)
         note = "values recorded from a run of the graph"
+    # Devices that a graph names are those of another machine: everything is checked on this.
     device = torch.device(settings.device or "cpu")
+    values = values.map(lambda item: moved(item, device))
     made = OperatorCall(
         subject.function,
-        _on_device(values.args, device),
-        _on_device(dict(values.kwargs), device),
+        values.args,
+        dict(values.kwargs),
         name=subject.name,
         without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
     return made, [note]
-
-
-def _on_device(tree: Any, device: torch.device) -> Any:
-    """Devices that a graph names are those of another machine: everything is checked on this."""
-    if isinstance(tree, dict):
-        return {key: _on_device(item, device) for key, item in tree.items()}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(_on_device(item, device) for item in tree)
-    if isinstance(tree, list):
-        return [_on_device(item, device) for item in tree]
-    return moved(tree, device)
 
 
 # --- the splits -----------------------------------------------------------------------------------
