@@ -683,7 +683,7 @@ def placements() -> None:
     with simulated_ranks(2) as mesh:
         local = of_ranks([torch.ones(2, 3), torch.ones(2, 3)])
         part = local_part(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
-    expect("the whole shape", None if part is None else tuple(part.global_shape), (4, 3))
+    expect("the whole shape", None if part is None else part.placement.global_shape, (4, 3))
 
 
 def rank_lifting() -> None:

@@ -28,8 +28,7 @@ from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
 from paritas.partition.runner import GRADIENT, OUTPUT
-from paritas.placement.parts import moved
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe, moved
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import (
     CallOutcome,
@@ -38,6 +37,7 @@ from paritas.results.graph_reports import (
     OperatorResult,
     OptionResult,
 )
+from paritas.results.placements import Partial, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,7 +190,7 @@ def _annotated_splits(
             continue
         length = expansion.lengths.get(identifier)
         even = length is None or length % ranks == 0
-        if not even and Reduce("avg") in recipe.outputs:
+        if not even and Partial("avg") in recipe.outputs:
             left.append(
                 f"{identifier} has length {length}: {ranks} ranks would have unequal parts, whose "
                 "means do not average to that of the whole"
@@ -212,17 +212,9 @@ def _annotated_splits(
 
 
 def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
-    found = discover_partitions(
-        call.function,
-        call.args,
-        call.kwargs,
-        ranks=ranks,
-        name=call.name,
-        without_gradient=tuple(call.without_gradient),
-    )
-    right = [one for one in found if one.backward is not False]
+    right = [one for one in discover_splits(call, ranks) if one.backward is not False]
     for one in right:
         idx, dim = _first_split(one.recipe, call)
         words = one.recipe.words.rpartition(": ")[2] or "split"
@@ -246,10 +238,10 @@ def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
     places = [*range(len(call.args)), *call.kwargs]
     for at, place in enumerate(places):
         placement = recipe.placement(place)
-        if isinstance(placement, Split):
+        if isinstance(placement, Shard):
             return at, placement.dim
     for at, combine in enumerate(recipe.outputs):
-        if isinstance(combine, Concat):
+        if isinstance(combine, Shard):
             return len(places) + at, combine.dim
     return 0, 0
 

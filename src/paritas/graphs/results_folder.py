@@ -27,7 +27,7 @@ from paritas.graphs.script_text import (
     script_text,
     stored_tensors,
 )
-from paritas.placement.parts import name_of, tensors_in
+from paritas.placement.recipes import name_of, tensors_in
 from paritas.reports.files import check_writable, write_whole
 from paritas.reports.graphs import counted
 from paritas.results.findings import Status, spell_nonfinite

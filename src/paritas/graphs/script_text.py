@@ -14,14 +14,16 @@ import torch
 from safetensors.torch import save
 
 from paritas.numerics.contents import map_leaves
-from paritas.placement.parts import Terms, bounds, name_of, split_values, tensors_in
-from paritas.placement.recipes import Concat, Once, Partial, Reduce, Same, Split, Whole
+from paritas.placement.placement import Terms, bounds
+from paritas.placement.recipes import name_of, split_values, tensors_in
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from paritas.placement.recipes import Combine, OperatorCall, Place, Recipe
+    from paritas.placement.recipes import OperatorCall, Place, Recipe
+    from paritas.results.placements import Role
 
 
 # --- Tensors of a script in a safetensors file beside it, which does not know every dtype of ------
@@ -602,7 +604,7 @@ def _places_with_claimed_gradient(facts: Facts) -> tuple[Place, ...]:
     found = []
     for place in _places_with_gradient(facts):
         placement = facts.recipe.placement(place)
-        if isinstance(placement, Whole) and not placement.summed:
+        if isinstance(placement, Replicate) and not placement.summed:
             found.append(place)
     return tuple(found)
 
@@ -616,7 +618,7 @@ def _write_ranks(facts: Facts) -> Iterator[str]:
     yield "    ranks = [dict(given) for _ in range(RANKS)]"
     for place, placement in facts.recipe.inputs:
         value = facts.values[place]
-        if not tensors_in(value) or placement in (Whole(), Whole(own=True)):
+        if not tensors_in(value) or placement in (Replicate(), Replicate(own=True)):
             continue
         yield f"    # {name_of(place)}: {_placement_words(placement)}"
         for rank in range(facts.ranks):
@@ -643,11 +645,11 @@ def _write_numbers(facts: Facts) -> Iterator[str]:
 
 def _placement_words(placement: Any) -> str:
     match placement:
-        case Split(dim=dim, unit=1, halo=(0, 0)):
+        case Shard(dim=dim, unit=1, halo=(0, 0)):
             return f"split along dimension {dim}"
-        case Split(dim=dim, unit=unit, halo=halo):
+        case Shard(dim=dim, unit=unit, halo=halo):
             return f"split along dimension {dim}, in units of {unit}, with a halo of {halo}"
-        case Whole():
+        case Replicate():
             return "whole on each rank, whose gradient is claimed to be the whole's"
         case Once():
             return "one rank has it, the others zeros"
@@ -665,13 +667,13 @@ def _part_text(value: Any, placement: Any, path: str, rank: int, ranks: int) -> 
     if not isinstance(value, torch.Tensor):
         return path
     match placement:
-        case Split(dim=dim, unit=unit, halo=(before, after)):
+        case Shard(dim=dim, unit=unit, halo=(before, after)):
             axis = dim % max(value.dim(), 1)
             size = value.shape[axis]
             begin, end = bounds(size, unit, ranks, path)[rank]
             begin, end = max(0, begin - before), min(size, end + after)
             return f"{path}.narrow({axis}, {begin}, {end - begin})"
-        case Whole():
+        case Replicate():
             return f"weighted({path}, {_rank_weights(ranks)[rank]})"
         case Once():
             return path if rank == 0 else f"torch.zeros_like({path})"
@@ -713,26 +715,26 @@ def _write_together(facts: Facts) -> Iterator[str]:
     yield f"WRITTEN = {facts.written!r}"
 
 
-def _combine_text(combine: Combine, parts: str) -> str:
+def _combine_text(combine: Role, parts: str) -> str:
     match combine:
-        case Concat(dim=dim):
+        case Shard(dim=dim):
             return f"torch.cat({parts}, dim={dim})"
-        case Same():
-            return f"same({parts}, full)"
-        case Reduce(reduction="sum"):
+        case Partial(reduction="sum"):
             return f"torch.stack({parts}).sum(dim=0)"
-        case Reduce(reduction="avg"):
+        case Partial(reduction="avg"):
             return f"torch.stack({parts}).mean(dim=0)"
-        case Reduce(reduction="product"):
+        case Partial(reduction="product"):
             return f"torch.stack({parts}).prod(dim=0)"
-        case Reduce(reduction=reduction):
+        case Partial(reduction=reduction):
             return f"torch.stack({parts}).a{reduction}(dim=0)"
+        case _:
+            return f"same({parts}, full)"
 
 
-def _written_rule(placement: Any) -> Combine | None:
+def _written_rule(placement: Any) -> Role | None:
     match placement:
-        case Split(dim=dim, halo=(0, 0)):
-            return Concat(dim)
-        case Whole(own=False):
-            return Same()
+        case Shard(dim=dim, halo=(0, 0)):
+            return Shard(dim)
+        case Replicate(own=False):
+            return Replicate()
     return None

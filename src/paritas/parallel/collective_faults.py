@@ -113,7 +113,7 @@ def case_of_module(judge: Judge, location: Location, number: int) -> CollectiveC
     value: Tensor | None = held[first]
     if not expected.dim() and program.data_ranks > 1:
         value, held = mean_of(related.pieces), {}
-    elif related.pieces[first].placements is not None:
+    elif related.pieces[first].placement is not None:
         value = assemble({rank: related.pieces[rank] for rank in group}, expected.shape).value
         if is_partial(related.pieces[first]):
             held = {}  # terms that are known to be terms: it is their sum that is wrong

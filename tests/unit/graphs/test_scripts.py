@@ -13,7 +13,8 @@ from paritas.graphs.script_text import Facts, NoScriptError, function_text, lite
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Concat, OperatorCall, Partial, Recipe, Same, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.results.placements import Partial, Replicate, Shard
 
 SEED = 0
 
@@ -170,18 +171,18 @@ def test_an_importable_function_is_imported_and_the_script_says_so():
 
 def test_terms_that_a_script_cannot_draw_are_refused():
     call = OperatorCall(torch.relu, (r(4, 8),), name="torch.relu")
-    recipe = Recipe(((0, Partial("max")),), (Same(),))
+    recipe = Recipe(((0, Partial("max")),), (Replicate(),))
     with pytest.raises(NoScriptError, match="terms of a max"):
         script_text(Facts("torch.relu", call, recipe, 2, ("A failure.",)))
 
 
 def test_terms_of_a_sum_and_lists_of_tensors_are_written_out(capsys):
     call = OperatorCall(torch.relu, (r(4, 8),), name="torch.relu")
-    facts = Facts("torch.relu", call, Recipe(((0, Partial()),), (Same(),)), 2, ("A failure.",))
+    facts = Facts("torch.relu", call, Recipe(((0, Partial()),), (Replicate(),)), 2, ("A failure.",))
     assert exit_code(script_text(facts), capsys)[0] == 1
     call = OperatorCall(torch.cat, ([r(4, 8), r(2, 8)],), {"dim": 0}, name="torch.cat")
     for dim, code in ((1, 0), (0, 1)):
-        facts = Facts("torch.cat", call, Recipe(((0, Split(dim)),), (Concat(dim),)), 2, ("A",))
+        facts = Facts("torch.cat", call, Recipe(((0, Shard(dim)),), (Shard(dim),)), 2, ("A",))
         assert exit_code(script_text(facts), capsys)[0] == code
 
 

@@ -18,12 +18,16 @@ from paritas.numerics.automatic import (
 )
 from paritas.numerics.criterion import RMS_Z, UNIT_F32, UNIT_F64, Noise
 from paritas.numerics.gates import (
+    GROSS_SHAKES,
     MARGIN,
     MOST_LEARNED,
     Gate,
     LearntNoise,
     bound_score,
+    gross_difference,
     half_the_digits_agree,
+    near_in_float64,
+    near_natively,
     own_error_score,
 )
 from paritas.numerics.pair_figures import pair_figures, quick_figures
@@ -62,6 +66,18 @@ class Runs(NoEvidence):
 
     def least_spread(self) -> Tensor | None:
         return self._least
+
+
+class LiftedRuns(NoEvidence):
+    """The same about lifted runs, which have no arbiter of their own."""
+
+    unit = UNIT_F64
+
+    def __init__(self, spread: Tensor) -> None:
+        self._spread = spread
+
+    def spread(self, unit: float, runs: int) -> Tensor:
+        return self._spread
 
 
 def normal(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -155,6 +171,43 @@ def test_by_the_scaled_error_a_lifted_run_passes_that_passes_by_as_much_spread(p
     as_much = LIFTED_SLACK_SCALED / LIFTED_SLACK * (UNIT_F64 * truth.abs() + own) / 2
     measured = Noise(unit=UNIT_F64, own_error=own, spread=as_much, factor=LIFTED_SLACK)
     assert criterion.score(lifted, truth, measured).score.passed
+
+
+# --- few roundings, or far too many ---------------------------------------------------------------
+
+
+@given(programs())
+def test_a_few_roundings_of_float64_are_within_eight_times_the_noise_of_its_dtype(program):
+    _, _, runs = program
+    truth, lifted = runs.arbiter(), runs.lifted()
+    noise = Noise(unit=UNIT_F64, relative=BLIND_NOISE * UNIT_F64, factor=8.0)
+    if near_in_float64(truth, lifted):
+        assert criterion.score(lifted, truth, noise).score.passed
+
+
+@given(programs())
+def test_what_is_near_natively_passes_by_its_dtype_or_by_the_mean_square_of_its_errors(program):
+    reference, candidate, runs = program
+    truth = runs.arbiter()
+    if near_natively(reference, candidate, truth) is not Status.EQUIVALENT:
+        return
+    by_dtype = Noise(unit=UNIT_F32, relative=BLIND_NOISE * UNIT_F32)
+    own = Noise(unit=UNIT_F32, own_error=criterion.rms_difference(reference, truth))
+    assert (
+        criterion.score(candidate, truth, by_dtype).score.passed
+        or criterion.score(candidate, truth, own).score.rms_z <= RMS_Z
+    )
+
+
+@given(programs(), st.floats(-6.0, 2.0))
+def test_what_is_gross_the_full_rule_refuses(program, exponent):
+    _, _, runs = program
+    truth = runs.arbiter()
+    generator = torch.Generator().manual_seed(1)
+    split = truth + 10.0**exponent * normal(generator, tuple(truth.shape)).pow(5)
+    spread = runs.spread(UNIT_F64, 1)
+    if gross_difference(truth, split, lambda: GROSS_SHAKES * criterion.rms(spread)) is not None:
+        assert judge_floats(truth, split, LiftedRuns(spread), gates=()).status is Status.DIFFERENT
 
 
 # --- what earlier calls taught --------------------------------------------------------------------
