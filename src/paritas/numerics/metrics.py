@@ -347,7 +347,7 @@ _WORST = ("max_abs", "max_rel", "max_ulp")
 _SAMPLE = 1024
 
 
-def _sums_by_torch(reference: Tensor, candidate: Tensor, block_size: int | None) -> PairSums:
+def sums_by_torch(reference: Tensor, candidate: Tensor, block_size: int | None) -> PairSums:
     """Walk once or, where a sum of squares has left float64, once more with all numbers scaled."""
     totals = _TorchTotals(reference, candidate)
     sums = totals.walk(block_size)
@@ -719,6 +719,10 @@ def _sides_are_even(named: dict[str, float]) -> bool:
 
 WIDE_INTEGERS = {torch.int64, torch.uint64}
 _EXACT_INTEGER = 2.0**53
+# Numpy works with one thread, and is twice as fast as torch with one: on so many elements more
+# threads than these are faster.
+_MANY = 1 << 22
+_FEW_THREADS = 4
 
 
 def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None = None) -> Metrics:
@@ -734,13 +738,14 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
     """
     reference, candidate = promotable(reference.detach(), candidate.detach())
     sums: PairSums | None = None
-    if is_ordinary(reference) and is_ordinary(candidate):
+    numpy_is_slower = reference.numel() > _MANY and torch.get_num_threads() > _FEW_THREADS
+    if is_ordinary(reference) and is_ordinary(candidate) and not numpy_is_slower:
         walk = PairWalk(reference, candidate, wide=True, block_size=block_size)
         with contextlib.suppress(OutOfRangeError):
             sums = walk_pair(reference, candidate, walk, softmax=False).sums()
     elif block_size is None and fits_kernels(reference, candidate):
         sums = begin_pair(reference, candidate).finish()
-    return (sums or _sums_by_torch(reference, candidate, block_size)).metrics(reference.shape)
+    return (sums or sums_by_torch(reference, candidate, block_size)).metrics(reference.shape)
 
 
 def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: bool) -> PairTotals:

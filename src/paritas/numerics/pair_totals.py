@@ -134,16 +134,19 @@ def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comome
     xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
     e = np.subtract(y, x, out=y)
     total_e = total(e)
+    apart = anchors[1] - anchors[0]
+    rounded = apart - anchors[1]
+    lost = (anchors[1] - (apart - rounded)) - (anchors[0] + rounded)  # of `apart`, exactly
     return Comoments(
         n,
         anchors[0],
         anchors[1],
-        anchors[1] - anchors[0],
+        apart,
         max(xx - total_x * total_x / n, 0.0),
         max(yy - total_y * total_y / n, 0.0),
         max(dot(e, e) - total_e * total_e / n, 0.0),
         xy - total_x * total_y / n,
-        (total_x / n, total_y / n, total_e / n),
+        (total_x / n, total_y / n, total_e / n + lost),
     )
 
 
