@@ -14,7 +14,10 @@ program is no error of this tree: it becomes a finding, or passes through as it 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ParitasError(Exception):
@@ -63,3 +66,37 @@ class UnsupportedTorchError(ParitasError, RuntimeError):
     The message names the part and the version of torch. Nothing was verified: the way out is a
     version of torch, or of paritas, that knows the other.
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The word that was probably meant: `did you mean 'strict'?`; else all that are known."""
+    import difflib
+
+    listed = list(known)
+    near = difflib.get_close_matches(word, listed, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(listed) or 'none'}"
+
+
+def in_one_line(
+    error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
+) -> str:
+    """An exception's kind and text, `ValueError: too large`; the kind alone if it has no text.
+
+    Args:
+        error: what was raised.
+        longest: how many characters of the text are shown.
+        whole: show all its lines, joined, and not the first alone.
+        cut: what follows where there was more text.
+    """
+    text = first_line(error, longest, whole=whole, cut=cut)
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text else kind
+
+
+def first_line(
+    error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
+) -> str:
+    """The text of an exception without its kind, as `in_one_line` shows it."""
+    lines = str(error).strip().splitlines() or [""]
+    text = " ".join(str(error).split()) if whole else lines[0]
+    return text[:longest] + cut if len(text) > longest else text

@@ -18,7 +18,7 @@ from paritas.checks.failures import (
     remember_failed,
 )
 from paritas.checks.guard_settings import GuardSettings, Schedule
-from paritas.errors import MismatchError, ParityWarning
+from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.evidence import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
@@ -29,7 +29,7 @@ from paritas.numerics.gates import LearntNoise, error_ratios, relative_differenc
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
-from paritas.results.wording import headline
+from paritas.results.wording import counted, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -158,7 +158,7 @@ class GuardJournal:
         with self._lock:
             graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
             checked = sum(entry.checked for entry in self.graphs)
-        counts = f"{_count_of(graphs, 'graph')}, {checked} of {_count_of(calls, 'call')} checked"
+        counts = f"{counted(graphs, 'graph')}, {checked} of {counted(calls, 'call')} checked"
         line = f"{headline(verdict)} ({counts})"
         if not verdict.failures:
             return "; ".join((line, *verdict.notes))
@@ -176,10 +176,6 @@ class GuardJournal:
             and finding.origin is None
             and not finding.status.passes(strict=self.strict)
         ]
-
-
-def _count_of(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _unverified_findings(entry: GraphEntry) -> list[Finding]:
@@ -483,7 +479,7 @@ class GuardedCode:
     def own_failure(self, error: Exception) -> Verdict:
         """A verdict that says that the check itself failed; the program goes on."""
         out = CollectedFindings()
-        reason = f"the check itself failed: {_describe_error(error)}"
+        reason = f"the check itself failed: {in_one_line(error, 120)}"
         out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
         return out.verdict(strict=self.settings.strict)
 
@@ -492,17 +488,17 @@ class GuardedCode:
     ) -> bool:
         """Report what either side raised; whether there was anything to report."""
         path = f"{self.entry.label}: call"
-        if reference is None and candidate is None:
-            return False
         if candidate is None:
-            reason = f"the graph itself, run op by op, raises {_describe_error(reference)}"
+            if reference is None:
+                return False
+            reason = f"the graph itself, run op by op, raises {in_one_line(reference, 120)}"
             out.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
             out.compared += 1
-            reason = f"the compiled code raises {_describe_error(candidate)}; the graph does not"
+            reason = f"the compiled code raises {in_one_line(candidate, 120)}; the graph does not"
             out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         else:
-            reason = f"both raise: the compiled code {_describe_error(candidate)}"
+            reason = f"both raise: the compiled code {in_one_line(candidate, 120)}"
             out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
         return True
 
@@ -545,7 +541,7 @@ class GuardedCode:
         try:
             inputs = [copier.copy_tree(value) for value in kept]
         except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
-            note = f"{self.entry.label}: its arguments could not be kept: {_describe_error(error)}"
+            note = f"{self.entry.label}: its arguments could not be kept: {in_one_line(error, 120)}"
             self.journal.add((), [note])
             return None
         gradients = self.entry.label.endswith("gradients")
@@ -562,7 +558,7 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
                 path=f"{suspect.label}: where it starts",
                 aspect=Aspect.HARNESS,
                 status=Status.UNVERIFIED,
-                reason=f"looking for it failed: {_describe_error(error)}",
+                reason=f"looking for it failed: {in_one_line(error, 120)}",
                 origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
             )
         ]
@@ -579,8 +575,3 @@ def is_same_memory(value: Any, original: Any) -> bool:
         and value.stride() == original.stride()
         and value.storage_offset() == original.storage_offset()
     )
-
-
-def _describe_error(error: Exception | None) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)

@@ -26,6 +26,7 @@ from paritas._torch.graphs import as_traced, operator_name
 from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
+from paritas.errors import in_one_line
 from paritas.execution.evidence import ItemEvidence, NoiseRuns, WideDefault
 from paritas.execution.observation import AFTER, Observation
 from paritas.execution.saved_state import RandomState
@@ -443,7 +444,7 @@ def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[Mad
         if seen.error is not None:
             seen = program.seen(inputs, wide=False)
         if seen.error is not None:
-            failed = failed or describe_error(seen.error)
+            failed = failed or in_one_line(seen.error, 160)
             continue
         share = _share_of_nans(seen)
         if not chosen or share < fewest:
@@ -473,7 +474,7 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
             runs.lift_unit = max([runs.lift_unit, *folded])
             return _compare_runs(runs, left, right, wide=wide)
         side = "before" if left.error is not None else "after"
-        failed = f"the graph {side} it cannot be run op by op: {describe_error(error)}"
+        failed = f"the graph {side} it cannot be run op by op: {in_one_line(error, 160)}"
     raise UnplayableError(failed)
 
 
@@ -580,12 +581,6 @@ def _share_of_nans(seen: Observation) -> float:
     values = [v for _, v in seen.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
     count = sum(value.numel() for value in values)
     return sum(int(value.isnan().sum()) for value in values) / count if count else 0.0
-
-
-def describe_error(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]:.160}" if lines else type(error).__name__
 
 
 # --- A joint graph split into forward and backward ------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.options import OutputFormat, format_options
+from paritas.cli.options import OutputFormat, format_options, json_option
 
 if TYPE_CHECKING:
     from paritas.cli.running import Ending
@@ -63,13 +63,7 @@ class _Every(click.ParamType[float]):
 )
 @click.option("--thorough", is_flag=True, help="Check the compiler's graph passes, too.")
 @click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the verdict with all its findings to this file.",
-)
+@json_option()
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @format_options
@@ -102,12 +96,15 @@ def run(  # noqa: PLR0913  (one for each option)
     """
     from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
     from paritas.cli.running import (
+        GuardedRun,
         Meeting,
+        OutputFiles,
         Ranks,
         ScriptProgram,
         StopSignals,
         check_program,
         exits_reported,
+        report_run,
         run_last_program,
     )
 
@@ -120,20 +117,14 @@ def run(  # noqa: PLR0913  (one for each option)
     )
     program = ScriptProgram(script, is_module, args)
     check_program(program)
-    if json_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
     watch, signals = GuardWatch(settings), StopSignals()
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
-        from paritas.cli.run_ending import GuardedRun, OutputFiles, finish
-
         course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
-        return finish(course, meeting, OutputFiles(json_path, form), signals)
+        return report_run(course, meeting, OutputFiles(json_path, form), signals)
 
     with exits_reported(finish), signals:
         with watch:

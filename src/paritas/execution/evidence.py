@@ -17,6 +17,7 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.graphs import as_traced
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
+from paritas.errors import in_one_line
 from paritas.execution.observation import Observation, is_afterwards
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
@@ -270,8 +271,7 @@ class NoiseRuns(abc.ABC):
         for observation in seen:
             error = observation.error or observation.gradient_error
             if error is not None:
-                text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-                self.notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
+                self.notes.append(f"{who} raised {in_one_line(error, 100)}")
                 return False
         return True
 

@@ -16,6 +16,7 @@ import torch
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import taking_stance
 from paritas._torch.operators import WIDE
+from paritas.errors import in_one_line
 from paritas.execution.evidence import NoiseRuns, WideDefault
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
@@ -185,8 +186,8 @@ class SubjectRuns(NoiseRuns):
         try:
             lifted = program.lift(frozenset(self.dtypes))
         except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
-            text = " ".join(str(error).split())[:_LONGEST_REASON]
-            told = f"{program.name} cannot be made in float64: {type(error).__name__}: {text}"
+            text = in_one_line(error, _LONGEST_REASON, whole=True)
+            told = f"{program.name} cannot be made in float64: {text}"
             self.notes.append(f"only the native run was made: {told}")
             return None
         if lifted.leaks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.global_state import quietly
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.graphs.calls import (
     CallValues,
     draw_values,
-    hollow,
     key_of,
     signature_of,
     tensor_values,
@@ -32,7 +30,6 @@ from paritas.placement.recipes import OperatorCall, Recipe, moved
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import (
     CallOutcome,
-    CallSite,
     Confirmation,
     OperatorResult,
     OptionResult,
@@ -368,21 +365,13 @@ def check_call(
             found = _CallOutcome(CallOutcome.UNSUPPORTED, str(error))
         except Exception as error:  # noqa: BLE001  (becomes the result of this call)
             found = _CallOutcome(
-                CallOutcome.UNSUPPORTED, f"checking it raised {_error_line(error)}"
+                CallOutcome.UNSUPPORTED, f"checking it raised {in_one_line(error)}"
             )
     return OperatorResult(
         key=key_of(call, settings),
         operator=call.operator,
         signature=signature_of(call),
-        sites=(
-            CallSite(
-                position=call.position,
-                node=call.name,
-                source=call.source,
-                code=call.code,
-                module=call.module,
-            ),
-        ),
+        sites=(call.site,),
         outcome=found.outcome,
         reason=found.reason,
         options=found.options,
@@ -447,9 +436,7 @@ def _shrunk(
     """With no dimension longer than the cap, if that is asked for and can be done."""
     if settings.cap is None:
         return subject, []
-    hollows = hollow(subject.args, subject.kwargs)
-    bare = OperatorCall(subject.function, hollows.args, dict(hollows.kwargs), name=subject.name)
-    annotation = annotation_of(subject.name, bare, call.annotation, settings)
+    annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
     declared = call.annotation is not None and settings.options in {None, "declared", "all"}
     small = capped(subject, call.outputs, settings, annotation, declared=declared)
     if small is None:
@@ -459,16 +446,12 @@ def _shrunk(
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
     """Raise `UsageError` if the values would take more memory than is allowed."""
-    given = sum(
-        math.prod(value.shape) * value.dtype.itemsize
-        for value in {
-            t.name: t for t in tensor_values((subject.args, dict(subject.kwargs)))
-        }.values()
-    )
+    tensors = {one.name: one for one in tensor_values((subject.args, dict(subject.kwargs)))}
+    given = sum(one.bytes for one in tensors.values())
     if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
     made = foretold(subject)
-    results = made.bytes if made is not None else _declared_bytes(call)
+    results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
     need = (given + results) * max(settings.ranks)
     if need > settings.memory:
         raise UsageError(
@@ -476,10 +459,6 @@ def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings
             f"{max(settings.ranks)} ranks, more than the {bytes_words(settings.memory)} allowed; "
             "--cap N checks it with shorter dimensions"
         )
-
-
-def _declared_bytes(call: GraphCall) -> int:
-    return sum(math.prod(value.shape) * value.dtype.itemsize for value in call.outputs)
 
 
 def _operator_call(
@@ -492,27 +471,18 @@ def _operator_call(
     else:
         values = subject.spread(values)
         note = "values recorded from a run of the graph"
+    # Devices that a graph names are those of another machine: everything is checked on this.
     device = torch.device(settings.device or "cpu")
+    values = values.map(lambda item: moved(item, device))
     made = OperatorCall(
         subject.function,
-        _on_device(values.args, device),
-        _on_device(dict(values.kwargs), device),
+        values.args,
+        dict(values.kwargs),
         name=subject.name,
         without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
     return made, [note]
-
-
-def _on_device(tree: Any, device: torch.device) -> Any:
-    """Devices that a graph names are those of another machine: everything is checked on this."""
-    if isinstance(tree, dict):
-        return {key: _on_device(item, device) for key, item in tree.items()}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(_on_device(item, device) for item in tree)
-    if isinstance(tree, list):
-        return [_on_device(item, device) for item in tree]
-    return moved(tree, device)
 
 
 # --- the splits -----------------------------------------------------------------------------------
@@ -588,7 +558,7 @@ class _Splits:
                 )
                 verdict, confirmation = self._confirmed(examined.verdict, option, ranks)
         except Exception as error:  # noqa: BLE001  (becomes the result of this split)
-            reason = str(error) if isinstance(error, UsageError) else _error_line(error)
+            reason = str(error) if isinstance(error, UsageError) else in_one_line(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
         whole, split = examined.native or (None, None)
         return {
@@ -700,8 +670,3 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
 def _list_reasons(reasons: list[str]) -> str:
     more = len(reasons) - _MOST_NAMED
     return "; ".join(reasons[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _error_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]:.200}" if lines else type(error).__name__

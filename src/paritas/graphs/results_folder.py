@@ -8,268 +8,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.execution.observation import AFTER
 from paritas.files.folders import Lock
-from paritas.graphs.checking import offers, prepare_call
-from paritas.graphs.operators import subject_of
-from paritas.graphs.script_text import (
-    Facts,
-    NoScriptError,
-    is_storable,
-    script_text,
-    stored_tensors,
-)
-from paritas.placement.recipes import name_of, tensors_in
-from paritas.reports.files import check_writable, write_whole
+from paritas.graphs.scripts import SCRIPTS_FOLDER
+from paritas.reports.files import check_writable, replacing, write_whole
 from paritas.reports.graphs import counted
-from paritas.results.findings import Status, spell_nonfinite
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
+from paritas.results.report import json_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from types import TracebackType
-
-    import torch
-
-    from paritas.graphs.verify import OperatorWork
-    from paritas.placement.recipes import OperatorCall, Recipe
-    from paritas.results.graph_reports import OptionResult
-
-
-# --- A script is tried before it is handed over: one that does not show the failure says so -------
-
-SCRIPTS_FOLDER = "repro"
-SHOWN = "the fault is there"
-_PATIENCE = 120.0  # seconds
-_MOST_BYTES = 64 << 20  # of arguments in a file beside the script
-
-
-@dataclasses.dataclass(frozen=True)
-class Handed:
-    """What came of a script.
-
-    Attributes:
-        path: relative to the folder of the results; empty if there is none.
-        note: what a reader should know of it.
-    """
-
-    path: str = ""
-    note: str = ""
-
-
-def stem_of(number: int, operator: str) -> str:
-    """A file's name: `03_linear`, whatever the operator is called."""
-    parts = operator.split(".")
-    # Of `aten.mm.default` the overload says nothing.
-    short = parts[1] if parts[0] in {"aten", "prims"} and len(parts) > 1 else parts[-1]
-    return f"{number:02}_{re.sub(r'[^A-Za-z0-9_]+', '_', short)[:60] or 'operator'}"
-
-
-def write_script(
-    folder: Path, stem: str, facts: Facts, *, recorded: bool = False, degraded: bool = False
-) -> Handed:
-    """Write a script that shows a failure, and run it once.
-
-    Values are drawn in the script, if that shows the failure; otherwise the very ones of the check
-    lie in a file beside it.
-
-    Args:
-        folder: of the results; the script goes below it.
-        stem: the file's name, without its ending.
-        facts: the failure.
-        recorded: the values are those of a run, and no others will do.
-        degraded: it is only in the dtype of the call that anything is wrong.
-    """
-    below = folder / SCRIPTS_FOLDER
-    below.mkdir(exist_ok=True)
-    script, values = below / f"{stem}.py", below / f"{stem}.safetensors"
-    told = ""
-    for stored, native in _script_variants(facts, recorded=recorded, degraded=degraded):
-        name = values.name if stored else ""
-        try:
-            text = script_text(dataclasses.replace(facts, native=native, stored=name))
-        except NoScriptError as error:
-            return Handed(note=f"no script shows it by itself: {error}")
-        if stored:
-            _store_tensors(values, _tensors_to_store(facts))
-        write_whole(script, text.removesuffix("\n").encode())
-        told = _try_script(script)
-        if not told:
-            if not stored:
-                values.unlink(missing_ok=True)
-            return Handed(f"{SCRIPTS_FOLDER}/{script.name}")
-    note = f"{SCRIPTS_FOLDER}/{script.name} does not show the failure by itself: {told}"
-    return Handed(f"{SCRIPTS_FOLDER}/{script.name}", note)
-
-
-def _script_variants(
-    facts: Facts, *, recorded: bool, degraded: bool
-) -> Iterator[tuple[bool, bool]]:
-    """Whether values are stored and whether it runs natively, the simplest way first."""
-    tensors = [one for value in facts.values.values() for one in tensors_in(value)]
-    size = sum(one.numel() * one.element_size() for one in tensors)
-    can_store = size <= _MOST_BYTES and all(is_storable(one.dtype) for one in tensors)
-    if not (recorded and can_store):
-        yield False, degraded
-    if can_store:
-        yield True, degraded
-        yield True, not degraded
-
-
-def _tensors_to_store(facts: Facts) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for place, value in facts.values.items():
-        found |= stored_tensors(value, name_of(place))
-    return found
-
-
-def _store_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    from safetensors.torch import save
-
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        unfinished.write_bytes(save(tensors))
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _try_script(script: Path) -> str:
-    """Run it; empty if it shows the failure, otherwise what it does instead."""
-    environment = dict(os.environ)
-    # A module of the user's is found as this process finds it.
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    try:
-        done = subprocess.run(
-            [sys.executable, str(script.absolute())],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it takes more than {_PATIENCE:.0f} s"
-    except OSError as error:
-        return f"it cannot be run: {error}"
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    if done.returncode == 1 and SHOWN in done.stdout.splitlines():
-        return ""
-    return f"it exits with {done.returncode}: {lines[-1] if lines else 'it prints nothing'}"
-
-
-# --- From a failed operator of a graph to the script that shows it --------------------------------
-
-_DRAWS = "it draws random numbers"
-
-
-def with_script(
-    folder: Path,
-    work: OperatorWork,
-    result: OperatorResult,
-    versions: Mapping[str, str],
-    *,
-    graph: int = 1,
-) -> OperatorResult:
-    """The result with its script, or with a note that says why it has none.
-
-    Args:
-        graph: the number of the graph in the folder: scripts of the first have plain names.
-    """
-    handed = Handed(note="no script shows it by itself: none of its splits is wrong for certain")
-    for option in result.failures:
-        try:
-            facts = _collect_facts(work, result, option, versions)
-        except UsageError as error:
-            handed = Handed(note=f"no script shows it by itself: {error}")
-            continue
-        stem = stem_of(work.number, result.operator)
-        stem = stem if graph == 1 else f"graph{graph}_{stem}"
-        recorded, degraded = work.values is not None, option.status is Status.DEGRADED
-        handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
-        if handed.path:
-            break
-    notes = (*result.notes, handed.note) if handed.note else result.notes
-    return msgspec.structs.replace(result, script=handed.path, notes=notes)
-
-
-def _collect_facts(
-    work: OperatorWork, result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
-) -> Facts:
-    """Everything again as it was when it was checked.
-
-    Raises:
-        UsageError: why a script could not do the same.
-    """
-    if any(note.startswith(_DRAWS) for note in (*result.notes, *option.verdict.notes)):
-        raise UsageError(f"{_DRAWS}, and each rank was given its part of the whole's")
-    seen = option.confirmation
-    if seen is not None and seen.simulated.passes(strict=work.settings.strict):
-        raise UsageError(
-            f"it shows on {seen.backend} ranks alone, and a script has simulated ones; run the "
-            "command again to see it"
-        )
-    # A script runs where torch alone is: on the host.
-    settings = dataclasses.replace(work.settings, device=None)
-    subject, call, _ = prepare_call(
-        subject_of(work.call, settings.imports), work.call, settings, work.values
-    )
-    return Facts(
-        operator=work.call.operator,
-        call=call,
-        recipe=_find_recipe(subject.name, call, work, option),
-        ranks=option.ranks,
-        heading=_script_heading(result, option, versions),
-        written=tuple(
-            place
-            for place in (*range(len(call.args)), *call.kwargs)
-            if any(one.path == f"{name_of(place)}{AFTER}" for one in option.verdict.findings)
-        ),
-        seed=work.settings.seed,
-        imports=work.settings.imports,
-    )
-
-
-def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: OptionResult) -> Recipe:
-    offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
-    if offer.fault:
-        raise UsageError(f"the annotation itself is refused: {offer.fault}")
-    wanted = (option.idx, option.dim, option.split, option.rule, option.origin)
-    for one in offer.options:
-        if (one.idx, one.dim, one.split, one.rule, one.origin) == wanted:
-            return one.recipe
-    raise UsageError(f"{option.split} is not offered a second time")
-
-
-def _script_heading(
-    result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
-) -> tuple[str, ...]:
-    site = result.sites[0]
-    more = len(result.sites) - 1
-    others = f", and {more} more like it" if more else ""
-    place = f" at {site.source}" if site.source else ""
-    return (
-        f"{result.operator}, {option.split} over {option.ranks} ranks, against the whole of it.",
-        "",
-        *([f"Node:       {site.node}{place}{others}"] if site.node else []),
-        *([f"Code:       {site.code.strip()}"] if site.code.strip() else []),
-        f"Signature:  {result.signature}",
-        f"Annotation: {option.rule} ({option.origin})",
-        f"Verdict:    {option.status}: {option.reason}",
-        f"Versions:   {', '.join(f'{name} {version}' for name, version in versions.items())}",
-        "",
-        "Exit code 1: the fault is there; 0: no fault is seen; 3: the operator itself fails.",
-    )
 
 
 # --- What is finished of graphs, written down at once: a run that was cut short goes on from ------
@@ -463,8 +216,7 @@ class GraphJournal:
         self._lock.release()
 
     def _write(self, line: _JournalLine) -> None:
-        plain = spell_nonfinite(msgspec.to_builtins(line))
-        self._file.write(msgspec.json.encode(plain) + b"\n")
+        self._file.write(json_of(line) + b"\n")
         # As far as the system: that survives a kill of this process.
         self._file.flush()
 
@@ -651,11 +403,5 @@ def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tu
 def _write_page(path: Path, report: GraphReport) -> None:
     from paritas.reports.graph_page import write_graph_page
 
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
+    with replacing(path) as unfinished:
         write_graph_page(report, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)

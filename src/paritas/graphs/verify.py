@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.executors import Failed, executor_of, run_batches
 from paritas.execution.subjects import usable_device
 from paritas.graphs.calls import (
@@ -37,13 +37,12 @@ from paritas.graphs.results_folder import (
     GraphJournal,
     clear_folder,
     prepare_folder,
-    with_script,
     write_results,
 )
+from paritas.graphs.scripts import with_script
 from paritas.partition.recipe_checks import check_confirm
 from paritas.results.graph_reports import (
     CallOutcome,
-    CallSite,
     Confirm,
     GraphReport,
     OperatorResult,
@@ -87,8 +86,7 @@ def check_work(work: OperatorWork) -> OperatorResult:
     try:
         return check_call(work.call, work.settings, work.values)
     except Exception as error:  # noqa: BLE001  (becomes the result: the others are checked still)
-        text = (str(error).strip().splitlines() or [""])[0]
-        return _unsupported_result(work, f"checking it raised {type(error).__name__}: {text:.200}")
+        return _unsupported_result(work, f"checking it raised {in_one_line(error)}")
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:
@@ -179,18 +177,11 @@ def _result_of_worker(
 
 def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
     call = work.call
-    site = CallSite(
-        position=call.position,
-        node=call.name,
-        source=call.source,
-        code=call.code,
-        module=call.module,
-    )
     return OperatorResult(
         key=work.key,
         operator=call.operator,
         signature=signature_of(call),
-        sites=(site,),
+        sites=(call.site,),
         outcome=CallOutcome.UNSUPPORTED,
         reason=reason,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas.errors import in_one_line
 from paritas.numerics.contents import ContainerKind, Opaque, Parts, attributes, same_leaf, walk
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def tensor_parts(tensor: Tensor) -> Parts | None:
     try:
         return _read_tensor(tensor)
     except Exception as error:  # noqa: BLE001  (a subclass may raise anything: it is unverified)
-        text = " ".join(str(error).split())[:120]
-        return _opaque_parts(tensor, f"cannot be read: {type(error).__name__}: {text}")
+        text = in_one_line(error, 120, whole=True)
+        return _opaque_parts(tensor, f"cannot be read: {text}")
 
 
 def _read_tensor(tensor: Tensor) -> Parts | None:

@@ -190,7 +190,8 @@ def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | N
     """The gate that refuses: says of a difference in float64 that no rounding makes it, or None.
 
     Sound, if `limit` is a million times the rms spread of the lifted run: some element is off by
-    that much, and its own spread is at most sqrt(n) times the rms of all.
+    that much, and its own spread is at most sqrt(n) times the rms of all. Not so for an operator
+    whose noise is a million times what the shake does that stands for it.
 
     Args:
         whole: the reference in float64, all of it finite.

@@ -13,6 +13,7 @@ from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueC
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +143,8 @@ def _find_unlike_names(
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [_structure_finding(root, reason)] if checks.size else []
-    reason = f"the reference returns {_list_paths(gone)}, the candidate {_list_paths(new)}"
+    theirs, ours = (enumerated(paths, _MOST_NAMED) for paths in (gone, new))
+    reason = f"the reference returns {theirs}, the candidate {ours}"
     return [_structure_finding(root, reason)]
 
 
@@ -155,11 +157,6 @@ def _kind_name(side: Flat, path: str) -> str:
         return side.kinds[path].name
     leaf = side.leaves.get(path)
     return "a dense tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-
-
-def _list_paths(paths: list[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
 
 
 def check_pair(

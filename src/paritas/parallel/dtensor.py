@@ -17,13 +17,13 @@ from paritas._torch.simulated_ranks import (
     simulated_ranks,
     watch_redistribution,
 )
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation, cotangent
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
-from paritas.placement.placement import split_tensor
+from paritas.placement.placement import Terms, split_tensor
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.placements import Partial, Replicate, Shard
 
@@ -68,11 +68,12 @@ def _dtensor_placement(role: Role) -> Any:
     return tensor.Partial(role.reduction) if isinstance(role, Partial) else tensor.Replicate()
 
 
-class ExactTerms:
+class ExactTerms(Terms):
     """Draws terms that add up to a tensor bit for bit, as it has no more digits than float32."""
 
     def __init__(self, seed: int) -> None:
         """Draw by this seed."""
+        super().__init__(seed, lifted=True)
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
@@ -395,7 +396,7 @@ class _Trial:
         if isinstance(seen.error, Redistributed):
             return DTensorClaim(words, "redistributed")
         if seen.error is not None:
-            return DTensorClaim(words, "refused", seen.results, reason=_error_text(seen.error))
+            return DTensorClaim(words, "refused", seen.results, reason=in_one_line(seen.error, 160))
         claim = DTensorClaim(words, "claimed", seen.results)
         return dataclasses.replace(claim, verdict=self._judge(claim, seen))
 
@@ -421,7 +422,7 @@ class _Trial:
             found = differentiate(whole, leaves, self.truth.cotangents or [])
             seen.gradients = {path: self._gradient(leaf) for path, leaf in found.items()}
         except Exception as error:  # noqa: BLE001  (a refusal, which is told)
-            seen.refused = f"backward raised {_error_text(error)}"
+            seen.refused = f"backward raised {in_one_line(error, 160)}"
 
     def _parts(self, leaf: Any) -> list[Any]:
         if isinstance(leaf, torch.Tensor):
@@ -520,11 +521,6 @@ def _is_same_value(left: Any, right: Any) -> bool:
 
 def _failed_finding(path: str, aspect: Aspect, reason: str) -> Finding:
     return Finding(path=path, aspect=aspect, status=Status.DIFFERENT, reason=reason)
-
-
-def _error_text(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]:.160}"
 
 
 def _operator_name(op: Callable[..., Any]) -> str:

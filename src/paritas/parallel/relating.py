@@ -103,20 +103,6 @@ def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) ->
     )
 
 
-def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
-    """K where the value is k times what is expected in every element; None if it is not."""
-    if value.shape != expected.shape or not value.numel():
-        return None
-    value, expected = value.double(), expected.double()
-    square = float(expected.square().sum())
-    if not square or not bool(torch.isfinite(value).all()):
-        return None
-    factor = float((value * expected).sum()) / square
-    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
-        return None
-    return factor if near(value, expected * factor) else None
-
-
 def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
     """The mean of what ranks hold."""
     return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)

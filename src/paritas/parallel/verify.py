@@ -388,8 +388,9 @@ class Judge:
         """With what kind of wrong they are; what is particular to a plan is found out later."""
         from paritas.diagnosis.case import Context
 
-        held = [one for one in item.ranks.by_rank.values() if one.shape == pair[0].shape]
-        context = Context(world=dict(self.program.mesh), parts=tuple(held))
+        whole = pair[0].shape
+        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
+        context = Context(world=dict(self.program.mesh), held=held)
         return self._explainer.explain(findings, *pair, evidence, context)
 
     def _plainly(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
@@ -554,7 +554,7 @@ class Bench:
         try:
             return TrialDraw(own, self.run_whole(own))
         except Exception as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            told = in_one_line(error, 300, whole=True)
             raise UsageError(f"the operator itself fails on these arguments: {told}") from error
 
     def _more_telling(self, tensors: Tensors) -> TrialDraw | None:

@@ -174,29 +174,18 @@ def lay_out(
     if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
         lengths = ", ".join(map(str, sizes))
         raise UsageError(f"parts in zigzag order must be of one even length, and are of {lengths}")
+    total = sum(sizes)
     placed: dict[tuple[int, ...], tuple[Segment, ...]] = {}
-    for rank, (parts, size) in inner.items():
-        begin = sum(sizes[: ranks.index(rank)])
+    for at, (rank, (parts, size)) in enumerate(inner.items()):
+        outer: tuple[Segment, ...] = (Segment(0, sum(sizes[:at]), size),)
+        if orders[0] == "zigzag":
+            outer = share(whole(total), Shard(0, order="zigzag"), at, len(ranks))
         for key, segments in parts.items():
-            if orders[0] == "zigzag":
-                moved = _fold_halves(segments, size // 2, rank, len(ranks))
-            else:
-                moved = [one._replace(target=one.target + begin) for one in segments]
-            placed[rank, *key] = _from_zero(moved)
-    return placed, sum(sizes)
-
-
-def _fold_halves(segments: Iterable[Segment], half: int, rank: int, ranks: int) -> list[Segment]:
-    """A rank's first half is chunk number `rank`, its second the one as far from the end."""
-    moved = []
-    for one in segments:
-        for begin, chunk_number in ((0, rank), (half, 2 * ranks - 1 - rank)):
-            first = max(one.target, begin)
-            last = min(one.target + one.length, begin + half)
-            if first < last:
-                source = one.source + first - one.target
-                moved.append(Segment(source, chunk_number * half + first - begin, last - first))
-    return moved
+            held = [(one.target, one.target + one.length) for one in segments]
+            placed[rank, *key] = _from_zero(
+                piece for begin, end in held for piece in _cut_segments(outer, begin, end)
+            )
+    return placed, total
 
 
 def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
@@ -343,29 +332,16 @@ class Assembly:
             for first, *others in cell.terms:
                 yield from ((first, other) for other in others if other not in self.settled)
 
-    def apply(
-        self,
-        parts: Sequence[Tensor],
-        *,
-        copies: Copies = "compare",
-        accumulate: Accumulate = "wide",
-        terms: Terms | None = None,
-    ) -> Tensor:
-        """Put them together.
-
-        Args:
-            copies: what becomes of those that must agree.
-            accumulate: in which precision terms are reduced.
-            terms: the weights of copies that are mixed.
+    def apply(self, parts: Sequence[Tensor]) -> Tensor:
+        """Put them together: copies are compared bit for bit, terms accumulated in float64.
 
         Raises:
-            ReplicasDisagreeError: copies differ that are compared.
+            ReplicasDisagreeError: copies differ.
             UsageError: the parts do not fit together.
         """
         self._check_fit(parts)
-        if copies == "compare":
-            self._check_copies(parts)
-        values = (self._value(cell, parts, copies, accumulate, terms) for cell in self.cells)
+        self._check_copies(parts)
+        values = (self._value(cell, parts) for cell in self.cells)
         whole = self._joined(values, parts[0].dtype)
         return whole.reshape(self.result_shape) if self.squeezed else whole
 
@@ -378,18 +354,11 @@ class Assembly:
             put(out, cell.where, value)
         return out
 
-    def _value(
-        self,
-        cell: Cell,
-        parts: Sequence[Tensor],
-        copies: Copies,
-        accumulate: Accumulate,
-        terms: Terms | None,
-    ) -> Tensor:
-        found = [settle([parts[at] for at in group], copies, terms) for group in cell.terms]
-        if len(found) == 1:
-            return found[0]
-        return reduce_terms(found, self.reduction, accumulate=accumulate)
+    def _value(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
+        terms = [parts[copies[0]] for copies in cell.terms]
+        if len(terms) == 1:
+            return terms[0]
+        return reduce_terms(terms, self.reduction, accumulate="wide")
 
     def _check_fit(self, parts: Sequence[Tensor]) -> None:
         used = {at for cell in self.cells for copies in cell.terms for at in copies}
@@ -450,9 +419,9 @@ class Refused:
 
 # --- Terms and copies -----------------------------------------------------------------------------
 
-# What becomes of parts that must agree: the first stands for all, once they were compared bit for
-# bit; a mixture of them, which is none of theirs where they disagree; or their mean.
-Copies = Literal["compare", "mix", "mean"]
+# What becomes of copies that must agree and are not compared: a mixture of them, which is none of
+# theirs where they disagree; or their mean.
+Copies = Literal["mix", "mean"]
 # Terms are reduced in float64 and rounded once, or in their own dtype, differentiably.
 Accumulate = Literal["wide", "own"]
 
@@ -517,20 +486,6 @@ def same_bits(left: Tensor, right: Tensor) -> Tensor:
         same &= left.signbit() == right.signbit()
         same |= left.isnan() & right.isnan()
     return same
-
-
-def settle(parts: Sequence[Tensor], copies: Copies, terms: Terms | None = None) -> Tensor:
-    """Several copies of one value as one; of `compare`, they are known to agree."""
-    if copies == "mean":
-        # Each has an equal share in the gradient.
-        return torch.stack(list(parts)).mean(0)
-    if copies == "compare":
-        return parts[0]
-    if terms is None:
-        raise ValueError("copies are mixed by the weights of terms: give them")
-    if not (parts[0].is_floating_point() or parts[0].is_complex()):
-        return _agreed(tuple(parts), terms)
-    return _Shared.apply(terms, *parts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Shared(torch.autograd.Function):
@@ -605,8 +560,15 @@ def join(
             return reduce_terms(parts, reduction, accumulate="own")
         case Once():
             return parts[0]
+        case Replicate() if copies == "mean":
+            # Each has an equal share in the gradient.
+            return torch.stack(parts).mean(0)
         case Replicate():
-            return settle(parts, copies, terms)
+            if terms is None:
+                raise ValueError("copies are mixed by the weights of terms: give them")
+            if not (parts[0].is_floating_point() or parts[0].is_complex()):
+                return _agreed(tuple(parts), terms)
+            return _Shared.apply(terms, *parts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

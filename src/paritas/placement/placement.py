@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from paritas.placement.assembly import (
     whole,
 )
 from paritas.results.placements import Once, Partial, Replicate, Shard, read_role, role_word
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,19 +173,6 @@ class Placement:
             )
         return box(place.global_offset, shape)
 
-    def split(self, tensor: Tensor, terms: DrawnTerms) -> list[Tensor]:
-        """The parts of all ranks in the order of the axes, the last fastest; differentiably."""
-        parts = [tensor]
-        for axis in self.axes:
-            parts = [
-                part
-                for above in parts
-                for part in split_tensor(above, axis.role, axis.size, terms, "the tensor")
-            ]
-        return parts
-
-    # --- and back ---------------------------------------------------------------------------------
-
     def assembly(self, held: Sequence[HeldPart]) -> Assembly:
         """Sort parts into cells, terms and copies, and see that nothing is missing.
 
@@ -237,14 +225,14 @@ class Placement:
             rank == self._number(coordinate) for rank, coordinate in there.items()
         )
         told = []
-        for one in missing[:_MOST_LISTED]:
+        for one in missing:
             known = dict(zip(axes, one, strict=True))
             place = ", ".join(f"{self.axes[at].name} {here}" for at, here in known.items())
             number = self._number([known.get(at, 0) for at in range(len(self.axes))])
             told.append(f"rank {number} ({place})" if by_number else place)
-        more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+        shown = enumerated(told, _MOST_LISTED, between="; ")
         raise UsageError(
-            f"{len(missing)} of {count} parts are missing: {'; '.join(told)}{more}. "
+            f"{len(missing)} of {count} parts are missing: {shown}. "
             f"It was recorded by {named_ranks(list(there))}"
         )
 
@@ -279,13 +267,6 @@ class Placement:
 
 # All parts are functions of the whole in one autograd graph: the gradient of the whole is what the
 # ranks' gradients come to.
-
-
-class DrawnTerms(Protocol):
-    """Draws how something is made up of terms."""
-
-    def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
-        """What each rank has, so that all of it together comes to the tensor."""
 
 
 class Terms:
@@ -392,9 +373,7 @@ def dimension(tensor: Tensor, split: Shard, what: str) -> int:
     return split.dim % tensor.dim()
 
 
-def split_tensor(
-    tensor: Tensor, role: Role, ranks: int, terms: DrawnTerms, what: str
-) -> list[Tensor]:
+def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str) -> list[Tensor]:
     """What each rank of one axis is given of a tensor.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import datetime as dt
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import torch
 from paritas.checks.guard_settings import GuardSettings
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
-from paritas.errors import MismatchError, UsageError
+from paritas.errors import MismatchError, UsageError, did_you_mean
 from paritas.execution.subjects import VerifyConfig
 from paritas.files.dtypes import as_stored
 from paritas.files.folders import LOCK, run_identity
@@ -26,6 +25,7 @@ from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
 from paritas.pytest.outcomes import Recorder, golden_folder, outcome_of, test_folder
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def check_names(settings: dict[str, Any], place: str) -> None:
     known = sorted(VERIFY_NAMES | GUARD_NAMES)
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UsageError(f"{place}: unknown setting {name!r}; {hint}")
+            raise UsageError(f"{place}: unknown setting {name!r}; {did_you_mean(name, known)}")
 
 
 # --- Goldens --------------------------------------------------------------------------------------
@@ -197,8 +195,8 @@ def judge_golden(
     gone = [path for path in golden.values if path not in present.values]
     new = [path for path in present.values if path not in golden.values]
     if gone or new:
-        told = [f"{len(gone)} gone ({_enumerate_paths(gone)})"] if gone else []
-        told += [f"{len(new)} new ({_enumerate_paths(new)})"] if new else []
+        told = [f"{len(gone)} gone ({enumerated(gone, _MOST_NAMED)})"] if gone else []
+        told += [f"{len(new)} new ({enumerated(new, _MOST_NAMED)})"] if new else []
         findings.append(_structure(f"the values have other names: {', '.join(told)}"))
     for path in dict.fromkeys((*golden.containers, *present.containers)):
         if path in golden.values and path not in golden.containers:
@@ -249,11 +247,6 @@ def _class_name(leaf: Any) -> str:
 
 def _structure(reason: str) -> Finding:
     return Finding(path=_ROOT, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
-
-
-def _enumerate_paths(paths: list[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
 
 
 # --- The fixture ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from paritas.placement.assembly import (
     reduce_terms,
     take,
 )
-from paritas.placement.placement import HeldPart, MeshAxis, Placement, Terms
+from paritas.placement.placement import HeldPart, MeshAxis, Placement, Terms, split_tensor
 from paritas.results.placements import Partial, Replicate, Shard, read_role, role_word
 
 SHAPE = (8, 6)
@@ -44,18 +44,25 @@ def held(place):
 @settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(1, 3), roles), min_size=1, max_size=3))
 def test_what_is_split_in_any_way_is_put_together_again(axes):
+    # Copies have to be of the same terms, not of others that were drawn for them.
+    axes = sorted(axes, key=lambda axis: isinstance(axis[1], Replicate))
     named = tuple(MeshAxis(f"axis {at}", size, role) for at, (size, role) in enumerate(axes))
     place = Placement(named, SHAPE)
     # Of fewer elements than ranks a balanced split has nothing to give: that is refused.
+    parts = [WHOLE]
     try:
-        parts = place.split(WHOLE, TERMS)
+        for axis in named:
+            parts = [
+                part
+                for above in parts
+                for part in split_tensor(above, axis.role, axis.size, TERMS, "it")
+            ]
     except UsageError:
         return
     ranks = held(place)
     for part, rank in zip(parts, ranks, strict=True):
         assert tuple(part.shape) == tuple(sum(s.length for s in dim) for dim in rank.where)
-    copies = "mix" if any(isinstance(role, Partial) for _, role in axes) else "compare"
-    together = place.assembly(ranks).apply(parts, copies=copies, terms=TERMS)
+    together = place.assembly(ranks).apply(parts)
     torch.testing.assert_close(together, WHOLE)
 
 
@@ -99,16 +106,15 @@ def test_terms_are_rounded_once_or_at_each_step():
 
 def test_copies_are_compared_mixed_or_averaged():
     place = Placement((MeshAxis("dp", 2, Replicate()),), (2,))
-    assembly = place.assembly(held(place))
     parts = [torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])]
     with pytest.raises(ReplicasDisagreeError, match="rank 1 differs from rank 0 in 1 of 2"):
-        assembly.apply(parts)
-    assert assembly.apply(parts, copies="mean").tolist() == [1.0, 3.0]
-    mixed = assembly.apply(parts, copies="mix", terms=TERMS)
+        place.assembly(held(place)).apply(parts)
+    assert join(parts, Replicate(), copies="mean").tolist() == [1.0, 3.0]
+    mixed = join(parts, Replicate(), terms=TERMS)
     assert mixed[0] == 1.0
     assert mixed[1] not in (2.0, 4.0)
     with pytest.raises(ValueError, match="give them"):
-        join(parts, Replicate(), copies="mix")
+        join(parts, Replicate())
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [5, 0, 3], list(range(0, 4096, 2))])

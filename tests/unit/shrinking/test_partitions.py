@@ -26,10 +26,8 @@ K_IS_NOT_SUMMED = "m k, k n -> m n"
 ROWS = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
-@pytest.fixture(autouse=True)
-def untried_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script is run in test_cli_partition.py; a process for each test here would take long."""
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
+# A script is run in test_cli_partition.py; a process for each test here would take long.
+pytestmark = pytest.mark.usefixtures("untried")
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +112,7 @@ def test_parts_as_unequal_as_in_the_check_are_kept_where_they_are_the_fault(tmp_
 
 
 def test_values_that_alone_show_it_are_kept_beside_the_script(tmp_path) -> None:
-    x = drawn(6, 2)
+    x = drawn(40, 2)
     x[0, 0] = 5000.0
     report = check_recipe(call(wrong_if_large, x), ROWS).shrink(outdir=tmp_path)
     assert report.after == "the values of the check"

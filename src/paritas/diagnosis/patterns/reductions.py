@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paritas.diagnosis.patterns.operations import Operation, attempt, operation_of, trusted_formula
-from paritas.diagnosis.scores import Probe, beyond_noise, supported_pattern, unravel
-from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.diagnosis.patterns.operations import (
+    Operation,
+    Product,
+    Variants,
+    attempt,
+    convolution_of,
+    operation_of,
+    product_of,
+    trusted_formula,
+)
+from paritas.diagnosis.patterns.ranks import explain_by_parts
+from paritas.diagnosis.scores import Probe, first_supported, supported_pattern, unravel
+from paritas.numerics.criterion import MAX_Z
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -50,59 +62,57 @@ class Contraction(Protocol):
 def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
     """An operator as a contraction of that shape, if it is one."""
     inputs, name = operation.inputs, operation.name
-    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
-    if name in ("mm", "bmm", "matmul") and two and min(x.dim() for x in inputs[:2]) >= 2:  # noqa: PLR2004
-        return _Product(inputs[0], inputs[1], None, shape)
-    if name in ("addmm", "baddbmm") and three:
-        return _Product(inputs[1], inputs[2], inputs[0], shape)
-    if name == "linear" and two and inputs[0].dim():
-        return _Product(inputs[0], inputs[1].mT, inputs[2] if three else None, shape)
+    product = product_of(operation)
+    if product is not None:
+        flat = name != "linear" and min(product.left.dim(), product.right.dim()) < 2  # noqa: PLR2004
+        return None if flat or not product.left.dim() else _ProductTerms(product, shape)
     if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
         x = inputs[0].movedim(operation.dims[0], -1)
-        return _Product(x, torch.ones(x.shape[-1], 1, dtype=x.dtype), None, shape)
-    return _convolution_of(operation, shape) if name.startswith("conv") and two else None
+        ones = torch.ones(x.shape[-1], 1, dtype=x.dtype)
+        return _ProductTerms(Product(x, ones, None), shape)
+    return _convolution_terms(operation, shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Product:
-    """left @ right + added."""
+class _ProductTerms:
+    """A matrix product as a sum over the inner dimension."""
 
-    left: Tensor
-    right: Tensor
-    added: Tensor | None
+    factors: Product
     shape: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        return self.left.shape[-1]
+        return self.factors.left.shape[-1]
 
     @property
     def adds(self) -> bool:
-        return self.added is not None
+        return self.factors.added is not None
 
     def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        value = (self.left[..., chosen] @ self.right[..., chosen, :]).reshape(self.shape) * times
-        return value if self.added is None else value + self.added
+        left, right, added = self.factors.left, self.factors.right, self.factors.added
+        value = (left[..., chosen] @ right[..., chosen, :]).reshape(self.shape) * times
+        return value if added is None else value + added
 
     def terms(self, places: Tensor) -> Tensor:
-        columns = self.right.shape[-1]
-        lead = torch.broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
-        rows = self.left.shape[-2] if self.left.dim() > 1 else 1
+        left, right = self.factors.left, self.factors.right
+        columns = right.shape[-1]
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        rows = left.shape[-2] if left.dim() > 1 else 1
         at = unravel(places, (*lead, rows, columns))
         batch, row, column = at[:-2], at[-2], at[-1]
-        a = self.left.expand(*lead, rows, self.length)[(*batch, row)]
-        b = self.right.expand(*lead, *self.right.shape[-2:]).mT[(*batch, column)]
+        a = left.expand(*lead, rows, self.length)[(*batch, row)]
+        b = right.expand(*lead, *right.shape[-2:]).mT[(*batch, column)]
         return a * b
 
 
 @dataclasses.dataclass(frozen=True)
-class _Convolution:
+class _ConvolutionTerms:
     """A convolution as a sum over the channels that go in."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    convolve: Callable[[Tensor, Tensor], Tensor]
+    convolve: Callable[..., Tensor]
 
     @property
     def length(self) -> int:
@@ -124,165 +134,71 @@ class _Convolution:
         return torch.stack([part.flatten()[places] for part in parts], dim=1)
 
 
-def _convolution_of(operation: Operation, shape: tuple[int, ...]) -> _Convolution | None:
-    x, weight, *rest = operation.inputs
-    ways: dict[int, Callable[..., Tensor]] = {
-        3: torch.nn.functional.conv1d,
-        4: torch.nn.functional.conv2d,
-        5: torch.nn.functional.conv3d,
-    }
-    way = ways.get(weight.dim())
-    known = operation.context.arguments
-    plain = known.get("groups", 1) == 1 and not known.get("transposed", False)
-    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
-    if way is None or not plain or weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+def _convolution_terms(operation: Operation, shape: tuple[int, ...]) -> _ConvolutionTerms | None:
+    convolve = convolution_of(operation)
+    if convolve is None or operation.context.arguments.get("groups", 1) != 1:
         return None
-    options = {name: known[name] for name in ("stride", "padding", "dilation") if name in known}
-
-    def convolve(value: Tensor, kernel: Tensor) -> Tensor:
-        return way(value, kernel, None, **options)
-
-    return _Convolution(x, weight, rest[0] if rest else None, convolve)
+    x, weight, *rest = operation.inputs
+    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
+    if weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+        return None
+    return _ConvolutionTerms(x, weight, rest[0] if rest else None, convolve)
 
 
 # --- Sums that lack terms, or parts of ranks ------------------------------------------------------
 
-_KIND = "partial sum"
+_KIND = PatternKind.PARTIAL_SUM
 # Elements for which the terms of a contraction are written out.
 _WRITTEN_OUT = 64
 _LONGEST = 1 << 14
 _TILES = (8, 16, 32, 64, 128, 256)
 _NEAR = 0.95
-# The ranks' parts may be added up in their own dtype: that is so many roundings more.
-_ADDED_UP = 4.0
-_MUCH_NEARER = 0.25
 
 
 def propose_partial_sums(case: Case) -> list[Pattern]:
     """Parts that explain the right value by their sum, and the candidate by one of them."""
-    if not beyond_noise(case) or case.given.is_complex():
+    if not case.is_beyond_noise or case.given.is_complex():
         return []
-    found = _explain_by_parts(case)
-    if not found:
-        tail = _explain_by_terms(case)
-        found = [] if tail is None else [tail]
-    return found
-
-
-def _explain_by_parts(case: Case) -> list[Pattern]:
-    parts = [one.detach().cpu().double() for one in case.context.parts]
-    if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts):  # noqa: PLR2004
-        return []
-    total = torch.stack(parts).sum(dim=0)
-    count = len(parts)
-    if all(_is_right(case, part) for part in parts):
-        said = f"reduced once too often: {count} ranks held the right value, and were added up"
-        return _as_list(_supported_sum(case, total, "doubled reduction", said, ranks=count))
-    for name, whole in (("sum", total), ("mean", total / count)):
-        if _is_right(case, whole):
-            found = _one_part(case, parts, name)
-            return _as_list(found or _wrong_sum(case, parts, total, name))
-    return []
-
-
-def _as_list(pattern: Pattern | None) -> list[Pattern]:
-    return [] if pattern is None else [pattern]
-
-
-def _supported_sum(case: Case, value: Tensor, kind: str, said: str, **known: int) -> Pattern | None:
-    """The parts are rounded each for itself, which their sum cannot be better than."""
-    ranks = len(case.context.parts)
-    size = torch.stack([one.detach().cpu().double().abs() for one in case.context.parts]).sum(0)
-    scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
-    unit = max(_roundoff_of(one) for one in (case.candidate, *case.context.parts))
-    noise = unit * size * scale
-    cost = math.log2(4 * ranks)
-    return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=dict(known))
-
-
-def _roundoff_of(value: Tensor) -> float:
-    return unit_roundoff(value.dtype) if value.is_floating_point() else 0.0
-
-
-def _one_part(case: Case, parts: list[Tensor], name: str) -> Pattern | None:
-    count = len(parts)
-    for rank, part in enumerate(parts):
-        said = (
-            f"never reduced: this is the part of rank {rank} alone, and the {name} of the "
-            f"{count} ranks' parts is right"
-        )
-        variants = [(part, said)]
-        if name == "mean":
-            variants.append((part / count, f"{said} (divided by {count} already)"))
-        for value, sentence in variants:
-            found = _supported_sum(case, value, _KIND, sentence, ranks=count, rank=rank)
-            if found is not None:
-                return found
-    return None
-
-
-def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pattern | None:
-    """The parts were added up, but not all of them, or more than once."""
-    count = len(parts)
-    scale = 1.0 if name == "sum" else 1.0 / count
-    for rank, part in enumerate(parts):
-        for sign, said in (
-            (-1, f"the part of rank {rank} is missing from the {name} over {count} ranks"),
-            (1, f"the part of rank {rank} is in the {name} over {count} ranks twice"),
-        ):
-            value = (total + sign * part) * scale
-            found = _supported_sum(case, value, _KIND, said, ranks=count, rank=rank)
-            if found is not None:
-                return found
-    if name == "sum":
-        said = f"reduced twice: {count} times the sum of the {count} ranks' parts"
-        return _supported_sum(case, total * count, "doubled reduction", said, ranks=count)
-    return None
-
-
-def _is_right(case: Case, value: Tensor) -> bool:
-    """Within the noise, and much nearer to the right value than the candidate is."""
-    apart = (value - case.right).abs()
-    near = (apart <= _ADDED_UP * MAX_Z * case.allowed) | (value == case.right)
-    ratio = float(apart.square().mean()) / float(case.error.square().mean())
-    return float(near.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
+    return explain_by_parts(case) or _explain_by_terms(case)
 
 
 # --- contractions -------------------------------------------------------------------------------
 
 
-def _explain_by_terms(case: Case) -> Pattern | None:
+def _explain_by_terms(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.shape:
-        return None
+        return []
     sums = contraction_of(operation, case.shape)
     if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
-        return None
+        return []
     everything = torch.ones(sums.length, dtype=torch.bool)
     if trusted_formula(case, lambda: sums.product(everything)) is None:
-        return None
-    return _twice(case, sums, everything) or _without_some(case, sums)
-
-
-def _twice(case: Case, sums: Contraction, everything: Tensor) -> Pattern | None:
-    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
-    if not sums.adds:
-        return None  # a scale, and called so
-    said = "reduced twice: two times the sum of products, and once what is added to it"
-    value = sums.product(everything, 2.0)
-    return supported_pattern(
-        case, value, "doubled reduction", said, cost=1.0, evidence={"times": 2.0}
+        return []
+    return first_supported(
+        itertools.chain(_twice(case, sums, everything), _without_some(case, sums))
     )
 
 
-def _without_some(case: Case, sums: Contraction) -> Pattern | None:
+def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Pattern | None]:
+    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
+    if not sums.adds:
+        return  # a scale, and called so
+    said = "reduced twice: two times the sum of products, and once what is added to it"
+    value = sums.product(everything, 2.0)
+    yield supported_pattern(
+        case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
+    )
+
+
+def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
     probe = Probe(case)
     terms = attempt(lambda: sums.terms(probe.flat[:_WRITTEN_OUT]))
     if terms is None:
-        return None
+        return
     length = sums.length
     for missing, words in _missing_terms(case, probe, terms, length):
-        found = supported_pattern(
+        yield supported_pattern(
             case,
             sums.product(~missing),
             _KIND,
@@ -290,9 +206,6 @@ def _without_some(case: Case, sums: Contraction) -> Pattern | None:
             cost=math.log2(length) + 2,
             evidence={"terms": length, "missing": int(missing.sum())},
         )
-        if found is not None:
-            return found
-    return None
 
 
 def _missing_terms(
@@ -300,7 +213,7 @@ def _missing_terms(
 ) -> list[tuple[Tensor, str]]:
     """Which terms, if left out, explain the probed elements."""
     error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
-    allowed = probe.allowed[:_WRITTEN_OUT]
+    allowed = MAX_Z * probe.noise[:_WRITTEN_OUT]
     running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
     spans = [(stop, length) for stop in range(1, length)]
     spans += [(0, start) for start in range(1, length)]
@@ -308,9 +221,9 @@ def _missing_terms(
         spans += [(at, min(at + tile, length)) for at in range(tile, length - tile, tile)]
     starts, stops = (torch.tensor(side) for side in zip(*spans, strict=True))
     lost = running[:, stops] - running[:, starts]
-    near = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
+    held = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
     apart = (lost + error[:, None]).square().sum(dim=0)
-    good = (near >= _NEAR).nonzero().flatten()
+    good = (held >= _NEAR).nonzero().flatten()
     best = good[apart[good].argsort()][:2].tolist()
     index = torch.arange(length)
     found = []
@@ -344,36 +257,33 @@ _SPREADS = frozenset({"var", "std"})
 def propose_reductions(case: Case) -> list[Pattern]:
     """Off by one along the reduced dimensions, by computing the operator so."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not operation.dims:
+    if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
     plain, variants = _reduction_variants(operation)
-    if (
-        plain is None
-        or trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None
-    ):
+    if plain is None:
         return []
-    for sentence, compute in variants:
-        value = attempt(partial(_shaped, operation, compute, case.shape))
-        if value is None:
-            continue
-        length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
-        pattern = supported_pattern(
+    if trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None:
+        return []
+    length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
+    values = (
+        (sentence, attempt(partial(_shaped, operation, compute, case.shape)))
+        for sentence, compute in variants
+    )
+    return first_supported(
+        supported_pattern(
             case,
             value,
-            "off by one reduction",
+            PatternKind.OFF_BY_ONE,
             sentence,
             cost=math.log2(1 + len(variants)),
             evidence={"operator": operation.context.operator, "length": length},
         )
-        if pattern is not None:
-            return [pattern]
-    return []
+        for sentence, value in values
+        if value is not None
+    )
 
 
-_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
-
-
-def _reduction_variants(operation: Operation) -> _Variants:
+def _reduction_variants(operation: Operation) -> Variants:
     x, name, dims = operation.inputs[0], operation.name, operation.dims
     if not x.is_floating_point() or not x.numel():
         return None, []
@@ -436,7 +346,7 @@ def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], T
     return found
 
 
-def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variants:
+def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> Variants:
     length = math.prod(x.shape[one] for one in dims)
     correction = operation.argument("correction", 2, None)
     unbiased = operation.argument("unbiased", 2, True)
@@ -458,7 +368,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
     return lambda: spread(x, taken), [*found, *dropped]
 
 
-def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
+def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> Variants:
     def with_total(part: Tensor) -> Callable[[], Tensor]:
         def compute() -> Tensor:
             value = x - part.logsumexp(dim, keepdim=True)
@@ -478,7 +388,7 @@ def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
     ]
 
 
-def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> _Variants:
+def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> Variants:
     def running(value: Tensor) -> Tensor:
         return value.cumsum(dim) if is_sum else value.cumprod(dim)
 
@@ -535,25 +445,17 @@ class _Norm:
 def propose_norms(case: Case) -> list[Pattern]:
     """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not case.shape:
+    if operation is None or not case.is_beyond_noise or not case.shape:
         return []
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:
         return []
-    for kind, sentence, value, cost in _norm_variants(case, norm):
-        if value is None:
-            continue
-        pattern = supported_pattern(
-            case,
-            value,
-            kind,
-            sentence,
-            cost=cost,
-            evidence={"operator": operation.context.operator, "eps": norm.eps},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    known: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
+    return first_supported(
+        supported_pattern(case, value, kind, sentence, cost=cost, evidence=known)
+        for kind, sentence, value, cost in _norm_variants(case, norm)
+        if value is not None
+    )
 
 
 def _norm_of(operation: Operation) -> _Norm | None:
@@ -595,17 +497,17 @@ def _batch_norm_of(operation: Operation) -> _Norm | None:
     return _Norm(x, dims, eps, weight, bias, centred=True)
 
 
-def _norm_variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | None, float]]:
-    found: list[tuple[str, str, Tensor | None, float]] = []
+def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tensor | None, float]]:
+    found: list[tuple[PatternKind, str, Tensor | None, float]] = []
     base = math.log2(len(_USUAL) + 6)
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
             text = f"eps is {other:g} in place of {norm.eps:g}" if other else "eps is left out"
-            found.append(("eps", text, norm.value(eps=other), base))
+            found.append((PatternKind.EPS, text, norm.value(eps=other), base))
     outside = norm.value(outside=True)
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
-    found.append(("eps", text, outside, base))
-    off = "off by one reduction"
+    found.append((PatternKind.EPS, text, outside, base))
+    off = PatternKind.OFF_BY_ONE
     if norm.length > 1:
         text = f"the variance is divided by {norm.length - 1} in place of {norm.length}"
         found.append((off, text, norm.value(correction=1), base))
@@ -618,7 +520,7 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | Non
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
         text = f"eps is about {estimate:.3g} in place of {norm.eps:g}"
-        found.append(("eps", text, norm.value(eps=estimate), base + 10))
+        found.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
     return found
 
 
