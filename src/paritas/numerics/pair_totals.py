@@ -18,6 +18,7 @@ from paritas.numerics.block_sums import (
     SideTotals,
     SoftmaxDivergence,
     dot,
+    is_safe,
     total,
     widened,
 )
@@ -205,6 +206,14 @@ class PairSums:
     max_ulp: float | None
     worst: WorstDifference | None
     scale: float = 1.0
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether no sum of squares has overflowed or underflowed: only those of float64 can."""
+        norms = zip(("reference", "candidate"), self.comoments.about_zero[:2], strict=True)
+        return self.counts["unlike"] > 0 or all(
+            is_safe(norm) or self.counts[f"zero_{side}"] == self.compared for side, norm in norms
+        )
 
     def metrics(self, shape: Sequence[int]) -> Metrics:
         """The metrics of a pair of that shape; infinite where one side is not finite."""
