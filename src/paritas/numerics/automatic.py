@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # --- What a judge may ask beyond two native results; each answer is made when first asked for -----
 
 
-class Evidence(Protocol):
+class JudgeEvidence(Protocol):
     """Further runs of the two programs, seen at one item."""
 
     @property
@@ -140,7 +140,7 @@ class _RunOutcome:
     spread: Tensor | None = None  # by which it was settled
 
 
-def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
+def judge_floats(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -> Judgement:
     """Judge two floating or complex tensors of one shape."""
     same = bitwise_equal(reference, candidate)
     if same and not _hides_faults(reference, evidence):
@@ -180,7 +180,7 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Ju
     )
 
 
-def _hides_faults(reference: Tensor, evidence: Evidence) -> bool:
+def _hides_faults(reference: Tensor, evidence: JudgeEvidence) -> bool:
     """Whether equal bits may have a fault behind them.
 
     Equal float32 bits leave none any room; equal bfloat16 bits hide one of 0.1 %, and so do those
@@ -192,7 +192,7 @@ def _hides_faults(reference: Tensor, evidence: Evidence) -> bool:
     return inside is not None and inside > UNIT_F32
 
 
-def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
+def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -> Judgement:
     """Judge integers, bools and indices: equal, or undecided by the reference's own margin."""
     if bitwise_equal(reference, candidate):
         return Judgement(status=Status.IDENTICAL)
@@ -217,7 +217,7 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Jud
 
 
 def _judge_lifted(
-    own_error: float, arbiter: Tensor, lifted: Tensor, evidence: Evidence
+    own_error: float, arbiter: Tensor, lifted: Tensor, evidence: JudgeEvidence
 ) -> _RunOutcome:
     """`own_error` is the reference's, natively."""
     unit = evidence.lift_unit
@@ -245,7 +245,7 @@ def _judge_native(
     arbiter: Tensor | None,
     own_error: float,
     metrics: Metrics,
-    evidence: Evidence,
+    evidence: JudgeEvidence,
     above: _RunOutcome | None,
 ) -> _RunOutcome:
     """`above` is how the lifted run ended, if there was one: well."""
@@ -316,7 +316,7 @@ def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _
     return _RunOutcome(scored, passed=True) if settled else None
 
 
-def _blind_noise(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
+def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tuple[float, str]:
     """The share of a value that is taken for noise where none could be measured, and its source.
 
     A float32 result of a program that rounds to bfloat16 inside is no better than that.
@@ -333,7 +333,7 @@ def _judge_with_spread(
     noise: Noise,
     mismatch: Tensor | None,
     unit: float,
-    evidence: Evidence,
+    evidence: JudgeEvidence,
     before: Scored,
 ) -> _RunOutcome:
     """Score once more with the measured spread; with more runs where few elements decide.

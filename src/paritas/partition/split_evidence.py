@@ -27,7 +27,7 @@ from paritas.results.findings import Aspect, Finding, Status
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.numerics.automatic import Evidence
+    from paritas.numerics.automatic import JudgeEvidence
     from paritas.partition.runner import OperatorRun, Runner
 
 # In float64 a difference of so many roundings of the value and of the typical value needs no
@@ -237,7 +237,7 @@ class Careful:
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
     def _explained(
-        self, findings: list[Finding], whole: Any, split: Any, evidence: Evidence = NO_EVIDENCE
+        self, findings: list[Finding], whole: Any, split: Any, evidence: JudgeEvidence = NO_EVIDENCE
     ) -> list[Finding]:
         """With what kind of wrong they are: a sum never taken, a part in another's place ..."""
         if all(finding.status.passes() for finding in findings):
