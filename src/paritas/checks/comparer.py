@@ -10,8 +10,9 @@ import torch
 
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
-from paritas.execution.evidence import ItemEvidence, NoiseNotYetMeasured
+from paritas.execution.evidence import NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
+from paritas.execution.noise_runs import ItemEvidence
 from paritas.execution.observation import (
     GRADIENT,
     SECOND_GRADIENT,

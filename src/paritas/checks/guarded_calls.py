@@ -20,11 +20,11 @@ from paritas.checks.failures import (
 from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning
 from paritas.execution.differences import PairDifference, all_equal, differences
-from paritas.execution.evidence import ItemEvidence, is_inexact
+from paritas.execution.noise_runs import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import error_ratios, relative_difference
-from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.flattening import flattened, is_dense, is_inexact
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.execution.evidence import NoiseRuns
+    from paritas.execution.noise_runs import NoiseRuns
 
 
 # --- The journal of a guard -----------------------------------------------------------------------

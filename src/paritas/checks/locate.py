@@ -32,9 +32,10 @@ from paritas._torch.graphs import (
 from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with_compiled
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
-from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns, is_inexact
+from paritas.execution.evidence import Evidence, ItemEvidence
 from paritas.execution.graph_runs import copy_argument
 from paritas.execution.observation import Observation
+from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from paritas.checks.guarded_graphs import Suspect
     from paritas.execution.graph_runs import CapturedRuns
+    from paritas.execution.observation import RunOptions
     from paritas.results.findings import Verdict
 
 
@@ -297,15 +299,17 @@ def judge_node(
     Returns:
         What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
     """
-    runs = NodeRuns(node, table, seed)
-    reference = runs.native[0].outputs.get(VALUE)
+    call = _NodeCall(node, table)
+    values = _tensors_in([call.args, call.kwargs, node.meta.get("val")])
+    known = Evidence(ValueProgram(call.prepare, values), seed=seed)
+    reference = known.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []
-    evidence = ItemEvidence(runs, VALUE)
+    evidence = ItemEvidence(known, VALUE)
     found, _ = check_pair(path, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
     if all(finding.status.passes() for finding in found):
         return found
-    context = call_context(runs.parent.target, runs.args, runs.kwargs)
+    context = call_context(call.node.target, call.args, call.kwargs)
     return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
 
 
@@ -341,43 +345,29 @@ def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
     return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
 
 
-class NodeRuns(ValueRuns):
-    """The runs of a single operator on given inputs."""
+class _NodeCall:
+    """A single operator and what it is given."""
 
-    def __init__(self, node: Node, table: dict[Node, Any], seed: int) -> None:
+    def __init__(self, node: Node, table: dict[Node, Any]) -> None:
         """`table` holds the value of every node before this one."""
-        self.node = node
-        parent, self.item = node, None
+        self.node, self.item = node, None
         if node.target is operator.getitem and isinstance(node.args[0], Node):
-            parent, self.item = node.args[0], node.args[1]
-        self.parent = parent
-        self.args = map_arg(parent.args, table.__getitem__)
-        self.kwargs = map_arg(parent.kwargs, table.__getitem__)
-        super().__init__([], self._dtypes(), seed)
-        # What a compiler fuses it need not round between two operators.
-        self.shake_inputs = True
-        self.native = self.run_reference()
+            self.node, self.item = node.args[0], node.args[1]
+        self.args = map_arg(self.node.args, table.__getitem__)
+        self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
 
-    def prepare(self, *, wide: bool) -> Callable[[], Any]:
-        """Run the operator once more."""
-        copier = Copier(widen=wide)
-        copies = wide or _is_write(self.parent)
+    def prepare(self, options: RunOptions) -> Callable[[], Any]:
+        """What is to be run."""
+        copier = Copier(widen=options.wide)
+        copies = options.wide or _is_write(self.node)
         args = _copy_arguments(copier, self.args) if copies else self.args
         kwargs = _copy_arguments(copier, self.kwargs) if copies else self.kwargs
 
         def run() -> Any:
-            result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
+            result = self.node.target(*args, **kwargs)  # type: ignore[operator]
             return result if self.item is None else result[self.item]
 
         return run
-
-    def _dtypes(self) -> dict[torch.dtype, int]:
-        counts: dict[torch.dtype, int] = {}
-        values = [self.args, self.kwargs, self.node.meta.get("val")]
-        for tensor in _tensors_in(values):
-            if is_inexact(tensor):
-                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
-        return counts
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

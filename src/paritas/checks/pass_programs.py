@@ -26,7 +26,8 @@ from paritas._torch.graphs import as_traced, operator_name
 from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, WideDefault
+from paritas.execution.evidence import WideDefault
+from paritas.execution.noise_runs import ItemEvidence, NoiseRuns
 from paritas.execution.observation import AFTER, Observation
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves

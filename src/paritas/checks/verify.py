@@ -15,7 +15,6 @@ from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.errors import MismatchError, UsageError
-from paritas.execution.evidence import is_inexact
 from paritas.execution.observation import (
     AFTER,
     GRADIENT,
@@ -24,6 +23,7 @@ from paritas.execution.observation import (
     STATE,
     Observation,
     RunConditions,
+    RunOptions,
     input_tensors,
     place_of,
     running_subject,
@@ -41,6 +41,7 @@ from paritas.execution.subjects import (
     limit_to_candidate,
 )
 from paritas.numerics.contents import SEQUENCE
+from paritas.numerics.flattening import is_inexact
 from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 
@@ -217,10 +218,9 @@ class FurtherGradients:
 
     def _observe(self, side: Subject) -> Observation:
         """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        wanted = frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also)
         conditions = dataclasses.replace(
-            self.conditions,
-            wanted=frozenset(f"{GRADIENT} of {path}" for path in self.conditions.also),
-            changing=frozenset(),
+            self.conditions, options=RunOptions(wanted=wanted), changing=frozenset()
         )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
         with room, running_subject(side, self.rng, conditions) as call:

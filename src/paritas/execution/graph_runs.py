@@ -23,7 +23,7 @@ from paritas._torch.graphs import (
     written_placeholders,
 )
 from paritas.execution.differences import all_equal
-from paritas.execution.evidence import NoiseRuns
+from paritas.execution.noise_runs import NoiseRuns
 from paritas.execution.observation import AFTER, Observation, find_aliases, storage_address
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.metrics import bitwise_equal

@@ -16,14 +16,16 @@ import torch
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import taking_stance
 from paritas._torch.operators import WIDE
-from paritas.execution.evidence import NoiseRuns, WideDefault, is_inexact
+from paritas.execution.evidence import WideDefault
 from paritas.execution.isolation import MISSING
+from paritas.execution.noise_runs import NoiseRuns
 from paritas.execution.observation import (
     AFTER,
     AFTER_BACKWARD,
     STATE,
     Observation,
     RunConditions,
+    RunOptions,
     input_contents,
     input_tensors,
     is_afterwards,
@@ -36,7 +38,7 @@ from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
 from paritas.numerics.criterion import UNIT_F32, unit_roundoff
-from paritas.numerics.flattening import as_plain, flattened, is_dense
+from paritas.numerics.flattening import as_plain, flattened, is_dense, is_inexact
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding
 from paritas.precision.widening import lifted_backend
 
@@ -328,11 +330,8 @@ class SubjectRuns(NoiseRuns):
     ) -> list[Observation]:
         conditions = dataclasses.replace(
             self.conditions,
-            wide=wide,
-            mode=mode,
-            watch=watch,
+            options=RunOptions(wide=wide, mode=mode, watch=watch, wanted=self._wanted),
             changing=self.changing,
-            wanted=self._wanted,
             second=self.conditions.second and self._makes_second,
         )
         if forward_once:

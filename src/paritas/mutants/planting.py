@@ -16,8 +16,9 @@ from torch.fx import GraphModule, Node
 from paritas._torch.graphs import node_traits, placeholders, returned
 from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
-from paritas.execution.evidence import ItemEvidence, WideDefault, is_inexact
-from paritas.execution.observation import Observation, RunConditions, running_subject
+from paritas.execution.evidence import WideDefault
+from paritas.execution.noise_runs import ItemEvidence
+from paritas.execution.observation import Observation, RunConditions, RunOptions, running_subject
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectRuns
 from paritas.execution.subjects import Inputs, VerifyConfig, inspect_subject
@@ -32,6 +33,7 @@ from paritas.numerics.automatic import (
     nonfinite_mismatch,
 )
 from paritas.numerics.criterion import UNIT_F64, Noise
+from paritas.numerics.flattening import is_inexact
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
@@ -459,7 +461,7 @@ def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNois
 def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Observation:
     runs = noise.runs
     mode = LiftMode(runs.dtype, runs.default) if wide else None
-    conditions = dataclasses.replace(runs.conditions, wide=wide, mode=mode)
+    conditions = dataclasses.replace(runs.conditions, options=RunOptions(wide=wide, mode=mode))
     side = inspect_subject(mutant, "candidate", "mutant")
 
     def once() -> Observation:

@@ -109,6 +109,11 @@ def is_dense(tensor: Tensor) -> bool:
     )
 
 
+def is_inexact(value: Any) -> bool:
+    """Whether a value is a floating or complex tensor."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
 def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
     """Whether two tensors of any kind are of the same kind, with the same parts by `same`."""
     if a.is_meta and b.is_meta:

@@ -18,9 +18,10 @@ from paritas._torch.simulated_ranks import (
     watch_redistribution,
 )
 from paritas.errors import UsageError
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.noise_runs import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation, cotangent
 from paritas.numerics.contents import leaves
+from paritas.numerics.flattening import is_inexact
 from paritas.numerics.judge import Checks, check_pair
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 

@@ -13,10 +13,11 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.noise_runs import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
+from paritas.numerics.flattening import is_inexact
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.parallel.assembling import (

@@ -11,11 +11,12 @@ import msgspec
 import torch
 
 from paritas.checks.failures import Explainer, call_context, likely_mixups
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, is_inexact
+from paritas.execution.noise_runs import ItemEvidence, NoiseRuns
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.criterion import UNIT_F64
+from paritas.numerics.flattening import is_inexact
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
 from paritas.partition.runner import GRADIENT

@@ -18,6 +18,7 @@ import torch
 
 from paritas._torch.operators import call_rounds, map_tensors
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
+from paritas.numerics.flattening import is_inexact
 from paritas.precision.accumulation import UnperturbedCall, accumulation
 from paritas.precision.lifting import LiftMode
 
@@ -221,7 +222,7 @@ class PerturbMode(LiftMode):
         """Run the operator on perturbed arguments and perturb what it gives."""
         unit = self._unit_of(func)
         rounds = call_rounds(kind, args, kwargs)
-        exact = not rounds or (kind.name == "_to_copy" and not _is_inexact(args[0]))
+        exact = not rounds or (kind.name == "_to_copy" and not is_inexact(args[0]))
         if exact and not self.shake_inputs:
             return func(*args, **kwargs)
         shaken = args
@@ -269,7 +270,7 @@ class PerturbMode(LiftMode):
         results: list[Any] = [result] if single else list(result)
         accumulator = min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
-            if not _is_inexact(tensor):
+            if not is_inexact(tensor):
                 continue
             if tensor.layout in SPARSE_LAYOUTS:
                 noisy = self._shaken(tensor, unit * self.reach)
@@ -308,7 +309,7 @@ class PerturbMode(LiftMode):
         return self.unit if dtype is None else torch.finfo(dtype).eps / 2
 
     def _shaken(self, tensor: Tensor, reach: float) -> Tensor:
-        if not _is_inexact(tensor):
+        if not is_inexact(tensor):
             return tensor
         if tensor.layout in SPARSE_LAYOUTS:
             return map_values(tensor, lambda values: self._shaken(values, reach))
@@ -409,10 +410,6 @@ def _noise_by_value(tensor: Tensor, salt: int) -> Tensor:
     mixed.bitwise_xor_(mixed >> 29).mul_(_MULTIPLIER)
     mixed.bitwise_right_shift_(12).bitwise_and_(_MASK)
     return mixed.to(torch.float64).mul_(2.0 / _MASK).sub_(1.0)
-
-
-def _is_inexact(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
