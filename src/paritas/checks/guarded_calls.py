@@ -20,7 +20,7 @@ from paritas.checks.failures import (
 from paritas.checks.guard_settings import GuardSettings, Schedule
 from paritas.errors import MismatchError, ParityWarning
 from paritas.execution.differences import PairDifference, all_equal, differences
-from paritas.execution.noise_runs import ItemEvidence
+from paritas.execution.evidence import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import error_ratios, relative_difference
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.execution.noise_runs import NoiseRuns
+    from paritas.execution.evidence import Evidence
+    from paritas.execution.program import Program
 
 
 # --- The journal of a guard -----------------------------------------------------------------------
@@ -271,7 +272,7 @@ def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
 class CallComparer:
     """Compares one call, item by item; every path is preceded by the graph's label."""
 
-    def __init__(self, runs: NoiseRuns, label: str, experience: Experience) -> None:
+    def __init__(self, runs: Evidence[Program], label: str, experience: Experience) -> None:
         """`runs` holds what the reference did."""
         self.runs = runs
         self.label = label
@@ -363,7 +364,7 @@ class CallComparer:
         from paritas.diagnosis.case import Context
 
         explainer = self.experience.explainer
-        given = self.runs.given()
+        given = self.runs.program.given()
         before = given.get(evidence.path.removesuffix(AFTER))
         earlier: dict[str, Tensor] = {}
         if evidence.path.endswith(AFTER) and isinstance(before, torch.Tensor):
@@ -508,11 +509,11 @@ class GuardedCode:
         self.entry.calls += 1
         return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
 
-    def comparer(self, runs: NoiseRuns) -> CallComparer:
+    def comparer(self, runs: Evidence[Program]) -> CallComparer:
         """Something to compare one call with."""
         return CallComparer(runs, self.entry.label, self.experience)
 
-    def rolled_up(self, out: CollectedFindings, runs: NoiseRuns) -> Verdict:
+    def rolled_up(self, out: CollectedFindings, runs: Evidence[Program]) -> Verdict:
         """The verdict about one call."""
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
         return out.verdict(strict=self.settings.strict)

@@ -24,12 +24,12 @@ from paritas._torch.graphs import (
 )
 from paritas.checks.guarded_calls import GuardedCode, GuardJournal, is_same_memory, locate_safely
 from paritas.execution.differences import all_equal
+from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import (
     CallSurroundings,
+    CapturedProgram,
     CapturedReference,
-    CapturedRuns,
-    GradientRuns,
-    GraphRuns,
+    GraphProgram,
     ReferenceGraph,
     copy_argument,
     copy_written,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def substitute_reference(
-    runs: GraphRuns,
+    runs: Evidence[GraphProgram],
     candidate: Observation,
     given: list[Any],
     visible: frozenset[int],
@@ -65,10 +65,10 @@ def substitute_reference(
     seen = runs.native[0]
     if seen.rng_after is not None:
         seen.rng_after.restore()
-    _correct_inputs(runs.used, given)
+    _correct_inputs(runs.program.used, given)
     results = []
     for position, (name, value) in enumerate(seen.outputs.items()):
-        result = _rebase_view(value, runs.used, given)
+        result = _rebase_view(value, runs.program.used, given)
         theirs = candidate.outputs.get(name)
         if position not in visible:
             result = _lay_out_like(result, theirs)
@@ -136,7 +136,7 @@ class Suspect:
     """
 
     lowered: LoweredGraph
-    runs: GraphRuns
+    runs: Evidence[GraphProgram]
     candidate: Observation
     label: str
     failures: tuple[Finding, ...]
@@ -206,7 +206,7 @@ class GuardedGraph(GuardedCode):
         for position in _changed_arguments(given, before):
             kept[position] = before[position]
         before.clear()  # before the reference takes its own room
-        runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
+        runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
         try:
             verdict = self._judge(runs, candidate, given)
         except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
@@ -237,14 +237,16 @@ class GuardedGraph(GuardedCode):
             if mine is value and isinstance(value, torch.Tensor)
         }
 
-    def _judge(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Verdict:
+    def _judge(
+        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
+    ) -> Verdict:
         collected = self._compare(runs, candidate, given)
         self._ask_again(collected, runs, candidate, given)
         verdict = self.rolled_up(collected, runs)
         if verdict.failures and candidate.error is None and runs.native[0].error is None:
             verdict = self._with_origin(verdict, runs, candidate)
         if verdict.passed:
-            runs.become_lean()
+            runs.program.become_lean(runs.native[0])
         if not self.late_findings:
             return verdict
         late, self.late_findings = self.late_findings, []
@@ -253,7 +255,7 @@ class GuardedGraph(GuardedCode):
     def _ask_again(
         self,
         collected: CollectedFindings,
-        runs: GraphRuns,
+        runs: Evidence[GraphProgram],
         candidate: Observation,
         given: list[Any],
     ) -> None:
@@ -270,7 +272,9 @@ class GuardedGraph(GuardedCode):
                 )
             )
         for reference in self._tolerant:
-            others = GraphRuns(reference, runs.kept, runs.rng, self.settings.seed)
+            others = GraphProgram.evidence(
+                reference, runs.program.kept, runs.program.rng, self.settings.seed
+            )
             again = self._compare(others, candidate, given)
             better = {(f.path, f.aspect) for f in again.findings if f.status.passes()}
             collected.findings = [
@@ -281,7 +285,7 @@ class GuardedGraph(GuardedCode):
             ]
 
     def _compare(
-        self, runs: GraphRuns, candidate: Observation, given: list[Any]
+        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
     ) -> CollectedFindings:
         comparer = self.comparer(runs)
         reference = runs.native[0]
@@ -300,7 +304,7 @@ class GuardedGraph(GuardedCode):
         comparer.compare_values(reference.after, candidate.after)
         comparer.compare_strides(reference, candidate, self._promised)
         self._compare_aliases(comparer, runs, candidate, given)
-        pairs = enumerate(zip(runs.kept, given, strict=True))
+        pairs = enumerate(zip(runs.program.kept, given, strict=True))
         comparer.compare_untouched(
             {
                 self.reference.inputs[position]: (before, after)
@@ -311,14 +315,21 @@ class GuardedGraph(GuardedCode):
         return comparer.out
 
     def _compare_aliases(
-        self, comparer: CallComparer, runs: GraphRuns, candidate: Observation, given: list[Any]
+        self,
+        comparer: CallComparer,
+        runs: Evidence[GraphProgram],
+        candidate: Observation,
+        given: list[Any],
     ) -> None:
         """Only what outputs that the user sees share is looked at: nobody else could tell."""
         reference = runs.native[0]
         places = [storage_address(value) for value in given]
-        pairs = zip(runs.used, given, places, strict=True)
-        used = [place if mine is theirs else storage_address(mine) for mine, theirs, place in pairs]
-        reference.aliases = self.reference.aliases(reference, runs.used, used, self._promised)
+        mine = runs.program.used
+        pairs = zip(mine, given, places, strict=True)
+        used = [place if own is theirs else storage_address(own) for own, theirs, place in pairs]
+        reference.aliases = self.reference.aliases(
+            reference, runs.program.used, used, self._promised
+        )
         candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
         donated = {self.reference.inputs[position] for position in self.lowered.donated}
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
@@ -334,7 +345,9 @@ class GuardedGraph(GuardedCode):
                 same.add(name)
         return same
 
-    def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
+    def _with_origin(
+        self, verdict: Verdict, runs: Evidence[GraphProgram], candidate: Observation
+    ) -> Verdict:
         if self._located is None:
             self._located = []
             if self.locator is not None:
@@ -433,7 +446,8 @@ class GuardedCapture(GuardedCode):
         kept = [copy_argument(copier, value) for value in args]
         rng = RandomState.now()
         surroundings = CallSurroundings.now()
-        runs = CapturedRuns(self.reference, kept, rng, surroundings, self.settings.seed)
+        program = CapturedProgram(self.reference, kept, rng, surroundings)
+        runs = Evidence(program, seed=self.settings.seed)
         watch = GradientWatch(self, kept, rng, surroundings)
         rng.restore()
         candidate = Observation(rng_before=rng)
@@ -483,7 +497,7 @@ class GuardedCapture(GuardedCode):
         ]
 
     def _judge(
-        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[str] = ()
+        self, runs: Evidence[CapturedProgram], candidate: Observation, reused: Sequence[str] = ()
     ) -> Verdict:
         comparer = self.comparer(runs)
         reference = runs.native[0]
@@ -535,9 +549,8 @@ class GuardedCapture(GuardedCode):
         code = self.backward
         code.entry.calls += 1
         try:
-            runs = GradientRuns(
-                self.reference, kept, rng, surroundings, self.settings.seed, cotangents
-            )
+            program = CapturedProgram(self.reference, kept, rng, surroundings, cotangents)
+            runs = Evidence(program, seed=self.settings.seed)
             comparer = code.comparer(runs)
             reference = runs.native[0]
             if not code.judge_errors(comparer.out, reference.error, None):
@@ -560,7 +573,7 @@ class GuardedCapture(GuardedCode):
         return result
 
     def _with_origin(
-        self, verdict: Verdict, runs: CapturedRuns, label: str, *, gradients: bool
+        self, verdict: Verdict, runs: Evidence[CapturedProgram], label: str, *, gradients: bool
     ) -> Verdict:
         differs = any(f.status is not Status.UNVERIFIED for f in verdict.failures)
         if not differs or not self.settings.locate or runs.native[0].error is not None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.checks.guarded_graphs import Suspect
-    from paritas.execution.graph_runs import CapturedRuns
+    from paritas.execution.graph_runs import CapturedProgram
     from paritas.execution.observation import RunOptions
     from paritas.results.findings import Verdict
 
@@ -80,17 +80,17 @@ def run_variant(
     """Compile the graph, or a changed copy of it, with options on top of its own, and run it."""
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     copier = Copier()
-    given = [copy_argument(copier, value) for value in suspect.runs.kept]
-    seen = Observation(rng_before=suspect.runs.rng)
+    given = [copy_argument(copier, value) for value in suspect.runs.program.kept]
+    seen = Observation(rng_before=suspect.runs.program.rng)
     try:
         compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
-        suspect.runs.rng.restore()
+        suspect.runs.program.rng.restore()
         results = list(compiled(list(given)))
     except Exception as error:  # noqa: BLE001  (a variant that does not work shows nothing)
         return CompiledVariant(seen, given, [], error)
     seen.rng_after = RandomState.now()
-    count = len(suspect.runs.reference.outputs)
-    suspect.runs.reference.name_results(seen, results[:count], given)
+    count = len(suspect.runs.program.reference.outputs)
+    suspect.runs.program.reference.name_results(seen, results[:count], given)
     return CompiledVariant(seen, given, results[count:])
 
 
@@ -141,7 +141,7 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
     """
     failed = {finding.path for finding in suspect.failures}
     outputs = returned(suspect.lowered.module)
-    named = zip(suspect.runs.reference.outputs, outputs, strict=False)
+    named = zip(suspect.runs.program.reference.outputs, outputs, strict=False)
     wrong = [node for name, node in named if f"{suspect.label}: {name}" in failed]
     before = ancestors(wrong) if wrong else None
     names = [
@@ -261,9 +261,9 @@ def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
 def _wrong_nodes(
     suspect: Suspect, values: dict[str, Any], variant: CompiledVariant
 ) -> list[Finding]:
-    module = suspect.runs.reference.module
+    module = suspect.runs.program.reference.module
     traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
-    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.kept, strict=True))
+    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.program.kept, strict=True))
     findings = []
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -318,7 +318,7 @@ def _check_write(
 ) -> list[Finding]:
     """An input written to at the end has to hold the value that was computed for it."""
     target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
-    inputs = placeholders(suspect.runs.reference.module)
+    inputs = placeholders(suspect.runs.program.reference.module)
     table[node] = table.get(source) if isinstance(source, Node) else None
     value = table[node]
     plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
@@ -513,7 +513,7 @@ def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) ->
 def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
     """No less than the graph; the node behind the first failing output is the nearest place."""
     outputs = dict(
-        zip(suspect.runs.reference.outputs, returned(suspect.lowered.module), strict=False)
+        zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
     )
     prefix = f"{suspect.label}: "
     node: Node | None = None
@@ -569,7 +569,7 @@ class CapturedSuspect:
             backward pass or without, and gives the verdict.
     """
 
-    runs: CapturedRuns
+    runs: Evidence[CapturedProgram]
     label: str
     failures: tuple[Finding, ...]
     gradients: bool
@@ -588,7 +588,7 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
 
 def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
     deadline = time.monotonic() + SECONDS_FOR_PARTS
-    module = suspect.runs.reference.module
+    module = suspect.runs.program.reference.module
     values = _record_values(suspect)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
     for node in nodes:
@@ -631,9 +631,11 @@ class _NodeRecorder(Interpreter):
 
 def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    suspect.runs.rng.restore()
-    with suspect.runs.surroundings.again(), taking_stance("force_eager"):
-        _NodeRecorder(suspect.runs.reference.module, values).run(*suspect.runs.arguments())
+    suspect.runs.program.rng.restore()
+    with suspect.runs.program.surroundings.again(), taking_stance("force_eager"):
+        _NodeRecorder(suspect.runs.program.reference.module, values).run(
+            *suspect.runs.program.arguments()
+        )
     return values
 
 
