@@ -108,12 +108,23 @@ class Demand:
         spreads: unit roundoff -> what the runs so far came to.
     """
 
-    def __init__(self) -> None:
-        """Everything is needed."""
+    def __init__(self, *, settles: bool = True) -> None:
+        """Everything is needed; without `settles` it stays so, for whoever compares next."""
+        self.settles = settles
         self.settled: set[tuple[int, str]] = set()
         self.puts_off = False
         self.at_second = False
         self.spreads: dict[float, _Spread] = {}
+
+    def settle(self, call: int, path: str) -> None:
+        """An item needs no evidence any more."""
+        if self.settles:
+            self.settled.add((call, path))
+
+    def unsettle(self) -> None:
+        """Everything is needed again: other values are compared."""
+        self.settled.clear()
+        self.spreads.clear()
 
     def go_on_to_second(self) -> None:
         """Gradients of gradients are judged next, by perturbed runs of their own."""
@@ -134,6 +145,7 @@ class Evidence(Generic[P_co]):
         casts: the narrow dtypes that the program itself casts to, as far as lifted runs were made.
         shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
+        everything: the demand of whoever has none of his own.
         seed: of the perturbations.
     """
 
@@ -159,7 +171,7 @@ class Evidence(Generic[P_co]):
         self._baseline: list[Observation] | None = None
         self._log: dict[Any, torch.dtype] | None = None
         self._decided: dict[float, list[list[Observation]]] = {}
-        self._everything = Demand()
+        self.everything = Demand(settles=False)
         self._pool = NoisePool(seed)
 
     @property
@@ -216,7 +228,7 @@ class Evidence(Generic[P_co]):
         self, unit: float, call: int, path: str, runs: int, demand: Demand | None = None
     ) -> Tensor | None:
         """The rms deviation of one item over perturbed runs; infinite where one left it."""
-        demand = demand or self._everything
+        demand = demand or self.everything
         spread = demand.spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
             if demand.puts_off:
@@ -258,7 +270,7 @@ class Evidence(Generic[P_co]):
 
     def decided(self, unit: float, demand: Demand | None = None) -> list[list[Observation]]:
         """Runs that remember what decided their discrete results: a plain one, then perturbed."""
-        demand = demand or self._everything
+        demand = demand or self.everything
         if unit not in self._decided:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
