@@ -340,7 +340,8 @@ class Evidence(Generic[P_co]):
 
 def completed(seen: Observation, path: str, program: Program) -> Any:
     """An item of a run; what the program left alone has the value it came with, or `MISSING`."""
-    if not is_afterwards(path) or path in seen.after or path in seen.state:
+    known = any(path in table for table in (seen.outputs, seen.after, seen.state))
+    if known or not is_afterwards(path):
         return seen.value(path)
     if path.endswith(AFTER_BACKWARD):
         return completed(seen, f"{place_of(path)}{AFTER}", program)
