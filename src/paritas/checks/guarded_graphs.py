@@ -31,11 +31,11 @@ from paritas.execution.graph_runs import (
     CapturedReference,
     GraphProgram,
     ReferenceGraph,
-    copy_argument,
+    copy_arguments,
     copy_written,
 )
 from paritas.execution.observation import AFTER, AFTER_BACKWARD, Observation, storage_address
-from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.saved_state import RandomState
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Status
 
@@ -442,8 +442,7 @@ class GuardedCapture(GuardedCode):
         """Run the compiled code, and the check where one is due."""
         if not self.is_due(args):
             return self.compiled(*args)
-        copier = Copier()
-        kept = [copy_argument(copier, value) for value in args]
+        kept = copy_arguments(args)
         rng = RandomState.now()
         surroundings = CallSurroundings.now()
         program = CapturedProgram(self.reference, kept, rng, surroundings)
@@ -601,8 +600,7 @@ class GuardedCapture(GuardedCode):
         with torch.set_grad_enabled(gradients):
             code = GuardedCapture.of(graph, args, self.compile_graph, settings, journal, "part")
             for _ in range(calls):
-                copier = Copier()
-                results = code(*[copy_argument(copier, value) for value in args])
+                results = code(*copy_arguments(args))
                 ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
                 if gradients and ends:
                     torch.autograd.backward(ends, [torch.randn_like(end) for end in ends])

@@ -33,10 +33,11 @@ from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
 from paritas.execution.evidence import Evidence, ItemEvidence
-from paritas.execution.graph_runs import copy_argument
+from paritas.execution.graph_runs import copy_argument, copy_arguments
 from paritas.execution.observation import Observation
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier, RandomState
+from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
@@ -79,8 +80,7 @@ def run_variant(
 ) -> CompiledVariant:
     """Compile the graph, or a changed copy of it, with options on top of its own, and run it."""
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
-    copier = Copier()
-    given = [copy_argument(copier, value) for value in suspect.runs.program.kept]
+    given = copy_arguments(suspect.runs.program.kept)
     seen = Observation(rng_before=suspect.runs.program.rng)
     try:
         compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
@@ -300,8 +300,9 @@ def judge_node(
         What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
     """
     call = _NodeCall(node, table)
-    values = _tensors_in([call.args, call.kwargs, node.meta.get("val")])
-    known = Evidence(ValueProgram(call.prepare, values), seed=seed)
+    values = leaves([call.args, call.kwargs, node.meta.get("val")])
+    program = ValueProgram(call.prepare, [value for _, value in values])
+    known = Evidence(program, seed=seed)
     reference = known.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []
@@ -368,16 +369,6 @@ class _NodeCall:
             return result if self.item is None else result[self.item]
 
         return run
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors_in(item)]
-    return []
 
 
 def _copy_arguments(copier: Copier, value: Any) -> Any:

@@ -215,7 +215,7 @@ class Evidence(Generic[P_co]):
         mode = self.lift_mode(remember_sums=looks)
         watch = _AutocastWatch() if looks else None
         seen = self.run(RunOptions(mode=mode, wide=True, watch=watch))
-        usable = self._is_usable(seen, "no arbiter: the reference in float64")
+        usable = is_usable(seen, "no arbiter: the reference in float64", self.notes)
         if watch is not None:
             self.casts |= mode.casts
             self.dtypes |= mode.casts | watch.dtypes
@@ -236,7 +236,7 @@ class Evidence(Generic[P_co]):
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
             self.tell(Progress(f"measuring rounding in {whose}", spread.runs, runs))
             seen = self.perturbed(unit, spread.runs, demand)
-            if not self._is_usable(seen, "a perturbed run of the reference"):
+            if not is_usable(seen, "a perturbed run of the reference", self.notes):
                 return None
             self._add_run(spread, seen, demand)
             spread.runs += 1
@@ -332,10 +332,6 @@ class Evidence(Generic[P_co]):
     def complete(self, seen: Observation, path: str) -> Any:
         """An item of a run; an input or buffer it left alone has the value it came with."""
         return completed(seen, path, self._program)
-
-    def _is_usable(self, seen: list[Observation], who: str) -> bool:
-        """Whether a run went well; if not, a note says why."""
-        return is_usable(seen, who, self.notes)
 
 
 def completed(seen: Observation, path: str, program: Program) -> Any:

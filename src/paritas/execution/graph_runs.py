@@ -286,12 +286,7 @@ class GraphProgram(Program):
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Run the graph once more."""
-        copier = Copier(widen=True)
-        args = (
-            [copy_argument(copier, value) for value in self.kept]
-            if options.wide
-            else self.arguments()
-        )
+        args = copy_arguments(self.kept, wide=True) if options.wide else self.arguments()
         self.restore_random()
         # `as_traced` hides a watch, so a mixed graph is perturbed by its coarsest dtype throughout.
         with options.watch or contextlib.nullcontext():
@@ -310,6 +305,12 @@ class GraphProgram(Program):
 def copy_argument(copier: Copier, value: Any) -> Any:
     """A tensor's copy; numbers, generators and the like as they are."""
     return copier.copy_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def copy_arguments(args: Iterable[Any], *, wide: bool = False) -> list[Any]:
+    """Copies of all arguments of a call, which share memory as those do."""
+    copier = Copier(widen=wide)
+    return [copy_argument(copier, value) for value in args]
 
 
 def copy_written(args: list[Any], written: frozenset[int]) -> list[Any]:
@@ -450,8 +451,7 @@ class CapturedProgram(Program):
 
     def arguments(self, *, wide: bool = False) -> list[Any]:
         """Copies of the arguments, which may be written to."""
-        copier = Copier(widen=wide)
-        return [copy_argument(copier, value) for value in self.kept]
+        return copy_arguments(self.kept, wide=wide)
 
     def given(self) -> dict[str, Any]:
         """The arguments by name, as they came."""
@@ -472,25 +472,26 @@ class CallSurroundings:
     @classmethod
     def now(cls) -> CallSurroundings:
         """What is in force."""
-        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        on = {kind: torch.get_autocast_dtype(kind) for kind in kinds if _is_autocasting(kind)}
-        return cls(torch.is_grad_enabled(), on)
+        autocast = {
+            kind: torch.get_autocast_dtype(kind)
+            for kind in _device_kinds()
+            if torch.is_autocast_enabled(kind)
+        }
+        return cls(torch.is_grad_enabled(), autocast)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Put it in force."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-            for kind in kinds:
+            for kind in _device_kinds():
                 dtype = self.autocast.get(kind)
-                enabled = dtype is not None
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
             yield
 
 
-def _is_autocasting(kind: str) -> bool:
-    return torch.is_autocast_enabled(kind)
+def _device_kinds() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def _detach_tensor(value: Any) -> Any:
