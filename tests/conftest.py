@@ -28,17 +28,21 @@ PROGRAMS = "COMPILER_PATH"
 QUICK = """#!/bin/sh
 case "$*" in
 *--output-pch*) exec '{0}' "$@" ;;
-*) exec '{0}' "$@" -O1 -g0 ;;
+*" -O3 "*) exec '{0}' "$@" -O1 -g0 ;;
+*) exec '{0}' "$@" ;;
 esac
 """
 
 
+WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
+
 # A loaded machine is not a bug, and the same commit has the same result. The examples of a test may
-# share its folder. The whole corpus draws others each time.
+# share its folder. The whole corpus draws more, and others each time.
 hypothesis.settings.register_profile(
     "paritas",
     deadline=None,
-    derandomize=os.environ.get("PARITAS_WHOLE_CORPUS") != "1",
+    derandomize=not WHOLE,
+    max_examples=100 if WHOLE else 40,
     database=None,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
@@ -53,20 +57,27 @@ def pytest_configure(config: pytest.Config) -> None:
     _build_quickly(config)
     _outlive_commands(config)
     config.add_cleanup(processes.stop_server)
-    if os.environ.get("PARITAS_WHOLE_CORPUS") != "1":
+    if not WHOLE:
         # Numbers that stand in our sources are no examples: to read them all takes seconds, and
         # which there are depends on what was imported before.
         providers.is_local_module_file = lambda _: False
 
 
-def pytest_collection_finish() -> None:
-    """Let Python's collector pass over what was imported and collected, which stays to the end.
+def pytest_collection(session: pytest.Session) -> None:
+    """Let Python's collector wait: what is imported and collected stays to the end."""
+    if not session.config.pluginmanager.hasplugin("dsession"):  # which leaves it to its workers
+        gc.disable()
 
-    And seldom over the rest: the compilers leave many objects that live for some tests.
+
+def pytest_collection_finish() -> None:
+    """Let Python's collector pass over what is there, and seldom over what comes.
+
+    The compilers leave many objects that live for some tests.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+    gc.enable()
     guards = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         # It empties the caches of the processor to measure, for a log, each program that is traced.
@@ -84,18 +95,24 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.fixture(autouse=True)
-def _forked_scripts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
-    if request.node.get_closest_marker("unforked"):
-        return
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    processes.run_scripts_forked = item.get_closest_marker("unforked") is None
 
-    def run(command: list[str], *, env: dict[str, str], cwd: Path | None = None, **_: object):
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_scripts() -> Iterator[None]:
+    """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
+
+    def run(command: list[str], *, env: dict[str, str], cwd: Path | None = None, **how: object):
+        if not processes.run_scripts_forked:
+            return subprocess.run(command, env=env, cwd=cwd, **how)  # noqa: PLW1510  (it is said)
         return processes.run(*command[1:], environment=env, cwd=cwd)
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
-    monkeypatch.setattr("paritas.graphs.results_folder.subprocess", forking)
-    monkeypatch.setattr("paritas.shrinking.scripts.subprocess", forking)
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr("paritas.graphs.results_folder.subprocess", forking)
+        patching.setattr("paritas.shrinking.scripts.subprocess", forking)
+        yield
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 600
 PRELOADED = "processes_preloaded"
+# Whether scripts that paritas writes are run here, in the test that runs now.
+run_scripts_forked = True
 _SERVER = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # made now: the socket's name is limited, and a test may move what is temporary
 
@@ -140,6 +142,14 @@ def run_ranks(
         subprocess.CompletedProcess(arguments, rank.returncode, *words.result())
         for words, rank in told.items()
     ]
+
+
+def context() -> multiprocessing.context.BaseContext:
+    """Of `multiprocessing`, for processes that are not started from here."""
+    if not _can_fork():
+        return multiprocessing.get_context("spawn")
+    _start_server()
+    return _SERVER
 
 
 @functools.cache

@@ -1,6 +1,9 @@
-"""What `processes` forks from: torch with its compilers, and paritas, imported and not yet used."""
+"""What `processes` forks from: torch with its compilers, and paritas, imported and tried once."""
 
 from __future__ import annotations
+
+import gc
+import os
 
 import torch
 import torch._dynamo  # noqa: TID251  (the import alone is wanted)
@@ -16,3 +19,11 @@ import paritas.comparison.compare
 import paritas.recording.capture  # noqa: F401
 
 torch.set_num_threads(1)
+if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":
+    # The first that is compiled takes most of a second more than others, for what is imported and
+    # looked up then. With more threads there would be some now, and no fork may have any.
+    torch.compile(torch.sin)(torch.ones(1, requires_grad=True)).backward()
+    torch.compiler.reset()
+# What is here stays: the collector of a forked process would copy all of it to look at it.
+gc.collect()
+gc.freeze()

@@ -72,6 +72,8 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from paritas.checks.guard import guard, guard_everywhere
     from paritas.checks.verify import verify
     from paritas.comparison.compare import compare
@@ -116,8 +118,15 @@ def _html_of(result: object) -> str:
     return paritas.reports.notebook.notebook_html(result)
 
 
-# Results lie below what makes HTML of them; this package is above both.
+def _shrink(verdict: Verdict, **options: Any) -> object:
+    import paritas.shrinking.sources
+
+    return paritas.shrinking.sources.shrink_verdict(verdict, **options)
+
+
+# Results lie below what makes HTML of them and what shrinks; this package is above all.
 _callbacks.show_by(_html_of)
+_callbacks.shrink_by(_shrink)
 
 
 def _guard_as_the_environment_says() -> None:

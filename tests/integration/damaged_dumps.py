@@ -20,9 +20,9 @@ from paritas.dumps.opening import open_dump
 from paritas.errors import UsageError
 from paritas.numerics.sketch import sketch
 from paritas.results.findings import Status
-from unit.dumps.entries import bits
-from unit.dumps.foreign import ge_files as ge
-from unit.dumps.foreign.msprobe_dumps import linear_program, tensor, write_process
+from unit.compat import ge_files as ge
+from unit.compat.msprobe_dumps import linear_program, tensor, write_process
+from unit.files.entries import bits
 
 TENSORS = {
     "w": values(5, 8),

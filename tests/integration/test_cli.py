@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import processes
 from paritas.checks import verify
 from paritas.cli import main
 from paritas.results.findings import Aspect, Status, Verdict
@@ -142,17 +143,18 @@ def test_a_run_can_be_repeated(folder):
 
 
 def test_a_terminal_that_knows_no_unicode_is_written_to_all_the_same():
-    code = "from paritas.cli import main; main(['verify', 'nets:build', '--backend', 'eager'])"
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", code],
-        env={"PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        timeout=600,
-        check=False,
-    )
+    code = """
+import sys
+from paritas.cli import main
+
+sys.stdout.reconfigure(encoding="ascii", errors="strict")
+sys.stderr.reconfigure(encoding="ascii", errors="strict")
+main(["verify", "nets:build", "--backend", "eager"])
+"""
+    done = processes.run("-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.decode("ascii").splitlines()[-1].startswith("identical: ")
-    assert done.stderr == b""
+    assert done.stdout.splitlines()[-1].startswith("identical: ")
+    assert done.stderr == ""
 
 
 # --- wrong usage ----------------------------------------------------------------------------------
@@ -310,7 +312,7 @@ def test_short_work_outside_of_a_terminal_shows_no_progress():
 
 
 def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = paritas("nets:build", "--backend", "eager")
     steps = result.stderr.splitlines()
     assert steps[:3] == [

@@ -14,7 +14,7 @@ from paritas.cli import main
 from paritas.comparison import compare as comparing
 from paritas.reports.files import read_comparison
 from paritas.results.findings import Status
-from unit.reporting.comparison_samples import transformer
+from unit.results.comparison_samples import transformer
 
 FILES = ["comparison.csv", "comparison.json", "report.html"]
 

@@ -21,8 +21,8 @@ from paritas.files.records import Entry, TensorFacts
 from paritas.numerics.statistics import summarize
 from paritas.recording import conversion
 from paritas.results.findings import Status
-from unit.dumps.foreign.msprobe_dumps import linear_program
-from unit.dumps.foreign.test_sglang import put
+from unit.compat.msprobe_dumps import linear_program
+from unit.compat.test_sglang import put
 
 NOW = "20240125031118787351"
 

@@ -96,7 +96,7 @@ def shrink(*arguments):
 def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_is_1(
     net, monkeypatch
 ):
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = shrink(
         "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
     )

@@ -129,7 +129,7 @@ def words(text):
 
 
 def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net, monkeypatch):
-    monkeypatch.setattr("paritas.reports.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
     assert "checking operators" in result.stderr

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 
 import pytest
 import torch
 from torch import nn
 
 import paritas
+import processes
 from integration.once import made_once
 from paritas.results.findings import Status
 from quality.guard_faults import without_caches, wrong_operation
@@ -137,9 +139,11 @@ def test_it_comes_back_from_json_as_it_was(dumps):
     assert paritas.Comparison.from_json(found.to_json()) == found
 
 
-# A process imports torch, which takes seconds.
+# A process that is started anew is seen in unit/comparison.
 @pytest.mark.parametrize(("executor", "jobs"), [("threads", 2), ("processes", 1)])
-def test_whoever_does_the_work_the_rows_are_the_same(dumps, executor, jobs):
+def test_whoever_does_the_work_the_rows_are_the_same(dumps, executor, jobs, monkeypatch):
+    forking = processes.context()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forking)
     found = paritas.compare(dumps.faulty, dumps.fx, executor=executor, jobs=jobs)
     expected = paritas.compare(dumps.faulty, dumps.fx, jobs=1)
     assert found.rows == expected.rows

@@ -7,12 +7,14 @@ import copyreg
 import pytest
 import torch
 
-from paritas.comparison import executors
+import processes
+from paritas.comparison import opened_dumps
 from paritas.comparison.compare import compare
-from paritas.comparison.executors import Failed, executor_of, run_batches
 from paritas.errors import UsageError
+from paritas.execution import executors
+from paritas.execution.executors import Failed, executor_of, run_batches
 from unit.comparison.dying import die_at_three
-from unit.dumps.entries import write_dump
+from unit.files.entries import write_dump
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +37,9 @@ def cluster(distributed):
     """A scheduler in this process, and one worker, a process that is started anew if it dies."""
     options = {
         "distributed.scheduler.allowed-failures": 0,
+        "distributed.nanny.environ.OMP_NUM_THREADS": 1,
         "distributed.nanny.pre-spawn-environ.OMP_NUM_THREADS": 1,
+        "distributed.worker.multiprocessing-method": processes.context().get_start_method(),
     }
     dask = pytest.importorskip("dask")
     with (
@@ -81,7 +85,7 @@ def test_a_cluster_that_does_not_see_the_dump_says_so(tmp_path, cluster):
         executor_of(address_of(cluster)) as (pool, _),
         pytest.raises(UsageError, match=r"a worker on .* cannot open it: .*gone is not there"),
     ):
-        list(run_batches(pool, executors.opened, [str(tmp_path / "gone")], ahead=1))
+        list(run_batches(pool, opened_dumps.opened, [str(tmp_path / "gone")], ahead=1))
 
 
 def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):

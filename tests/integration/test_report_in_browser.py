@@ -8,8 +8,8 @@ import pytest
 
 from integration.chromium import ask_page
 from paritas.reports.comparison_page import html_report
-from unit.reporting.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
-from unit.reporting.comparison_samples import transformer
+from unit.results.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
+from unit.results.comparison_samples import transformer
 
 LOOK = """
 said.shown = text("#shown");

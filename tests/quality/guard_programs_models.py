@@ -46,7 +46,7 @@ def sgd_training(backend: Any) -> Any:
 
 @program
 def adam_training(backend: Any) -> Any:
-    model = mlp()
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh())
     return trained(backend, model, torch.optim.Adam(model.parameters(), lr=1e-2))
 
 

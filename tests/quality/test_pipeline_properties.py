@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from torch import nn
 
 import paritas
+from letters import LETTERS
 from paritas.results.findings import Status, Verdict
 
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
@@ -222,7 +223,14 @@ def tensors(draw):
     return values.to(dtype) if dtype.is_floating_point else values.nan_to_num(0, 3, -3).to(dtype)
 
 
-LEAVES = tensors() | st.integers() | st.floats() | st.booleans() | st.text(max_size=3) | st.none()
+LEAVES = (
+    tensors()
+    | st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.text(LETTERS, max_size=3)
+    | st.none()
+)
 TREES = st.recursive(
     LEAVES,
     lambda inner: (

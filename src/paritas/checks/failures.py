@@ -254,8 +254,8 @@ def make_origin(
 
 # --- The live programs behind a verdict that failed -----------------------------------------------
 
-# A verdict is data, and data holds no models. So what failed is kept beside it, by the verdict's
-# identity: only of the last few, and only while the verdict itself is in use.
+# A verdict is data, and data holds no models. So what failed is kept beside its fields: only of the
+# last few verdicts, and only while the verdict itself is in use.
 
 # Each holds a model and its inputs.
 MOST_REMEMBERED = 8
@@ -335,24 +335,24 @@ class FailedSplit:
 
 FailedCase = FailedPair | FailedGraph | FailedSplit
 
-_KEPT: collections.OrderedDict[int, tuple[weakref.ref[Verdict], tuple[FailedCase, ...]]] = (
-    collections.OrderedDict()
-)
+# Under this name a verdict holds them: not as a field, so no file and no comparison sees them.
+_CASES = "failed_cases"
+_recent: collections.deque[weakref.ref[Verdict]] = collections.deque()
 
 
 def remember_failed(verdict: Verdict, cases: Sequence[FailedCase]) -> None:
     """Keep what a verdict is about."""
     if not cases:
         return
-    key = id(verdict)
-    kept = _KEPT  # a verdict may outlive this module's names, at the interpreter's exit
-    # When it goes, so do the model and the inputs.
-    kept[key] = (weakref.ref(verdict, lambda _: kept.pop(key, None)), tuple(cases))
-    while len(_KEPT) > MOST_REMEMBERED:
-        _KEPT.popitem(last=False)
+    vars(verdict)[_CASES] = tuple(cases)
+    _recent.append(weakref.ref(verdict))
+    while len(_recent) > MOST_REMEMBERED:
+        oldest = _recent.popleft()()
+        if oldest is not None:
+            vars(oldest).pop(_CASES, None)
 
 
 def recall_failed(verdict: Verdict) -> tuple[FailedCase, ...]:
     """What a verdict is about; empty where that is not known any more."""
-    known = _KEPT.get(id(verdict))
-    return known[1] if known is not None and known[0]() is verdict else ()
+    cases: tuple[FailedCase, ...] = vars(verdict).get(_CASES, ())
+    return cases

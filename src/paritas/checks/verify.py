@@ -43,8 +43,8 @@ from paritas.execution.subjects import (
 )
 from paritas.numerics.contents import SEQUENCE
 from paritas.numerics.flattening import is_inexact
-from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -106,7 +106,7 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
     _check_output(output, overwrite=overwrite, parquet=parquet)
-    from paritas.comparison.executors import few_full_collections
+    from paritas.execution.executors import few_full_collections
 
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     with few_full_collections():

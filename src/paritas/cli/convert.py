@@ -103,7 +103,7 @@ def convert(  # noqa: PLR0913  (one for each option)
 
 
 def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:
-    from paritas.reports.dump_records import size
+    from paritas.results.wording import size
 
     for problem in done.problems:
         click.echo(f"problem: {problem}")

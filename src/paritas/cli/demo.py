@@ -144,7 +144,7 @@ def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:
 def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
     """Of the right compilation, then of the wrong one."""
     from paritas.cli.options import progress
-    from paritas.reports.progress import Progress
+    from paritas.results.progress import Progress
 
     with progress() as tell:
         done = 0

@@ -220,7 +220,7 @@ def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
 
-    from paritas.reports.progress import LogLines, ProgressBar, bar_display
+    from paritas.results.progress import LogLines, ProgressBar, bar_display
 
     console = Console(stderr=True)
     if not console.is_interactive:

@@ -23,9 +23,9 @@ from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, mak
 from paritas.partition.recipe_checks import failed_split
 from paritas.placement.parts import on_device
 from paritas.placement.recipes import Concat, Recipe, Split
-from paritas.reports.progress import Progress
 from paritas.reports.terminal import STYLES, details, last_line, listed
 from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -17,8 +17,8 @@ from paritas.cli.options import (
 
 if TYPE_CHECKING:
     from paritas.reports.annotations import Account
-    from paritas.reports.progress import Progress
     from paritas.results.graph_reports import GraphReport
+    from paritas.results.progress import Progress
 
 # Those of `paritas.graphs.calls`.
 SOURCES = ("declared", "library", "discover", "all")

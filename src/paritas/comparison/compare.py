@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import torch
 
-from paritas.comparison.executors import (
-    Failed,
-    executor_of,
-    few_full_collections,
-    opened,
-    run_batches,
-)
 from paritas.comparison.gathering import operands
 from paritas.comparison.judgement import Measured, measure
+from paritas.comparison.opened_dumps import opened
 from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
 from paritas.errors import ParitasError, UsageError
+from paritas.execution.executors import (
+    Failed,
+    executor_of,
+    few_full_collections,
+    run_batches,
+)
 from paritas.files.trees import local_copy
 from paritas.numerics.mismatch_maps import mismatch_detail
-from paritas.reports.progress import Progress, shows_progress
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
+from paritas.results.progress import Progress, shows_progress
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:

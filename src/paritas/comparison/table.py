@@ -11,9 +11,9 @@ from paritas.comparison.dataflow import RecordedCalls
 from paritas.dumps.survey import is_result
 from paritas.numerics.automatic import BLIND_NOISE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
-from paritas.reports.progress import Progress
 from paritas.results.comparisons import ComparisonRow
 from paritas.results.findings import Status
+from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -31,7 +31,7 @@ from paritas.numerics.flattening import is_inexact
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
-from paritas.reports.progress import Progress
+from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

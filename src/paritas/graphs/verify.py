@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.comparison.executors import Failed, executor_of, run_batches
 from paritas.errors import UsageError
+from paritas.execution.executors import Failed, executor_of, run_batches
 from paritas.execution.subjects import usable_device
 from paritas.graphs.calls import (
     CallGroup,
@@ -41,7 +41,6 @@ from paritas.graphs.results_folder import (
     write_results,
 )
 from paritas.partition.recipe_checks import check_confirm
-from paritas.reports.progress import Progress, shows_progress
 from paritas.results.graph_reports import (
     CallOutcome,
     CallSite,
@@ -49,6 +48,7 @@ from paritas.results.graph_reports import (
     GraphReport,
     OperatorResult,
 )
+from paritas.results.progress import Progress, shows_progress
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:

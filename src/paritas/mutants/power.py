@@ -29,9 +29,9 @@ from paritas.mutants.planting import (
 )
 from paritas.mutants.programs import IDLE, trace_program
 from paritas.numerics.contents import leaves
-from paritas.reports.progress import Progress, shows_progress
 from paritas.results.findings import Status
 from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
+from paritas.results.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

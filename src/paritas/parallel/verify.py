@@ -39,8 +39,8 @@ from paritas.partition.split_evidence import (
     near_in_float64,
     near_natively,
 )
-from paritas.reports.progress import shows_progress
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

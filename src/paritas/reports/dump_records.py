@@ -5,14 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from paritas.results.wording import size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paritas.dumps.survey import ExaminedRecord
     from paritas.numerics.statistics import Statistics
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_THOUSAND = 1000
 
 
 def record_lines(examined: ExaminedRecord, width: int = 80) -> list[str]:
@@ -54,12 +53,3 @@ def _statistics(statistics: Statistics) -> Iterator[str]:
 def number(value: float | None) -> str:
     """Four digits, or a dash where there is none."""
     return "-" if value is None else f"{value:.4g}"
-
-
-def size(count: float) -> str:
-    """A number of bytes, with a unit."""
-    for unit in _UNITS[:-1]:
-        if abs(count) < _THOUSAND:
-            return f"{count:.3g} {unit}"
-        count /= _THOUSAND
-    return f"{count:.3g} {_UNITS[-1]}"

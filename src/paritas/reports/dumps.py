@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paritas.reports.dump_records import number, size
+from paritas.reports.dump_records import number
 from paritas.reports.terminal import (
     STYLES,
     details,
@@ -30,7 +30,7 @@ from paritas.reports.terminal import (
 )
 from paritas.results.comparisons import finding_of
 from paritas.results.findings import Aspect, Status
-from paritas.results.wording import MEANING, MOST_SHOWN, finding_lines
+from paritas.results.wording import MEANING, MOST_SHOWN, finding_lines, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import msgspec
 
-from paritas.reports.dump_records import size
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
 from paritas.results.findings import Status
-from paritas.results.wording import finding_lines
+from paritas.results.wording import finding_lines, size
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import math
 import re
 from typing import TYPE_CHECKING, Any, Self
@@ -248,7 +247,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True):
+class Verdict(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True, dict=True
+):
     """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
 
     findings: tuple[Finding, ...] = ()
@@ -328,9 +329,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             UsageError: nothing failed; or the programs are not at hand, as of a verdict that was
                 read from a file; or none of their graphs fails by itself.
         """
-        # By name: what shrinks lies far above what a verdict is.
-        sources = importlib.import_module("paritas.shrinking.sources")
-        return sources.shrink_verdict(
+        return callbacks.shrink(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Origin, Score, Verdict
 
 MOST_SHOWN = 10
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_THOUSAND = 1000
 
 MEANING = {
     Status.IDENTICAL: "is equal bit for bit",
@@ -196,3 +198,12 @@ def _origin_words(origin: Origin) -> list[str]:
             where = f"module {origin.name}" if plain else f"the {origin.name or 'model itself'}"
             return [f"first in {where}{kind}{ranks}"]
     return [f"{what}: {called}" if called else what]
+
+
+def size(count: float) -> str:
+    """A number of bytes, with a unit."""
+    for unit in _UNITS[:-1]:
+        if abs(count) < _THOUSAND:
+            return f"{count:.3g} {unit}"
+        count /= _THOUSAND
+    return f"{count:.3g} {_UNITS[-1]}"

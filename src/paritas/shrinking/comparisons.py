@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from paritas.comparison.dataflow import RecordedCalls
-from paritas.comparison.executors import opened
+from paritas.comparison.opened_dumps import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.errors import UsageError
 from paritas.execution.evidence import ItemEvidence
@@ -23,7 +23,7 @@ from paritas.execution.program import VALUE
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal
 from paritas.reports.files import read_comparison
-from paritas.reports.progress import Progress
+from paritas.results.progress import Progress
 from paritas.shrinking.scripts import SCRIPT_CHECK, input_lines, run_script, write_file
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 

@@ -23,8 +23,8 @@ from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import kinds_of
 from paritas.placement.recipes import OperatorCall, Recipe
-from paritas.reports.progress import Progress
 from paritas.results.graph_reports import CallOutcome, GraphReport
+from paritas.results.progress import Progress
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
-from paritas.reports.progress import Progress
 from paritas.results.findings import Diagnosis
+from paritas.results.progress import Progress
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,

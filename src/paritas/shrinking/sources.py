@@ -16,8 +16,8 @@ from paritas.errors import UsageError
 from paritas.execution.observation import RunConditions, running_subject
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
-from paritas.reports.progress import shows_progress
 from paritas.results.findings import Status
+from paritas.results.progress import shows_progress
 from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature, signature_of
 from paritas.shrinking.shrink import ShrinkReport, report_of, shrink
 

@@ -12,7 +12,7 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
 from paritas.files.records import Header
-from unit.dumps.entries import abandon, write_dump
+from unit.files.entries import abandon, write_dump
 
 VALUES = [torch.arange(4.0)]
 FIRST = Header(run="a" * 32, world_size=1, created="2026-01-01")

@@ -11,7 +11,7 @@ from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.files.records import Entry, Header, Placement
 from paritas.numerics.statistics import Statistics
-from unit.dumps.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
+from unit.files.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
 
 
 @st.composite

@@ -12,7 +12,7 @@ import paritas.dumps
 from integration.dump_making import values, write_run
 from paritas.dumps.reading import Dump
 from paritas.errors import ParitasError, UsageError
-from unit.dumps.foreign.ge_files import F32, ge_bytes, tensor
+from unit.compat.ge_files import F32, ge_bytes, tensor
 
 
 def test_each_public_name_is_what_its_home_says():

@@ -16,7 +16,7 @@ from paritas.errors import UsageError
 from paritas.files import tensor_bytes
 from paritas.files.records import Header
 from paritas.files.tensor_bytes import OpenFiles
-from unit.dumps.entries import PLAIN, bits, entry_of, filled, write_dump
+from unit.files.entries import PLAIN, bits, entry_of, filled, write_dump
 
 LAYOUTS = ("packed", "msit")
 

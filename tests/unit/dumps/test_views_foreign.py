@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from paritas.dumps.opening import open_dump
 from paritas.errors import UsageError
 from paritas.files import tensor_bytes
-from unit.dumps.entries import bits
-from unit.dumps.foreign import ge_files as ge
-from unit.dumps.foreign.msprobe_dumps import linear_program
+from unit.compat import ge_files as ge
+from unit.compat.msprobe_dumps import linear_program
+from unit.files.entries import bits
 
 VALUES = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 

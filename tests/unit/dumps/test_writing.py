@@ -15,7 +15,7 @@ from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
 from paritas.files.folders import run_identity
 from paritas.files.records import Entry, Header
-from unit.dumps.entries import abandon, entry_of, site, write_dump
+from unit.files.entries import abandon, entry_of, site, write_dump
 
 HEADER = Header(run="a" * 32)
 

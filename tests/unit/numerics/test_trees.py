@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from letters import LETTERS
 from paritas.numerics.contents import children, leaves, map_leaves
 
 
@@ -196,11 +197,11 @@ def test_empty_containers_have_no_leaves_and_are_kept():
 
 
 TREES = st.recursive(
-    st.integers() | st.none() | st.text(max_size=3),
+    st.integers() | st.none() | st.text(LETTERS, max_size=3),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+        | st.dictionaries(st.text(LETTERS, max_size=3) | st.integers(), inner, max_size=3)
         | st.builds(Pair, inner, inner)
         | st.builds(Frozen, inner, inner)
         | st.builds(lambda x: types.SimpleNamespace(x=x), inner)

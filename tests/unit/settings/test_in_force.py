@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from letters import LETTERS
 from paritas.errors import UsageError
 from paritas.settings import bind_variables, check_names
 from paritas.settings.options import Settings, SettingsFile, settable
@@ -164,9 +165,9 @@ def test_a_path_in_the_environment_is_meant_from_the_working_directory(monkeypat
     assert settings().for_command("check") == {"json_path": Path("v.json")}
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(LETTERS) | st.dates()
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(LETTERS), inner), max_leaves=4
 )
 
 

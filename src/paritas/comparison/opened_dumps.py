@@ -1,0 +1,69 @@
+"""Dumps that a worker has opened: the threads of a process share them, a process keeps a few."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from paritas.errors import UsageError
+from paritas.execution.executors import session_of_work
+
+if TYPE_CHECKING:
+    from paritas.dumps.opening import ReadableDump
+
+    _Key = tuple[str, str | None]
+
+_MOST_KEPT = 4
+
+_dumps_lock = threading.RLock()
+# While somebody holds a dump, the threads of this process share it.
+_held: weakref.WeakValueDictionary[_Key, ReadableDump] = weakref.WeakValueDictionary()
+# In a worker process nobody else holds it. It is kept while the same comparison goes on: later,
+# something else may be at that path.
+_kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
+_kept_for = ""
+
+
+def opened(path: str, kind: str | None = None) -> ReadableDump:
+    """Open a dump; what is called in a worker gets the one that is open already.
+
+    Raises:
+        UsageError: there is nothing there that any reader knows.
+    """
+    session = session_of_work()
+    key = (path, kind)
+    with _dumps_lock:
+        _forget_others(session)
+        found = _held.get(key) if session is not None else None
+        if found is None:
+            found = _open_for_worker(path, kind, session)
+            _held[key] = _held[path, found.kind] = found
+        if session:
+            _kept[key] = found
+            _kept.move_to_end(key)
+            if len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+        return found
+
+
+def _forget_others(session: str | None) -> None:
+    global _kept_for  # noqa: PLW0603  (one for each process)
+    if session and session != _kept_for:
+        for key in _kept:
+            _held.pop(key, None)
+        _kept.clear()
+        _kept_for = session
+
+
+def _open_for_worker(path: str, kind: str | None, session: str | None) -> ReadableDump:
+    from paritas.dumps.opening import open_dump
+
+    try:
+        return open_dump(path, kind)
+    except UsageError as error:
+        if not session:
+            raise
+        raise UsageError(f"a worker on {platform.node()} cannot open it: {error}") from error

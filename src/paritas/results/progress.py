@@ -1,0 +1,275 @@
+"""How far long work has come: what is told, and how a terminal, a log and a notebook show it.
+
+Whoever works tells a step in words, and counts where there is something to count. Time that is left
+is shown only where it follows from that count, or from a limit of time.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import html
+import sys
+import time
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from paritas.results.wording import size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+    from rich.progress import Progress as Display
+
+if TYPE_CHECKING:
+    Tell = Callable[[str], None]
+
+
+SECONDS_BETWEEN_LINES = 60.0
+# Of a cell: nothing for short work, then no more often than one can read.
+SECONDS_BEFORE_CELL = 1.0
+SECONDS_BETWEEN_CELLS = 0.25
+_MINUTE = 60
+_MANY = 100
+
+# Work within other work, which tells of itself.
+_is_shown = contextvars.ContextVar("paritas_progress_told", default=False)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Progress(str):
+    """A step of long work, in words, with how far it has come where that can be counted.
+
+    Attributes:
+        stage: what is being done; the words without the count.
+        done: how many things of this stage are done.
+        total: how many there are; 0 where that is not known.
+        nbytes: bytes of values worked on so far.
+        failing: how many so far do not pass.
+        at_most: seconds after which the work is stopped; None where nothing stops it.
+    """
+
+    __slots__ = ("at_most", "done", "failing", "nbytes", "stage", "total")
+
+    stage: str
+    done: int
+    total: int
+    nbytes: int
+    failing: int
+    at_most: float | None
+
+    def __new__(
+        cls,
+        stage: str,
+        done: int = 0,
+        total: int = 0,
+        *,
+        nbytes: int = 0,
+        failing: int = 0,
+        at_most: float | None = None,
+    ) -> Self:
+        """See the attributes."""
+        made = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
+        made.stage, made.done, made.total = stage, done, total
+        made.nbytes, made.failing, made.at_most = nbytes, failing, at_most
+        return made
+
+
+class Pace:
+    """A piece of work while it goes on: its present step, and the time that it takes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.step = Progress("starting")
+        self._clock = clock
+        self._began = self._told = clock()
+        self._first = 0
+
+    def note(self, told: str) -> None:
+        """Take the next step, or go on in the same stage."""
+        step = told if isinstance(told, Progress) else Progress(told)
+        self._told = self._clock()
+        if step.stage != self.step.stage:
+            # What was done before took its time elsewhere.
+            self._began, self._first = self._told, step.done
+        self.step = step
+
+    def words(self) -> str:
+        """`3 of 12, 8/s, 40 s left`, where that is known; else how long the stage took so far."""
+        step, seconds = self.step, self._clock() - self._began
+        words = [f"{step.done} of {step.total}"] if step.total else []
+        words.append(rate_words(step.done - self._first, step.nbytes, seconds))
+        left = self._left()
+        if left is not None:
+            words.append(left)
+        elif seconds >= 1:
+            words.append(f"{clock_words(seconds)} so far")
+        if step.failing:
+            words.append(f"{step.failing} failing")
+        return ", ".join(filter(None, words))
+
+    def _left(self) -> str | None:
+        step, now = self.step, self._clock()
+        stopped = None if step.at_most is None else max(0.0, step.at_most - (now - self._told))
+        done = step.done - self._first
+        if done > 0 and step.total > step.done:
+            # Up to when it was told: since then nothing more is known to be done.
+            whole = (self._told - self._began) / done * (step.total - self._first)
+            left = max(0.0, whole - (now - self._began))
+            return f"{clock_words(left if stopped is None else min(left, stopped))} left"
+        return None if stopped is None else f"at most {clock_words(stopped)} left"
+
+
+def rate_words(done: float, nbytes: int, seconds: float) -> str:
+    """How fast it goes; nothing as long as that is not known, or where each takes seconds."""
+    if seconds <= 0 or done < seconds:
+        return ""
+    rate = done / seconds
+    pairs = f"{rate:.0f}/s" if rate >= _MANY else f"{rate:.3g}/s"
+    return f"{pairs}, {size(nbytes / seconds)}/s" if nbytes else pairs
+
+
+def clock_words(seconds: float) -> str:
+    """`40 s`, `1 min 30 s`."""
+    minutes, rest = divmod(round(seconds), _MINUTE)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# --- a log ----------------------------------------------------------------------------------------
+
+
+class LogLines:
+    """Plain lines, for a log: one a minute at most, and none of short work."""
+
+    def __init__(self, echo: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+        self._course = Pace(clock)
+        self._echo, self._clock = echo, clock
+        self._last = clock()
+
+    def __call__(self, told: str) -> None:
+        """Write it, if it is time."""
+        self._course.note(told)
+        now = self._clock()
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            words = self._course.words()
+            self._echo(f"{self._course.step.stage}{f': {words}' if words else ' ...'}")
+
+
+# --- a terminal -----------------------------------------------------------------------------------
+
+
+class ProgressBar:
+    """One line of a terminal that is written over, with a bar where something is counted."""
+
+    def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
+        self._course = Pace(clock)
+        self._display = display
+        self._task = display.add_task("starting", total=None, course=self._course)
+
+    def __call__(self, told: str) -> None:
+        """Show it."""
+        self._course.note(told)
+        step = self._course.step
+        self._display.update(
+            self._task, description=step.stage, completed=step.done, total=step.total or None
+        )
+
+
+def bar_display(console: Console) -> Display:
+    """What a `Bar` is shown by; it leaves the terminal clean."""
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+    from rich.table import Column
+    from rich.text import Text
+
+    class CountedBar(BarColumn):
+        def render(self, task: Any) -> Any:
+            return Text() if task.total is None else super().render(task)
+
+    class Words(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            course: Pace = task.fields["course"]
+            return Text(course.words(), style="red" if course.step.failing else "")
+
+    stage = Column(no_wrap=True, overflow="ellipsis", max_width=40)
+    return RichProgress(
+        SpinnerColumn("line"),
+        TextColumn("{task.description}", markup=False, table_column=stage),
+        CountedBar(bar_width=10),
+        Words(table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+    )
+
+
+# --- a notebook -----------------------------------------------------------------------------------
+
+
+class NotebookLine:
+    """One line below the cell that runs, which goes when the work is done."""
+
+    def __init__(self, display: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        """`display` is the module `IPython.display`."""
+        self._course = Pace(clock)
+        self._display, self._clock = display, clock
+        self._handle: Any = None
+        self._next = clock() + SECONDS_BEFORE_CELL
+
+    def __call__(self, told: str) -> None:
+        """Show it, if it is time."""
+        self._course.note(told)
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + SECONDS_BETWEEN_CELLS
+        shown = self._display.HTML(self._html())
+        if self._handle is None:
+            self._handle = self._display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._handle is not None:
+            self._handle.update(self._display.HTML(""))
+
+    def _html(self) -> str:
+        step, words = self._course.step, self._course.words()
+        bar = f'<progress value="{step.done}" max="{step.total}"></progress> ' if step.total else ""
+        return f"{bar}{html.escape(': '.join(filter(None, (step.stage, words))))}"
+
+
+def shows_progress(work: Callable[_P, _R], *, hears: str = "on_progress") -> Callable[_P, _R]:
+    """Let a function that is called in a notebook show its progress, unless it is told to whom.
+
+    Args:
+        work: the function.
+        hears: its keyword for whom it tells.
+    """
+
+    @functools.wraps(work)
+    def shown(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        __tracebackhide__ = True
+        told = kwargs.get(hears) is not None or _is_shown.get()
+        display = None if told else _notebook_display(sys.modules)
+        line = None if display is None else NotebookLine(display)
+        if line is not None:
+            kwargs[hears] = line
+        token = _is_shown.set(True)
+        try:
+            return work(*args, **kwargs)
+        finally:
+            _is_shown.reset(token)
+            if line is not None:
+                line.close()
+
+    return shown
+
+
+def _notebook_display(modules: Mapping[str, Any]) -> Any:
+    """The module `IPython.display`, if this process serves a notebook."""
+    ipython = modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # A shell in a terminal has no kernel.
+    return None if getattr(shell, "kernel", None) is None else modules.get("IPython.display")

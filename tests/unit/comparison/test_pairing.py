@@ -1,0 +1,151 @@
+"""Which values of two dumps belong together, by names, steps, ranks and order."""
+
+from __future__ import annotations
+
+from paritas.comparison.operands import Operand
+from paritas.comparison.pairing import match
+from paritas.comparison.rules import Rules
+from unit.comparison.operand_samples import Side, found, told
+
+
+def test_the_same_canonical_name_belongs_together_in_the_order_of_the_golden_program():
+    my = Side().add("b", op="aten.add.Tensor").add("a").add("n", value="3")
+    golden = Side().add("a").add("b").add("n", value="4")
+    matches = found(my, golden)
+    assert told(matches) == [
+        ("id", "a#0/output.0", "a#0/output.0"),
+        ("id", "b#0/output.0", "b#0/output.0"),
+        ("id", "n#0/output.0", "n#0/output.0"),
+    ]
+    assert matches.skipped == []
+    assert matches.notes == []
+
+
+def test_what_has_no_counterpart_stands_where_it_was_and_has_the_nearest_names():
+    my = Side().add("a", (1,)).add("layers.0.attention", (7,)).add("z", (3,))
+    golden = Side().add("a", (1,)).add("layers.0.attn", (5,)).add("other", (6,)).add("z", (3,))
+    matches = found(my, golden)
+    assert told(matches) == [
+        ("id", "a#0/output.0", "a#0/output.0"),
+        ("", "layers.0.attention#0/output.0", None),
+        ("", None, "layers.0.attn#0/output.0"),
+        ("", None, "other#0/output.0"),
+        ("id", "z#0/output.0", "z#0/output.0"),
+    ]
+    assert matches.pairs[1].nearest[0] == "forward/layers.0.attn#0/output.0"
+    assert matches.pairs[2].nearest == ("forward/layers.0.attention#0/output.0",)
+
+
+def test_values_of_other_steps_and_ranks_do_not_belong_together():
+    my = Side().add("a", step=0, rank=0).add("a", step=0, rank=1).add("a", step=1, rank=0)
+    golden = Side().add("a", step=0, rank=0).add("a", step=0, rank=1)
+    pairs = found(my, golden).pairs
+    ranks = [(pair.my.step, pair.my.ranks, pair.golden and pair.golden.ranks) for pair in pairs]
+    assert ranks == [(0, (0,), (0,)), (0, (1,), (1,)), (1, (0,), None)]
+
+
+def test_steps_that_were_not_asked_for_are_left_out_and_counted():
+    my = Side().add("a", step=0).add("a", step=1).add("a", step=2)
+    golden = Side().add("a", step=0).add("a", step=7)
+    matches = found(my, golden, Rules.of(steps=["1:0", "2:0"]))
+    assert [(pair.my.step, pair.golden.step) for pair in matches.pairs] == [(1, 0), (2, 0)]
+    assert matches.skipped == [
+        "1 my values are of steps not asked for: 0",
+        "1 golden values are of steps not asked for: 7",
+    ]
+
+
+def test_what_is_put_together_from_ranks_belongs_to_the_only_rank_of_the_other_side():
+    parts = Side().add("a", rank=0).add("a", rank=1).operands
+    whole = Operand((*parts[0].parts, *parts[1].parts))
+    golden = Side().add("a", rank=0).operands
+    (pair,) = match([whole], golden, Rules(), {0: 0}).pairs
+    assert pair.matched_by == "id"
+    assert pair.my.ranks == (0, 1)
+
+
+def test_the_only_rank_of_each_side_is_compared_whatever_its_number():
+    matches = found(Side(rank=3).add("a"), Side(rank=0).add("a"))
+    assert [pair.matched_by for pair in matches.pairs] == ["id"]
+    assert matches.notes == ["my rank 3 is compared with golden rank 0: there is no other"]
+
+
+def test_what_the_user_ignores_is_counted_and_has_no_row():
+    my = Side().add("rotary.cos").add("mm", module="rotary")
+    golden = Side().add("rotary.cos").add("b")
+    matches = found(my, golden, Rules.of(ignore=["^rotary"]))
+    assert told(matches) == [("", None, "b#0/output.0")]
+    assert matches.skipped == [
+        "2 my values are ignored, as was asked for",
+        "1 golden values are ignored, as was asked for",
+    ]
+
+
+def test_a_prefix_that_all_names_of_one_side_have_is_left_out():
+    my, golden = Side(level="module"), Side(level="module")
+    for name in ("embed", "layers.0.attn", "layers.0.mlp", "head"):
+        my.add(f"model._orig_mod.{name}")
+        golden.add(name)
+    matches = found(my, golden)
+    assert [pair.matched_by for pair in matches.pairs] == ["module"] * 4
+    assert matches.notes == ["my names begin with 'model.', which was left out to match them"]
+
+
+def test_few_names_that_end_alike_are_no_prefix():
+    my = Side(level="module").add("x.weight", (1,)).add("y", (2,)).add("z", (3,)).add("u", (9,))
+    golden = Side(level="module").add("weight", (4,)).add("k", (5,)).add("l", (6,)).add("m", (8,))
+    assert all(pair.matched_by == "" for pair in found(my, golden).pairs)
+
+
+def test_outermost_modules_of_other_classes_are_the_same_module():
+    my = Side(level="module").add("Net", op="Net").add("a", op="Linear")
+    my.add("Net/aten.add.Tensor", level="op", op="aten.add.Tensor")
+    golden = Side(level="module").add("PortedNet", op="PortedNet").add("a", op="Linear")
+    golden.add("PortedNet/aten.add.Tensor", level="op", op="aten.add.Tensor")
+    matches = found(my, golden)
+    assert [pair.matched_by for pair in matches.pairs] == ["module", "id", "module"]
+    assert matches.notes == ["my Net was taken for the golden PortedNet"]
+
+
+def test_order_and_shape_are_the_last_resort_and_marked():
+    my = Side(source="file", level="tensor").add("p", (2, 3)).add("q", (4,)).add("r", (2, 3))
+    golden = Side(source="file", level="tensor").add("t1", (2, 3)).add("t2", (4,)).add("t3", (5,))
+    matches = found(my, golden)
+    assert told(matches) == [
+        ("order", "p#0/output.0", "t1#0/output.0"),
+        ("order", "q#0/output.0", "t2#0/output.0"),
+        ("", "r#0/output.0", None),
+        ("", None, "t3#0/output.0"),
+    ]
+    assert matches.notes == [
+        (
+            "2 pairs have nothing in common but order and shape: their names say nothing of one "
+            "another, so look at these rows with care"
+        )
+    ]
+
+
+def test_order_matches_no_input_with_an_output_and_no_sum_with_a_product():
+    my = Side().add("p", side="input", op="aten.mul.Tensor").add("q", op="aten.mul.Tensor")
+    golden = Side().add("t", op="aten.add.Tensor").add("u", op="aten.mul.Tensor")
+    assert told(found(my, golden)) == [
+        ("", "p#0/input.0", None),
+        ("", None, "t#0/output.0"),
+        ("order", "q#0/output.0", "u#0/output.0"),
+    ]
+
+
+def test_of_the_same_words_eager_code_and_graphs_are_not_guessed_by_order():
+    my = Side("eager", "op").add("a/aten.mul.Tensor", op="aten.mul.Tensor", phase="backward")
+    golden = Side("fx", "node", graph="g").add("mul", op="aten.mul.Tensor", phase="backward")
+    golden.add("mul_1", op="aten.mul.Tensor", phase="backward")
+    assert {pair.matched_by for pair in found(my, golden).pairs} == {""}
+
+
+def test_operators_of_other_words_are_compared_by_shape():
+    my = Side("fused", "buffer", graph="model").add("MatMul_1", (4, 4), op="MatMulV2", exact=False)
+    golden = Side("fx", "node", graph="graph_0").add("mm", (4, 4), op="aten.mm.default")
+    assert [pair.matched_by for pair in found(my, golden).pairs] == ["order"]
+    foreign = Side(source="eager", level="op").add("mm.3", (4, 4), op="Functional.linear")
+    other = Side(source="eager", level="op").add("MatMul", (4, 4), op="")
+    assert [pair.matched_by for pair in found(foreign, other).pairs] == ["order"]

@@ -1,0 +1,143 @@
+"""Findings as SARIF 2.1.0."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paritas.reports.annotations import comparison_account, graph_account, sarif_document
+from paritas.results.findings import Status
+from unit.results import comparison_samples, graph_samples
+from unit.results.account_samples import HOSTILE, account, finding, scaled, traced
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a net.py").write_text("")
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(text):
+    """The one run of a document, its structure checked against what the standard demands."""
+    document = json.loads(text)
+    assert document["version"] == "2.1.0"
+    assert document["$schema"].endswith("sarif-schema-2.1.0.json")
+    (run,) = document["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "paritas"
+    ids = [rule["id"] for rule in driver["rules"]]
+    assert len(ids) == len(set(ids))
+    for rule in driver["rules"]:
+        assert rule["shortDescription"]["text"].endswith(".")
+        assert rule["defaultConfiguration"]["level"] in {"error", "warning"}
+    for one in run["results"]:
+        assert ids[one["ruleIndex"]] == one["ruleId"]
+        assert one["level"] in {"none", "note", "warning", "error"}
+        assert one["message"]["text"]
+        assert len(one["partialFingerprints"]["paritasItem/v1"]) == 64
+        (location,) = one["locations"]
+        place = location["physicalLocation"]
+        uri = place["artifactLocation"]["uri"]
+        assert uri
+        assert not set(uri) & set(' <>"\\^`{|}:%') - {"%"}
+        assert place["artifactLocation"]["uriBaseId"] in run["originalUriBaseIds"]
+        assert place.get("region", {}).get("startLine", 1) >= 1
+        assert all(logical["fullyQualifiedName"] for logical in location["logicalLocations"])
+    (invocation,) = run["invocations"]
+    assert isinstance(invocation["executionSuccessful"], bool)
+    return run
+
+
+def test_a_failure_is_a_result_with_its_line_its_item_and_its_module(repository):
+    run = read(sarif_document(account(traced(f"{repository}/a net.py:7"))))
+    (one,) = run["results"]
+    assert (one["ruleId"], one["level"]) == ("different", "error")
+    assert one["message"]["text"].startswith("output 0: different\nnode mm: aten.mm.default")
+    (place,) = one["locations"]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == "a%20net.py"
+    assert place["physicalLocation"]["region"] == {
+        "startLine": 7,
+        "snippet": {"text": "return x @ self.weight"},
+    }
+    names = [logical["fullyQualifiedName"] for logical in place["logicalLocations"]]
+    assert names == ["output 0", "layers.0"]
+    assert run["invocations"][0]["exitCode"] == 1
+
+
+def test_the_pattern_of_an_error_is_a_rule_of_its_own():
+    run = read(sarif_document(account(scaled(), finding("output 1"))))
+    assert [one["ruleId"] for one in run["results"]] == ["different/partial-sum", "different"]
+    rules = {
+        rule["id"]: rule["shortDescription"]["text"] for rule in run["tool"]["driver"]["rules"]
+    }
+    assert rules["different/partial-sum"] == "The candidate computes something else: partial sum."
+
+
+def test_what_passes_is_no_result_and_what_is_unstable_is_a_warning():
+    run = read(
+        sarif_document(account(*(finding(f"output {n}", one) for n, one in enumerate(Status))))
+    )
+    levels = {one["ruleId"]: one["level"] for one in run["results"]}
+    assert levels == {
+        "different": "error",
+        "degraded": "error",
+        "unverified": "error",
+        "unstable": "warning",
+    }
+    assert read(sarif_document(account(finding(status=Status.IDENTICAL))))["results"] == []
+
+
+def test_a_result_without_a_line_is_put_down_to_what_was_asked_about():
+    for given, uri in (({"file": "nets.py"}, "nets.py"), ({}, "nets%3Amake")):
+        (one,) = read(sarif_document(account(finding(), **given)))["results"]
+        place = one["locations"][0]["physicalLocation"]
+        assert place["artifactLocation"]["uri"] == uri
+        assert "region" not in place
+
+
+def test_an_item_keeps_its_fingerprint_while_its_figures_change():
+    def mark(reason):
+        (one,) = read(sarif_document(account(finding(reason=reason))))["results"]
+        return one["partialFingerprints"]
+
+    assert mark("off by 1e-3") == mark("off by 2e-3")
+
+
+def test_nothing_compared_is_an_unsuccessful_run_with_a_result():
+    run = read(sarif_document(account(compared=0)))
+    assert not run["invocations"][0]["executionSuccessful"]
+    assert [one["ruleId"] for one in run["results"]] == ["unverified"]
+
+
+def test_no_more_results_are_written_than_are_taken_and_the_rest_is_counted(monkeypatch):
+    monkeypatch.setattr("paritas.reports.annotations.MOST_RESULTS", 2)
+    bad = [finding(f"output {n}", one) for n, one in enumerate([*Status, *Status])]
+    run = read(sarif_document(account(*bad)))
+    assert [one["ruleId"] for one in run["results"]] == ["different", "different"]
+    (told,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert told["message"]["text"].startswith("6 more results")
+
+
+def test_hostile_names_give_a_document_that_can_be_read():
+    text = sarif_document(account(finding(HOSTILE, reason=HOSTILE), subject=HOSTILE))
+    (one,) = read(text)["results"]
+    assert r"\x1b[31m" in one["message"]["text"]
+    text.encode()
+
+
+@pytest.mark.parametrize("make", ["transformer", "unsupported", "empty", "hostile", "passing"])
+def test_graphs_give_documents_that_keep_to_the_standard(make):
+    report = getattr(graph_samples, make)()
+    run = read(sarif_document(graph_account(report, subject="model.pt2")))
+    assert any(one["level"] == "error" for one in run["results"]) is not report.passed
+
+
+def test_comparisons_give_documents_that_keep_to_the_standard():
+    comparison = comparison_samples.transformer(layers=3, faulty=1)
+    run = read(sarif_document(comparison_account(comparison, subject="mine golden")))
+    failing = [row for row in comparison.rows if not row.status.passes()]
+    assert sum(one["level"] == "error" for one in run["results"]) == len(failing)
