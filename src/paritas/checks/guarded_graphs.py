@@ -444,10 +444,9 @@ class GuardedCapture(GuardedCode):
             return self.compiled(*args)
         kept = copy_arguments(args)
         rng = RandomState.now()
-        surroundings = CallSurroundings.now()
-        program = CapturedProgram(self.reference, kept, rng, surroundings)
+        program = CapturedProgram(self.reference, kept, rng, CallSurroundings.now())
         runs = Evidence(program, seed=self.settings.seed)
-        watch = GradientWatch(self, kept, rng, surroundings)
+        watch = GradientWatch(self, program)
         rng.restore()
         candidate = Observation(rng_before=rng)
         results: Any = ()
@@ -533,10 +532,7 @@ class GuardedCapture(GuardedCode):
 
     def judge_gradients(
         self,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-        cotangents: dict[int, Tensor],
+        program: CapturedProgram,
         found: dict[str, Tensor | None],
         besides: dict[str, tuple[Aspect, str]],
     ) -> dict[str, Tensor | None]:
@@ -548,7 +544,6 @@ class GuardedCapture(GuardedCode):
         code = self.backward
         code.entry.calls += 1
         try:
-            program = CapturedProgram(self.reference, kept, rng, surroundings, cotangents)
             runs = Evidence(program, seed=self.settings.seed)
             comparer = code.comparer(runs)
             reference = runs.native[0]
@@ -565,7 +560,7 @@ class GuardedCapture(GuardedCode):
             verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
-        called = (self.reference.module, kept)
+        called = (self.reference.module, program.kept)
         result: dict[str, Tensor | None] = code.conclude(
             verdict, found, None, lambda: instead, called
         )
@@ -623,18 +618,10 @@ class GradientWatch:
     once; outputs get hooks. An input that the graph writes to, or hands out, cannot be replaced so.
     """
 
-    def __init__(
-        self,
-        code: GuardedCapture,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-    ) -> None:
-        """For one call."""
+    def __init__(self, code: GuardedCapture, program: CapturedProgram) -> None:
+        """For one call, of which `program` is the reference."""
         self.code = code
-        self.kept = kept
-        self.rng = rng
-        self.surroundings = surroundings
+        self.program = program
         self.names: list[str] = []
         self.cotangents: dict[int, Tensor] = {}
         self._given: list[Any] = []
@@ -681,7 +668,7 @@ class GradientWatch:
     def arrive(self, position: int, cotangent: Tensor) -> None:
         """The gradient of an output is there. With the first one the backward pass begins."""
         if not self.cotangents:
-            named = zip(self.code.reference.inputs, self._given, self.kept, strict=False)
+            named = zip(self.code.reference.inputs, self._given, self.program.kept, strict=False)
             self._untouched = {
                 name: (value, before)
                 for name, value, before in named
@@ -710,9 +697,8 @@ class GradientWatch:
         self.cotangents.clear()
         if not cotangents:
             return gradients
-        result = self.code.judge_gradients(
-            self.kept, self.rng, self.surroundings, cotangents, found, besides
-        )
+        program = dataclasses.replace(self.program, cotangents=cotangents)
+        result = self.code.judge_gradients(program, found, besides)
         return tuple(result.values())
 
 

@@ -361,16 +361,18 @@ def tensors_in(graph: FrozenGraph, args: list[Any]) -> dict[str, Tensor]:
     return {node.name: value for node, value in named if isinstance(value, torch.Tensor)}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _PlayedProgram(Program):
-    """The program before, on one set of inputs."""
+    """The program before, on one set of inputs; `wide` if it is in float64 that both are compared.
+
+    It sees to the default dtype itself, for both programs and in whatever runs come before these.
+    """
 
     sets_default = True
 
-    def __init__(self, program: PassProgram, inputs: MadeUpInputs, *, wide: bool) -> None:
-        """`wide` if it is in float64 that the two programs are compared."""
-        self.program = program
-        self.inputs = inputs
-        self.wide = wide
+    program: PassProgram
+    inputs: MadeUpInputs
+    wide: bool
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Those of the nodes."""

@@ -382,29 +382,24 @@ class CapturedReference:
         seen.aliases = find_aliases(seen.outputs, self.named(args))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class CapturedProgram(Program):
     """A captured graph on the arguments of one call.
 
     Attributes:
+        reference: the graph.
         kept: the arguments as they were before the call; nothing writes to them.
+        rng: where the call found the generators.
+        surroundings: of the call.
         cotangents: what came down to this graph, by the position of the output; without any, it is
             run forward only.
     """
 
-    def __init__(
-        self,
-        reference: CapturedReference,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-        cotangents: dict[int, Tensor] | None = None,
-    ) -> None:
-        """`rng` and `surroundings` are those of the call."""
-        self.reference = reference
-        self.kept = kept
-        self.rng = rng
-        self.surroundings = surroundings
-        self.cotangents = cotangents
+    reference: CapturedReference
+    kept: list[Any]
+    rng: RandomState
+    surroundings: CallSurroundings
+    cotangents: dict[int, Tensor] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Those of its nodes."""

@@ -204,27 +204,22 @@ def differentiate(
     return gradients
 
 
+@dataclasses.dataclass(eq=False)
 class OperatorProgram(Program):
-    """The operator on whole arguments, forward and backward.
+    """The operator on whole arguments, which are in float64 already, forward and backward.
 
     Attributes:
+        seed: of the cotangents.
         cotangents: what is sent back from its results, for each draw; made once, of the first run.
     """
 
     sets_default = True
 
-    def __init__(
-        self,
-        operator: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        seed: int = 0,
-    ) -> None:
-        """What it is given is in float64 already."""
-        self.operator = operator
-        self.args, self.kwargs = args, kwargs
-        self.seed = seed
-        self.cotangents: list[dict[str, Tensor]] | None = None
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    seed: int = 0
+    cotangents: list[dict[str, Tensor]] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Float64 alone."""

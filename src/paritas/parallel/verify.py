@@ -57,17 +57,22 @@ if TYPE_CHECKING:
     RunReference = Callable[..., Trace]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainingProgram(Program):
-    """The reference's training; one observation for each step."""
+    """The reference's training; one observation for each step.
+
+    Attributes:
+        program: what is trained.
+        native: what it did natively.
+        train: `run_reference`.
+    """
 
     sets_default = True
     notes_float64 = False
 
-    def __init__(self, program: ParallelProgram, native: Trace, run: RunReference) -> None:
-        """`native` is what it did natively; `run` is `run_reference`."""
-        self.program = program
-        self.native = native
-        self.train = run
+    program: ParallelProgram
+    native: Trace
+    train: RunReference
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Those of the parameters before the first step, and of what that step returned."""

@@ -106,16 +106,15 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
 # --- with measured noise --------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class SideProgram(Program):
-    """One side of a check: the operator whole, or rank by rank."""
+    """One side of a check: the operator whole, or where `split` says so, rank by rank."""
 
     sets_default = True
     notes_float64 = False
 
-    def __init__(self, runner: Runner, *, split: bool) -> None:
-        """`split` for the ranks' side."""
-        self.runner = runner
-        self.split = split
+    runner: Runner
+    split: bool
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Those of its results and gradients."""
