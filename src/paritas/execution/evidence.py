@@ -72,7 +72,7 @@ class WideDefault:
 
 @quietly()
 def run_quietly(program: Program, options: RunOptions, default: WideDefault) -> list[Observation]:
-    """Run a program that the user did not ask to be run: what it warns of is not for him."""
+    """Run a program without showing what it logs or warns of: the user did not ask for this run."""
     if not options.wide or program.sets_default:
         return program.run(options)
     return default.run(options.mode, lambda: program.run(options))
@@ -145,7 +145,7 @@ class Evidence(Generic[P_co]):
         casts: the narrow dtypes that the program itself casts to, as far as lifted runs were made.
         shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
-        everything: the demand of whoever has none of his own.
+        everything: the demand used where a comparison brings none of its own.
         seed: of the perturbations.
     """
 
