@@ -63,3 +63,28 @@ class UnsupportedTorchError(ParitasError, RuntimeError):
     The message names the part and the version of torch. Nothing was verified: the way out is a
     version of torch, or of paritas, that knows the other.
     """
+
+
+def in_one_line(
+    error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
+) -> str:
+    """An exception's kind and text, `ValueError: too large`; the kind alone if it has no text.
+
+    Args:
+        error: what was raised.
+        longest: how many characters of the text are shown.
+        whole: show all its lines, joined, and not the first alone.
+        cut: what follows where there was more text.
+    """
+    text = first_line(error, longest, whole=whole, cut=cut)
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text else kind
+
+
+def first_line(
+    error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
+) -> str:
+    """The text of an exception without its kind, as `in_one_line` shows it."""
+    lines = str(error).strip().splitlines() or [""]
+    text = " ".join(str(error).split()) if whole else lines[0]
+    return text[:longest] + cut if len(text) > longest else text

@@ -79,7 +79,9 @@ def untried(monkeypatch):
 
     def written(*args, **kwargs):
         found = write_script(*args, **{**kwargs, "run": False})
-        return shrinking.Written(found.path, found.data_path, ran=True, failed=True, output="so")
+        return shrinking.WrittenScript(
+            found.path, found.data_path, ran=True, failed=True, output="so"
+        )
 
     monkeypatch.setattr(shrinking, "write_script", written)
     monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))

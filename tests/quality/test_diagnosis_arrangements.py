@@ -7,7 +7,6 @@ import os
 from itertools import islice
 
 from paritas.diagnosis.diagnose import rank_patterns
-from paritas.diagnosis.scores import beyond_noise
 from quality.diagnosis_arrangements import benign, planted, unexplained
 
 EACH = 1 if os.environ.get("PARITAS_WHOLE_CORPUS") else 4
@@ -22,7 +21,7 @@ def test_of_the_faults_above_the_noise_nine_in_ten_are_named_first():
     told = collections.Counter()
     missed = []
     for one in islice(planted(100), 0, None, EACH):
-        if not beyond_noise(one.case):
+        if not one.case.is_beyond_noise:
             continue
         said = first(one.case)
         told[said in one.kinds] += 1

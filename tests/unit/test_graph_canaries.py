@@ -353,14 +353,6 @@ def test_a_distributed_tensor_tells_its_part_without_a_collective(monkeypatch):
         torch.distributed.destroy_process_group()
 
 
-def test_an_operator_is_found_by_its_name_and_its_size_foretold():
-    found = named_operators.operator_named("aten.mm.default")
-    assert found.func is torch.ops.aten.mm.default
-    assert [name for name, _ in found.takes] == ["self", "mat2"]
-    x = torch.ones(4, 6)
-    assert found.foretell([x, x.t()], {}) == 4 * 4 * 4
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

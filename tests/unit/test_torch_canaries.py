@@ -44,10 +44,6 @@ def test_every_rule_of_accumulation_is_of_an_operator(name):
 # --- paritas._torch.dynamo ------------------------------------------------------------------------
 
 
-def test_the_inductor_backend_answers():
-    assert callable(dynamo.inductor_backend())
-
-
 @pytest.mark.parametrize("answer", [None, "inductor"])
 def test_a_torch_without_an_inductor_backend_is_named(answer, monkeypatch):
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: answer)
@@ -148,13 +144,6 @@ def test_there_is_room_for_more_entries_only_inside():
     with dynamo.room_for_entries():
         assert torch._dynamo.config.recompile_limit > before
     assert torch._dynamo.config.recompile_limit == before
-
-
-def test_a_counting_backend_counts_graphs():
-    backend = dynamo.CountingBackend()
-    run = torch.compile(lambda x: x.sin(), backend=backend)
-    assert torch.equal(run(torch.ones(2)), torch.ones(2).sin())
-    assert backend.graphs == 1
 
 
 @pytest.mark.parametrize("name", ["eager", "aot_eager"])
@@ -299,12 +288,6 @@ def test_a_tensor_without_the_place_of_its_hooks_is_a_torch_we_do_not_know():
 
 
 # --- paritas._torch.kernels -----------------------------------------------------------------------
-
-
-def test_torch_s_float64_kernels_are_used_where_they_are_exact():
-    x = values(8)
-    assert kernels.float64_kernel(ATEN.gelu.default, (x,)) is ATEN.gelu.default
-    assert kernels.float64_kernel(ATEN.mm.default, (x, x)) is ATEN.mm.default
 
 
 def test_a_float64_kernel_with_a_float32_constant_is_replaced(monkeypatch):

@@ -19,7 +19,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from paritas._torch.operators import Traits, map_tensors, traits
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -236,10 +236,9 @@ class NamedOperator:
         try:
             made = self.func(*args, **kwargs)
         except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
             raise UsageError(
                 f"{self.name}: how large its result is cannot be foretold "
-                f"({type(error).__name__}: {first:.100})"
+                f"({in_one_line(error, 100)})"
             ) from error
         sizes: list[int] = []
         map_tensors(made, lambda tensor: sizes.append(_nbytes(tensor)))

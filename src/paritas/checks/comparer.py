@@ -10,6 +10,7 @@ import torch
 
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
+from paritas.errors import in_one_line
 from paritas.execution.evidence import NO_LIFT, ItemEvidence, NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
@@ -669,8 +670,7 @@ def _layout_name(layout: torch.layout) -> str:
 def _describe_exception(error: Exception | None) -> str:
     if error is None:
         return "returns"
-    text = str(error).strip().splitlines()
-    return f"raises {type(error).__name__}: {text[0]:.120}" if text else f"raises {error!r}"
+    return f"raises {in_one_line(error, 120)}"
 
 
 def _same_kind(reference: Exception, candidate: Exception) -> bool:

@@ -18,17 +18,18 @@ from paritas.checks.failures import (
     remember_failed,
 )
 from paritas.checks.guard_settings import GuardSettings, Schedule
-from paritas.errors import MismatchError, ParityWarning
+from paritas.errors import MismatchError, ParityWarning, in_one_line
 from paritas.execution.differences import PairDifference, all_equal, differences
 from paritas.execution.evidence import ItemEvidence
 from paritas.execution.observation import AFTER, Observation, storage_address
 from paritas.execution.saved_state import Copier
-from paritas.numerics.criterion import error_ratios, relative_difference
-from paritas.numerics.flattening import flattened, is_dense, is_inexact
+from paritas.numerics.bits import is_inexact
+from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.gates import LearntNoise, error_ratios, relative_difference
 from paritas.numerics.judge import Checks, check_pair, match
 from paritas.numerics.metrics import pair_metrics, quickly_equal
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
-from paritas.results.wording import headline
+from paritas.results.wording import counted, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from paritas.execution.evidence import Evidence
     from paritas.execution.program import Program
+    from paritas.numerics.gates import Sizes
 
 
 # --- The journal of a guard -----------------------------------------------------------------------
@@ -157,7 +159,7 @@ class GuardJournal:
         with self._lock:
             graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
             checked = sum(entry.checked for entry in self.graphs)
-        counts = f"{_count_of(graphs, 'graph')}, {checked} of {_count_of(calls, 'call')} checked"
+        counts = f"{counted(graphs, 'graph')}, {checked} of {counted(calls, 'call')} checked"
         line = f"{headline(verdict)} ({counts})"
         if not verdict.failures:
             return "; ".join((line, *verdict.notes))
@@ -175,10 +177,6 @@ class GuardJournal:
             and finding.origin is None
             and not finding.status.passes(strict=self.strict)
         ]
-
-
-def _count_of(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _unverified_findings(entry: GraphEntry) -> list[Finding]:
@@ -199,46 +197,19 @@ def _unverified_findings(entry: GraphEntry) -> list[Finding]:
 # --- In what a call differs -----------------------------------------------------------------------
 
 CALL_CHECKS = Checks(device=True)
-# What was measured to be noise explains later errors up to so many times as large.
-MARGIN = 1.5
-# Errors so many times the reference's own are measured anew each time.
-MOST_LEARNED = 64.0
 # Findings kept to be given again.
 MOST_FINDINGS = 4096
 
-Sizes = tuple[float, float]
 
-
-class Experience:
-    """What earlier calls of a graph taught about how compiled code and reference differ by noise.
-
-    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
-    cost of the call. But how large the noise is, relative to the values or to the reference's own
-    error, is a trait of the program: a later call that differs by no more needs no such runs.
-    Nothing fails by experience.
-    """
+class Experience(LearntNoise):
+    """What earlier calls of a graph taught about how compiled code and reference differ."""
 
     def __init__(self) -> None:
         """Start with none."""
+        super().__init__()
         # One for all calls of a graph: a wrong program is wrong in the same way each time.
         self.explainer = Explainer()
-        self._differences: dict[str, Sizes] = {}
-        self._ratios: dict[str, Sizes] = {}
         self._findings: dict[tuple[str, Status, torch.dtype, torch.Size], Finding] = {}
-
-    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
-        """Remember what was measured to be noise."""
-        _grow_sizes(self._differences, path, difference)
-        if ratios is not None and max(ratios) <= MOST_LEARNED:
-            _grow_sizes(self._ratios, path, ratios)
-
-    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
-        """Whether the two sides are no further apart than before, relative to their values."""
-        return _is_within_margin(difference, self._differences.get(path))
-
-    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
-        """Whether the candidate's errors over the reference's own are no larger than before."""
-        return _is_within_margin(ratios, self._ratios.get(path))
 
     def finding(self, path: str, status: Status, dtype: torch.dtype, shape: torch.Size) -> Finding:
         """Of a value that passes: the same one as long as nothing changes."""
@@ -255,18 +226,6 @@ class Experience:
                 shape=tuple(shape),
             )
         return known
-
-
-def _grow_sizes(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
-    if sizes is not None:
-        worst, rms = table.get(path, (0.0, 0.0))
-        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
-
-
-def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
-    if sizes is None or known is None:
-        return False
-    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
 
 
 class CallComparer:
@@ -521,7 +480,7 @@ class GuardedCode:
     def own_failure(self, error: Exception) -> Verdict:
         """A verdict that says that the check itself failed; the program goes on."""
         out = CollectedFindings()
-        reason = f"the check itself failed: {_describe_error(error)}"
+        reason = f"the check itself failed: {in_one_line(error, 120)}"
         out.add(f"{self.entry.label}: call", Aspect.HARNESS, Status.UNVERIFIED, reason)
         return out.verdict(strict=self.settings.strict)
 
@@ -530,17 +489,17 @@ class GuardedCode:
     ) -> bool:
         """Report what either side raised; whether there was anything to report."""
         path = f"{self.entry.label}: call"
-        if reference is None and candidate is None:
-            return False
         if candidate is None:
-            reason = f"the graph itself, run op by op, raises {_describe_error(reference)}"
+            if reference is None:
+                return False
+            reason = f"the graph itself, run op by op, raises {in_one_line(reference, 120)}"
             out.add(path, Aspect.HARNESS, Status.UNVERIFIED, reason)
         elif reference is None:
             out.compared += 1
-            reason = f"the compiled code raises {_describe_error(candidate)}; the graph does not"
+            reason = f"the compiled code raises {in_one_line(candidate, 120)}; the graph does not"
             out.add(path, Aspect.EXCEPTION, Status.DIFFERENT, reason)
         else:
-            reason = f"both raise: the compiled code {_describe_error(candidate)}"
+            reason = f"both raise: the compiled code {in_one_line(candidate, 120)}"
             out.add(path, Aspect.EXCEPTION, Status.UNVERIFIED, reason)
         return True
 
@@ -583,7 +542,7 @@ class GuardedCode:
         try:
             inputs = [copier.copy_tree(value) for value in kept]
         except Exception as error:  # noqa: BLE001  (no memory left, say: only shrinking needs it)
-            note = f"{self.entry.label}: its arguments could not be kept: {_describe_error(error)}"
+            note = f"{self.entry.label}: its arguments could not be kept: {in_one_line(error, 120)}"
             self.journal.add((), [note])
             return None
         gradients = self.entry.label.endswith("gradients")
@@ -600,7 +559,7 @@ def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list
                 path=f"{suspect.label}: where it starts",
                 aspect=Aspect.HARNESS,
                 status=Status.UNVERIFIED,
-                reason=f"looking for it failed: {_describe_error(error)}",
+                reason=f"looking for it failed: {in_one_line(error, 120)}",
                 origin=Origin(kind=OriginKind.GRAPH, name=suspect.label),
             )
         ]
@@ -617,8 +576,3 @@ def is_same_memory(value: Any, original: Any) -> bool:
         and value.stride() == original.stride()
         and value.storage_offset() == original.storage_offset()
     )
-
-
-def _describe_error(error: Exception | None) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)

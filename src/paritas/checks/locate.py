@@ -32,6 +32,7 @@ from paritas._torch.graphs import (
 from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with_compiled
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
+from paritas.errors import in_one_line
 from paritas.execution.evidence import Evidence, ItemEvidence
 from paritas.execution.graph_runs import copy_argument, copy_arguments
 from paritas.execution.observation import Observation
@@ -41,6 +42,7 @@ from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,8 +231,7 @@ def tap_graph(suspect: Suspect) -> Tapping:
     module, names = tap_values(suspect.lowered.module)
     variant = run_variant(suspect, module)
     if variant.error is not None:
-        text = str(variant.error).strip().splitlines()
-        error = f"{type(variant.error).__name__}: {text[0]:.100}" if text else "it raised"
+        error = in_one_line(variant.error, 100)
         return Tapping([], shows=False, changed=False, error=error)
     values = dict(zip(names, variant.extra, strict=True))
     findings = list(_wrong_nodes(suspect, values, variant))
@@ -452,9 +453,8 @@ def _first_node_finding(tapping: Tapping) -> Finding | None:
     others = [finding for finding in tapping.findings if finding is not first]
     extra = []
     if others:
-        named = ", ".join(f.origin.name for f in others[:MOST_NAMED] if f.origin is not None)
-        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        extra.append(f"other nodes wrong by themselves: {named}{more}")
+        named = enumerated((f.origin.name for f in others if f.origin is not None), MOST_NAMED)
+        extra.append(f"other nodes wrong by themselves: {named}")
     if tapping.changed:
         extra.append("observation changed the program: its outputs have other bits when tapped")
     reason = "; ".join([first.reason, *extra])

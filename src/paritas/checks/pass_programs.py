@@ -26,12 +26,14 @@ from paritas._torch.graphs import as_traced, operator_name
 from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
+from paritas.errors import in_one_line
 from paritas.execution.evidence import Evidence, GivenItem, GivenLift, ItemEvidence, WideDefault
 from paritas.execution.observation import AFTER, Observation, note_decisions
 from paritas.execution.program import Program
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 from paritas.numerics.flattening import as_plain
+from paritas.numerics.gates import half_the_digits_agree
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
@@ -419,7 +421,7 @@ def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[Mad
         if seen.error is not None:
             seen = program.seen(inputs, wide=False)
         if seen.error is not None:
-            failed = failed or describe_error(seen.error)
+            failed = failed or in_one_line(seen.error, 160)
             continue
         share = _share_of_nans(seen)
         if not chosen or share < fewest:
@@ -448,7 +450,7 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
             lifted = GivenLift(rounded=new_constants(before, after))
             return _compare_runs(runs, left, right, lifted)
         side = "before" if left.error is not None else "after"
-        failed = f"the graph {side} it cannot be run op by op: {describe_error(error)}"
+        failed = f"the graph {side} it cannot be run op by op: {in_one_line(error, 160)}"
     raise UnplayableError(failed)
 
 
@@ -504,7 +506,7 @@ def _compare_runs(
 def _is_unmeasured(runs: Evidence[_PlayedProgram], finding: Finding) -> bool:
     """Whether a difference may be rounding, for all that is known: half of the digits agree."""
     size = finding.metrics.rel_l2 if finding.metrics is not None else math.inf
-    small = size <= math.sqrt(runs.unit)
+    small = half_the_digits_agree(size, runs.unit)
     return small and runs.spread(runs.unit, 0, finding.path, 1) is None
 
 
@@ -556,12 +558,6 @@ def _share_of_nans(seen: Observation) -> float:
     values = [v for _, v in seen.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
     count = sum(value.numel() for value in values)
     return sum(int(value.isnan().sum()) for value in values) / count if count else 0.0
-
-
-def describe_error(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]:.160}" if lines else type(error).__name__
 
 
 # --- A joint graph split into forward and backward ------------------------------------------------

@@ -19,11 +19,12 @@ from paritas.checks.pass_programs import (
     FrozenProgram,
     SplitProgram,
     compare,
-    describe_error,
     inputs_for,
     output_dtypes,
 )
+from paritas.errors import in_one_line
 from paritas.results.findings import Aspect, Finding, OriginKind, Status
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +60,7 @@ def wrong_pass(
     nodes = changed_nodes(before, after)
     told = f"on made-up inputs ({inputs.numbers.value}), the graph after it computes something else"
     if nodes:
-        told += f"; it changed {_list_names([node.name for node in nodes])}"
+        told += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
     return _pass_finding(path, OriginKind.PASS, name, told, comparison, nodes)
 
 
@@ -70,7 +71,7 @@ def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
     if again:
         told += (
             f"; the backward graph draws random numbers again that the forward graph drew already "
-            f"({_list_names(again)}), and gets others"
+            f"({enumerated(again, MOST_NODES_NAMED)}), and gets others"
         )
     nodes = [node for node in parts.backward.nodes if node.name in again]
     return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, told, comparison, nodes)
@@ -131,12 +132,6 @@ def _nodes_differ(left: Node, right: Node) -> bool:
         str(right.args),
         str(right.kwargs),
     )
-
-
-def _list_names(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_NODES_NAMED])
-    more = len(names) - MOST_NODES_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # --- The checks -----------------------------------------------------------------------------------
@@ -222,7 +217,7 @@ def _keep_compile_safe(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
             name = self.frames[-1].name if self.frames else "the compile"
             self.findings.append(
-                could_not_check(f"pass {name}", f"{HARNESS} {describe_error(error)}")
+                could_not_check(f"pass {name}", f"{HARNESS} {in_one_line(error, 160)}")
             )
 
     return run
@@ -353,7 +348,7 @@ class PassChecks:
         except UnplayableError as error:
             return frame.found or [could_not_check(where, str(error))]
         except Exception as error:  # noqa: BLE001  (it becomes a finding)
-            return [*frame.found, could_not_check(where, f"{HARNESS} {describe_error(error)}")]
+            return [*frame.found, could_not_check(where, f"{HARNESS} {in_one_line(error, 160)}")]
         self.passes += 1
         if not comparison.differ:
             return []
@@ -429,6 +424,6 @@ def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
         with checks.watching():
             run_post_grad_passes(lowered)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        reason = f"the passes could not be run by themselves: {describe_error(error)}"
+        reason = f"the passes could not be run by themselves: {in_one_line(error, 160)}"
         return [*checks.findings, could_not_check("passes", reason)]
     return checks.findings

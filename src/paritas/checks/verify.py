@@ -14,7 +14,7 @@ from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
-from paritas.errors import MismatchError, UsageError
+from paritas.errors import MismatchError, UsageError, in_one_line
 from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
     AFTER,
@@ -41,8 +41,8 @@ from paritas.execution.subjects import (
     inspect_subject,
     limit_to_candidate,
 )
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import SEQUENCE
-from paritas.numerics.flattening import is_inexact
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.results.progress import shows_progress
 
@@ -129,7 +129,7 @@ class FurtherGradients:
         collected.skipped += self.skipped
         for role, error in self.failures.items():
             status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
-            reason = f"the {role} raises {_describe_error(error)}"
+            reason = f"the {role} raises {in_one_line(error, 120)}"
             advice = "verify_double_backward=True asks for them"
             collected.add(_SECOND, Aspect.EXCEPTION, status, reason, advice)
 
@@ -207,12 +207,12 @@ class FurtherGradients:
         seen = self._observe(side)
         error = seen.error or seen.gradient_error
         if self.conditions.also and error is not None:
-            self._give_up_inputs(f"the {side.role} raises {_describe_error(error)}")
+            self._give_up_inputs(f"the {side.role} raises {in_one_line(error, 120)}")
         elif self.conditions.also and not _same_outputs(native, seen):
             self._give_up_inputs(f"the {side.role} computes something else then")
         elif self.conditions.second and (error := error or seen.second_error) is not None:
             self.conditions = dataclasses.replace(self.conditions, second=False)
-            self._skip(_SECOND, f"the {side.role} raises {_describe_error(error)}")
+            self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")
             if self.config.verify_double_backward:
                 self.failures[side.role] = error
         return seen
@@ -244,11 +244,6 @@ def _same_outputs(native: Observation, seen: Observation) -> bool:
     return native.outputs.keys() == seen.outputs.keys() and all(
         same_value(value, seen.outputs[path]) for path, value in native.outputs.items()
     )
-
-
-def _describe_error(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]:.120}" if text else repr(error)
 
 
 # --- verify() -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
+from paritas.cli.options import INTERRUPTED, UNVERIFIED
 from paritas.errors import ParitasError
 from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
 
@@ -59,11 +60,6 @@ def load_settings(ctx: click.Context, group: click.Group, command: str) -> Setti
 
 
 # --- The group ------------------------------------------------------------------------------------
-
-# Exit codes of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3
-# unverified (paritas itself failing is one way of that), 130 interrupted.
-
-UNVERIFIED, INTERRUPTED = 3, 130
 
 _HOMES = {
     "demo": "paritas.cli.demo:demo",

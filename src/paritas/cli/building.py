@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
+    from paritas.cli.options import BuildOptions
     from paritas.cli.running import Ranks
     from paritas.cli.verify import VerifyOptions
     from paritas.cli.verify_parallel import ParallelOptions
@@ -201,18 +202,24 @@ _MAKERS: dict[str, Callable[[Any], torch.Tensor]] = {
 SEED = 0
 
 
-def build_reference(factory: str, options: VerifyOptions) -> tuple[Any, Any]:
+def build_reference(factory: str, options: BuildOptions) -> tuple[Any, Any]:
     """The model and its inputs, moved to where and in what they are to run."""
     device = None if options.device is None else usable_device(options.device)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    make_inputs = None if options.inputs is None else resolve(options.inputs, "--inputs")
-    torch.manual_seed(SEED)
-    model, inputs = _call_factory(factory, model_alone=make_inputs is not None)
-    if make_inputs is not None and options.inputs is not None:
-        inputs = call(make_inputs, options.inputs, "--inputs")
+    model, inputs = _call_user(factory, options.inputs, SEED)
     if isinstance(model, torch.nn.Module):
         model = model.train(options.train).to(device=device, dtype=dtype)
     return model, map_leaves(inputs, lambda leaf: _move_leaf(leaf, device, dtype))
+
+
+def _call_user(factory: str, inputs_spec: str | None, seed: int) -> tuple[Any, Any]:
+    """The model and its inputs as the user's functions make them, under a seed."""
+    make_inputs = None if inputs_spec is None else resolve(inputs_spec, "--inputs")
+    torch.manual_seed(seed)
+    model, inputs = _call_factory(factory, model_alone=make_inputs is not None)
+    if make_inputs is not None and inputs_spec is not None:
+        inputs = call(make_inputs, inputs_spec, "--inputs")
+    return model, inputs
 
 
 def _call_factory(factory: str, *, model_alone: bool) -> tuple[Any, Any]:
@@ -303,16 +310,10 @@ class ParallelSetup:
 
 def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -> ParallelSetup:
     """Find and call what the options name, under the seed that they name."""
-    make_model = resolve(factory, "FACTORY")
-    make_inputs = None if options.inputs is None else resolve(options.inputs, "--inputs")
     plan = options.plan if options.plan in NAMED_PLANS else _find_plan(options.plan)
     loss = None if options.loss is None else resolve(options.loss, "--loss")
     optimizer = None if options.optimizer is None else resolve(options.optimizer, "--optimizer")
-    torch.manual_seed(options.seed)
-    made = call(make_model, factory, "FACTORY")
-    model, inputs = model_and_inputs(made, factory, model_alone=make_inputs is not None)
-    if make_inputs is not None and options.inputs is not None:
-        inputs = call(make_inputs, options.inputs, "--inputs")
+    model, inputs = _call_user(factory, options.inputs, options.seed)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"FACTORY {factory!r} returned a model of type {type(model).__name__}; a parallel plan "
@@ -323,7 +324,7 @@ def build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) -
     return ParallelSetup(
         model=model.to(dtype=dtype),
         plan=plan,
-        inputs=map_leaves(inputs, lambda leaf: _cast_leaf(leaf, dtype)),
+        inputs=map_leaves(inputs, lambda leaf: _move_leaf(leaf, None, dtype)),
         mesh=world if options.mesh is None else options.mesh,
         loss=loss,
         optimizer=optimizer,
@@ -338,12 +339,6 @@ def _find_plan(spec: str) -> Any:
             "parallel styles, or a function of the model and the mesh"
         )
     return plan
-
-
-def _cast_leaf(leaf: Any, dtype: torch.dtype | None) -> Any:
-    if dtype is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
-        return leaf
-    return leaf.detach().to(dtype=dtype).requires_grad_(leaf.requires_grad)
 
 
 @contextlib.contextmanager

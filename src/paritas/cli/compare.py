@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.options import KINDS, Assignment, NumberRange, OutputFormat, format_options
+from paritas.cli.options import (
+    KINDS,
+    Assignment,
+    NumberRange,
+    OutputFormat,
+    emit,
+    format_options,
+    progress,
+)
 
 if TYPE_CHECKING:
-    from paritas.reports.annotations import Account
     from paritas.results.comparisons import Comparison
 
 RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
@@ -112,14 +119,11 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     with few_full_collections():
         found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
         names = _write(output, found, parquet=parquet, html=not no_html)
-    form.write(lambda: _account(found))
     _show(found, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
     ctx.exit(found.exit_code)
 
 
 def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
-    from paritas.cli.options import progress
-
     with progress(quiet=quiet) as tell:
         from paritas.comparison import compare as comparing
 
@@ -152,17 +156,10 @@ def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) ->
     return [path.name for path in written]
 
 
-def _account(comparison: Comparison) -> Account:
-    from paritas.reports.annotations import comparison_account
-
-    return comparison_account(comparison, subject=f"{comparison.my.path} {comparison.golden.path}")
-
-
 def _show(comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool) -> None:
-    from rich.console import Console
-
+    from paritas.reports.annotations import comparison_account
     from paritas.reports.dumps import comparison_report, comparison_verdict_line
 
     shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
-    console = Console(highlight=False, stderr=form.takes_stdout)
-    console.print(shown, crop=False, soft_wrap=quiet)
+    subject = f"{comparison.my.path} {comparison.golden.path}"
+    emit(form, lambda: comparison_account(comparison, subject=subject), shown, soft_wrap=quiet)

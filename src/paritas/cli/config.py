@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from paritas.cli.options import STDOUT, json_option, write_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -16,12 +18,8 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Which settings are in force, and where they come from.")
 @click.argument("command", required=False)
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="Write them to this file; to stdout, in place of the table, if it is -.",
+@json_option(
+    "Write them to this file; to stdout, in place of the table, if it is -.", or_stdout=True
 )
 @click.pass_obj
 def config(settings: Settings, command: str | None, json_path: Path | None) -> None:
@@ -39,7 +37,7 @@ def config(settings: Settings, command: str | None, json_path: Path | None) -> N
     path = None if settings.file is None else settings.file.path
     if json_path is not None:
         _write(json_path, path, found)
-    if json_path != Path("-"):
+    if json_path != STDOUT:
         none = "none (a paritas.toml, or a pyproject.toml with [tool.paritas], would be one)"
         click.echo(f"settings file: {path or none}")
         for line in _lines(found):
@@ -59,12 +57,7 @@ def _write(target: Path, file: Path | None, found: Sequence[Setting]) -> None:
     ]
     whole = {"file": None if file is None else str(file), "settings": rows}
     text = json.dumps(whole, indent=2, default=str)
-    if target == Path("-"):
-        click.echo(text)
-        return
-    from paritas.reports.files import write_whole
-
-    write_whole(target, text.encode())
+    write_json(target, text.encode)
 
 
 def _lines(found: Sequence[Setting]) -> Iterator[str]:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.cli.options import KINDS
+from paritas.cli.options import INTERRUPTED, KINDS, UNVERIFIED, progress
 
 if TYPE_CHECKING:
     from paritas.recording.conversion import Conversion, Target
-
-INCOMPLETE, INTERRUPTED = 3, 130
 
 
 @click.command(short_help="Make a dump into statistics or another layout.")
@@ -82,7 +80,6 @@ def convert(  # noqa: PLR0913  (one for each option)
     Exit codes: 0 all is converted, 2 no dump or wrong usage, 3 something could not be read or DUMP
     is not closed, 130 interrupted.
     """
-    from paritas.cli.options import progress
     from paritas.recording.conversion import Converter
 
     where = output or dump.with_name(f"{dump.name}_{target}")
@@ -99,26 +96,22 @@ def convert(  # noqa: PLR0913  (one for each option)
     _show(done, dump, where, interrupted=interrupted)
     if interrupted:
         ctx.exit(INTERRUPTED)
-    ctx.exit(0 if done.closed and not done.problems else INCOMPLETE)
+    ctx.exit(0 if done.closed and not done.problems else UNVERIFIED)
 
 
 def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:
-    from paritas.results.wording import size
+    from paritas.results.wording import counted, size
 
     for problem in done.problems:
         click.echo(f"problem: {problem}")
     if done.freed_files:
-        freed = f"{size(done.freed_bytes)} in {_counted(done.freed_files, 'file')}"
+        freed = f"{size(done.freed_bytes)} in {counted(done.freed_files, 'file')}"
         click.echo(f"deleted {freed} of {dump}{'; its index is left' if done.is_ours else ''}")
     earlier = f", {done.earlier} of them since before" if done.earlier else ""
-    amount = f"{_counted(done.records, 'record')} of {_counted(done.ranks, 'rank')}"
+    amount = f"{counted(done.records, 'record')} of {counted(done.ranks, 'rank')}"
     sizes = f"{size(done.value_bytes)} of values, now {size(done.written_bytes)} beside the index"
     click.echo(f"{amount} in {where}{earlier}; {sizes}")
     if interrupted:
         click.echo("interrupted: the same command goes on from here", err=True)
     elif not done.closed:
         click.echo(f"{dump} is not closed: cut off, or still being written (--watch follows it)")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

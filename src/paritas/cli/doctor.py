@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paritas.cli.options import STDOUT, json_option, write_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -24,12 +26,9 @@ _FOLDED = "hooks into torch"
 
 @click.command(short_help="Does this machine, with this torch, do what paritas needs?")
 @click.option("--quick", is_flag=True, help="Compile nothing.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="Write all that was looked at to this file; to stdout, in place of the text, if it is -.",
+@json_option(
+    "Write all that was looked at to this file; to stdout, in place of the text, if it is -.",
+    or_stdout=True,
 )
 @click.pass_context
 def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
@@ -42,11 +41,7 @@ def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
     """
     from paritas.doctor.examination import examine, exit_code
 
-    if json_path is not None and json_path != Path("-"):
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
-    shown = json_path != Path("-")
+    shown = json_path != STDOUT
     printer = _Printer()
     checks = []
     for check in examine(quick=quick):
@@ -136,9 +131,4 @@ def _verdict(checks: Sequence[Check], code: int) -> str:
 def _write(target: Path, checks: Sequence[Check], code: int) -> None:
     whole = {"exit_code": code, "checks": [dataclasses.asdict(check) for check in checks]}
     text = json.dumps(whole, indent=2)
-    if target == Path("-"):
-        click.echo(text)
-        return
-    from paritas.reports.files import write_whole
-
-    write_whole(target, text.encode())
+    write_json(target, text.encode)

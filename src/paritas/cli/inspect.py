@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.cli.options import KINDS, NumberRange
+from paritas.cli.options import KINDS, UNVERIFIED, NumberRange, json_option, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from paritas.dumps.survey import DumpSurvey, ExaminedRecord, RecordFilter
-
-INCOMPLETE = 3
 
 
 @click.command(short_help="What is in a dump, its first NaN, and what is missing.")
@@ -38,13 +36,7 @@ INCOMPLETE = 3
 )
 @click.option("--records", is_flag=True, help="List single records with their statistics, too.")
 @click.option("--check", is_flag=True, help="Read all stored values, and check their checksums.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the same to this file, with the records if these are asked for.",
-)
+@json_option("Write the same to this file, with the records if these are asked for.")
 @click.pass_context
 def inspect(  # noqa: PLR0913  (one for each option)
     ctx: click.Context,
@@ -74,16 +66,13 @@ def inspect(  # noqa: PLR0913  (one for each option)
     Exit codes: 0 complete, 2 no dump or wrong usage, 3 incomplete: something is missing, cannot be
     read, or was not closed; with --check also if a value does not fit its checksum, or has none.
     """
+    import msgspec
     from rich.console import Console
 
     from paritas.dumps.opening import open_dump
     from paritas.dumps.survey import DumpSurvey, RecordFilter
     from paritas.reports.dumps import dump_report
 
-    if json_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
     wanted = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
     survey = DumpSurvey(open_dump(dump, kind), wanted, check=check)
     console = Console(highlight=False)
@@ -91,20 +80,15 @@ def inspect(  # noqa: PLR0913  (one for each option)
     summary = survey.summary()
     if summary.records and not summary.selected:
         ctx.fail(_nothing(survey, wanted, dump, summary.records))
-    if json_path is not None:
-        import msgspec
-
-        from paritas.reports.files import write_whole
-
-        content = {"summary": summary, "records": listed if records else None}
-        write_whole(json_path, msgspec.json.encode(content))
+    content = {"summary": summary, "records": listed if records else None}
+    write_json(json_path, lambda: msgspec.json.encode(content))
     console.print(dump_report(summary), crop=False)
-    ctx.exit(0 if summary.is_sound else INCOMPLETE)
+    ctx.exit(0 if summary.is_sound else UNVERIFIED)
 
 
 def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
     """Go through the dump; list its records on the way where there is a console."""
-    from paritas.reports.dump_records import record_lines
+    from paritas.reports.dumps import record_lines
 
     kept: list[ExaminedRecord] = []
     for examined in survey.walk():

@@ -10,10 +10,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
 _MOST_NAMES = 8
@@ -27,6 +27,13 @@ def check_form(spec: str, parameter: str) -> None:
         raise UsageError(
             f"{parameter} {spec!r} is not of the form package.module:name{_hint(spec)}"
         )
+
+
+def check_forms(named: Mapping[str, str | None]) -> None:
+    """The same of several, by parameter; those that were not given are left out."""
+    for parameter, spec in named.items():
+        if spec is not None:
+            check_form(spec, parameter)
 
 
 def resolve(spec: str, parameter: str) -> Callable[..., Any]:
@@ -126,12 +133,8 @@ def _describe_missing(owner: Any, name: str) -> str:
 
 def _describe_error(error: BaseException) -> str:
     """An exception's kind, text and place, in one line."""
-    text = " ".join(str(error).split())
-    shown = f"{text[:_LONGEST_TEXT]} ..." if len(text) > _LONGEST_TEXT else text
-    kind = type(error).__name__
-    return (
-        f"{kind}: {shown}{_describe_place(error)}" if shown else f"{kind}{_describe_place(error)}"
-    )
+    shown = in_one_line(error, _LONGEST_TEXT, whole=True, cut=" ...")
+    return f"{shown}{_describe_place(error)}"
 
 
 def _describe_place(error: BaseException) -> str:
@@ -235,9 +238,8 @@ def _read_tensors(path: Path) -> Any:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever a file makes it raise
-        text = (str(error).strip().splitlines() or [""])[0]
         raise UsageError(
-            f"--inputs {str(path)!r} cannot be read: {type(error).__name__}: {text:.200}; give "
+            f"--inputs {str(path)!r} cannot be read: {in_one_line(error)}; give "
             "tensors alone, by name or by position, saved by torch.save or as .safetensors"
         ) from error
     if isinstance(found, torch.Tensor):

@@ -1,10 +1,11 @@
-"""What commands share: kinds of parameters, `--format`, and the display of progress."""
+"""What commands share: exit codes, options, how a result is shown, the display of progress."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from rich.console import RenderableType
 
     from paritas.reports.annotations import Account
+    from paritas.results.findings import Verdict
 
+# Of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input, and these.
+UNVERIFIED, INTERRUPTED = 3, 130
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+dtype_option = click.option(
+    "--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this."
+)
+inputs_option = click.option(
+    "--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs."
+)
+train_option = click.option(
+    "--train", is_flag=True, help="Training mode; otherwise model.eval() is called."
+)
+strict_option = click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
 # Those of `paritas.dumps.opening`, which would import torch.
 KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
 
@@ -29,6 +47,28 @@ confirm_option = click.option(
     help="Check once more, on ranks that are processes; nccl needs --device cuda and a GPU for "
     "each rank.",
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """How a model of the user's is built: the options of several commands, by their names."""
+
+    inputs: str | None
+    dtype: str | None
+    train: bool
+    device: str | None = None
+
+
+def was_given(ctx: click.Context, name: str) -> bool:
+    """Whether an option stands on the command line, whatever the settings say."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def refuse(ctx: click.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that would be passed over, which is worse."""
+    given = [f"--{name}" for name in names if was_given(ctx, name)]
+    if given:
+        ctx.fail(f"{', '.join(given)} {why}")
 
 
 class NumberRange(click.ParamType[tuple[int, int]]):
@@ -102,6 +142,57 @@ class Mesh(click.ParamType[int | dict[str, int]]):
                 self.fail(f"{text!r} names the axis {form[1]!r} twice", param, ctx)
             axes[form[1]] = int(form[2])
         return axes
+
+
+# --- `--json` -------------------------------------------------------------------------------------
+
+STDOUT = Path("-")
+
+
+def json_option(
+    text: str = "Write the verdict with all its findings to this file.",
+    *,
+    or_stdout: bool = False,
+    here_alone: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command `--json`, handed to it as `json_path`; whether it can be written is checked.
+
+    Args:
+        text: the help.
+        or_stdout: whether `-` is stdout.
+        here_alone: of ranks that torchrun started, only the first writes.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--json",
+            "json_path",
+            metavar="FILE",
+            type=click.Path(path_type=Path, allow_dash=or_stdout),
+            help=text,
+        )
+        @functools.wraps(command)
+        def checked(*args: Any, json_path: Path | None, **given: Any) -> Any:
+            writes = not here_alone or os.environ.get("RANK", "0") == "0"
+            if json_path is not None and json_path != STDOUT and writes:
+                from paritas.reports.files import check_writable
+
+                check_writable(json_path)
+            return command(*args, json_path=json_path, **given)
+
+        return checked
+
+    return decorate
+
+
+def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
+    """Write what `--json` asks for, if it was given."""
+    if path == STDOUT:
+        click.echo(encode())
+    elif path is not None:
+        from paritas.reports.files import write_whole
+
+        write_whole(path, encode())
 
 
 # --- `--format` and `--format-file` ---------------------------------------------------------------
@@ -207,6 +298,47 @@ def subject_file(spec: str) -> str:
     while name not in sys.modules and "." in name and not name.endswith(".py"):
         name = name.rpartition(".")[0]
     return in_repository(getattr(sys.modules.get(name), "__file__", None) or spec)
+
+
+# --- A result on the terminal ---------------------------------------------------------------------
+
+
+def emit(
+    form: OutputFormat,
+    account: Callable[[], Account],
+    shown: RenderableType,
+    *,
+    soft_wrap: bool = False,
+) -> None:
+    """Write what `--format` asks for, then print the text, whose last line is the verdict."""
+    form.write(account)
+    print_report(shown, stderr=form.takes_stdout, soft_wrap=soft_wrap)
+
+
+def emit_verdict(
+    verdict: Verdict,
+    form: OutputFormat,
+    command: str,
+    subject: str,
+    shown: RenderableType | None = None,
+) -> None:
+    """The same for a verdict on what the user named; `shown` in place of the usual report."""
+    from paritas.reports.annotations import verdict_account
+    from paritas.reports.terminal import verdict_report
+
+    file = subject_file(subject)
+    emit(
+        form,
+        lambda: verdict_account(verdict, command=command, subject=subject, file=file),
+        verdict_report(verdict) if shown is None else shown,
+    )
+
+
+def print_report(shown: RenderableType, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+    """Print it; long lines are folded, never cropped."""
+    from rich.console import Console
+
+    Console(highlight=False, stderr=stderr).print(shown, crop=False, soft_wrap=soft_wrap)
 
 
 # --- Progress, on stderr --------------------------------------------------------------------------

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from paritas.cli.options import (
+    DTYPES,
     OutputFormat,
     confirm_option,
     device_option,
+    emit_verdict,
     format_options,
-    subject_file,
+    json_option,
+    progress,
+    strict_option,
+    write_json,
 )
 
 if TYPE_CHECKING:
     from paritas.cli.partition_checks import CheckedOperator
-    from paritas.reports.annotations import Account
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class PartitionOptions:
     help="An argument that has no gradient, such as a running mean; may be repeated.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the tensors.")
-@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
+@strict_option
 @device_option
 @confirm_option
 @click.option(
@@ -94,13 +96,7 @@ class PartitionOptions:
     type=click.Path(file_okay=False, path_type=Path),
     help="Write a script of the first wrong split there, on the smallest shapes.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the verdict with all its findings to this file.",
-)
+@json_option()
 @format_options
 @click.pass_context
 def partition(
@@ -138,24 +134,17 @@ def partition(
     check_name(operator, "OPERATOR")
     if options.annotation is not None and options.discover:
         ctx.fail("--annotation says how it can be split; leave it out to --discover that")
-    if json_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
     checked = _run(operator, options)
-    if json_path is not None:
-        from paritas.reports.files import write_verdict
-
-        write_verdict(json_path, checked.verdict)
+    write_json(json_path, checked.verdict.to_json)
     shrunk = [] if outdir is None else _shrunk(checked, outdir)
-    form.write(lambda: _account(checked, operator))
-    _show(checked, shrunk, form)
+    from paritas.cli.partition_checks import partition_report
+
+    shown = partition_report(checked, shrunk)
+    emit_verdict(checked.verdict, form, "partition", operator, shown)
     ctx.exit(checked.verdict.exit_code)
 
 
 def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
-    from paritas.cli.options import progress
-
     with progress() as tell:
         tell("importing torch")
         from paritas.cli.loading import look_here
@@ -173,7 +162,6 @@ def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
 
 def _shrunk(checked: CheckedOperator, outdir: Path) -> list[str]:
     """What came of shrinking, in words: the verdict stands whatever it is."""
-    from paritas.cli.options import progress
     from paritas.cli.shrink import report_lines
     from paritas.errors import UsageError
 
@@ -182,20 +170,3 @@ def _shrunk(checked: CheckedOperator, outdir: Path) -> list[str]:
             return report_lines(checked.verdict.shrink(outdir=outdir, on_progress=tell))
     except UsageError as error:
         return [f"no script in {outdir}: {error}"]
-
-
-def _account(checked: CheckedOperator, operator: str) -> Account:
-    from paritas.reports.annotations import verdict_account
-
-    file = subject_file(operator)
-    return verdict_account(checked.verdict, command="partition", subject=operator, file=file)
-
-
-def _show(checked: CheckedOperator, script: list[str], form: OutputFormat) -> None:
-    from rich.console import Console
-
-    from paritas.cli.partition_checks import partition_report
-
-    Console(highlight=False, stderr=form.takes_stdout).print(
-        partition_report(checked, script), crop=False
-    )

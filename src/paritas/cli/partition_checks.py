@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from paritas.checks.failures import remember_failed
@@ -23,7 +21,7 @@ from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, mak
 from paritas.partition.recipe_checks import failed_split
 from paritas.placement.parts import on_device
 from paritas.placement.recipes import Concat, Recipe, Split
-from paritas.reports.terminal import STYLES, details, last_line, listed
+from paritas.reports.terminal import STYLES, details, last_line, listed, small_table
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.progress import Progress
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from paritas.checks.failures import FailedSplit
     from paritas.cli.partition import PartitionOptions
@@ -429,13 +428,7 @@ def _unbroken(lines: Sequence[str]) -> list[Text]:
 
 
 def _split_table(rows: Iterable[CheckedSplit]) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = small_table()
     for name in SPLIT_COLUMNS:
         table.add_column(name, overflow="fold", no_wrap=name != "split by")
     for row in rows:

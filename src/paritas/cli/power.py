@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.options import device_option
+from paritas.cli.options import (
+    DTYPES,
+    INTERRUPTED,
+    BuildOptions,
+    device_option,
+    dtype_option,
+    inputs_option,
+    json_option,
+    print_report,
+    progress,
+    train_option,
+    write_json,
+)
 
 if TYPE_CHECKING:
-    from paritas.results.power_reports import PowerReport
+    from pathlib import Path
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-_INTERRUPTED = 130
+    from paritas.results.power_reports import PowerReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PowerOptions:
+class PowerOptions(BuildOptions):
     """The options of the command, by their names."""
 
-    inputs: str | None
-    dtype: str | None
     autocast: str | None
-    device: str | None
-    train: bool
     no_gradients: bool
     faults: int
     seconds: float
@@ -34,15 +40,15 @@ class PowerOptions:
 
 @click.command(short_help="Plant faults in a model: which would be caught?")
 @click.argument("factory", metavar="package.module:factory")
-@click.option("--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
+@inputs_option
+@dtype_option
 @click.option(
     "--autocast",
     type=click.Choice(DTYPES[2:]),
     help="Run the forward pass under torch.autocast to this.",
 )
 @device_option
-@click.option("--train", is_flag=True, help="Training mode; otherwise model.eval() is called.")
+@train_option
 @click.option("--no-gradients", is_flag=True, help="Leave the backward pass out.")
 @click.option(
     "--faults",
@@ -68,13 +74,7 @@ class PowerOptions:
     metavar="SHARE",
     help="Exit with 1 if fewer of the faults above 8 times the noise are caught, for example 0.99.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write every fault and how it ended to this file.",
-)
+@json_option("Write every fault and how it ended to this file.")
 @click.pass_context
 def power(
     ctx: click.Context,
@@ -92,24 +92,19 @@ def power(
     Exit codes: 0 there is a report, 1 fewer are caught than --at-least, 2 wrong usage or bad
     input, 3 nothing could be planted and judged, 130 interrupted.
     """
-    from paritas.cli.loading import check_form
+    from paritas.cli.loading import check_forms
 
     options = PowerOptions(**given)
-    for parameter, spec in (("FACTORY", factory), ("--inputs", options.inputs)):
-        if spec is not None:
-            check_form(spec, parameter)
-    if json_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
+    check_forms({"FACTORY": factory, "--inputs": options.inputs})
     report = _run(factory, options)
-    _show(report, json_path)
-    ctx.exit(_INTERRUPTED if report.stopped == "interrupt" else report.exit_code(at_least))
+    from paritas.reports.terminal import power_report
+
+    write_json(json_path, report.to_json)
+    print_report(power_report(report))
+    ctx.exit(INTERRUPTED if report.stopped == "interrupt" else report.exit_code(at_least))
 
 
 def _run(factory: str, options: PowerOptions) -> PowerReport:
-    from paritas.cli.options import progress
-
     with progress() as tell:
         tell("importing torch")
         import torch
@@ -118,8 +113,7 @@ def _run(factory: str, options: PowerOptions) -> PowerReport:
         from paritas.mutants import power as searching
 
         tell(f"building {factory}")
-        asked: Any = options  # it reads what both commands have
-        model, inputs = build_reference(factory, asked)
+        model, inputs = build_reference(factory, options)
         return searching.power(
             inputs,
             model,
@@ -130,15 +124,3 @@ def _run(factory: str, options: PowerOptions) -> PowerReport:
             seed=options.seed,
             on_progress=tell,
         )
-
-
-def _show(report: PowerReport, json_path: Path | None) -> None:
-    from rich.console import Console
-
-    from paritas.reports.terminal import power_report
-
-    if json_path is not None:
-        from paritas.reports.files import write_whole
-
-        write_whole(json_path, report.to_json())
-    Console(highlight=False).print(power_report(report), crop=False)

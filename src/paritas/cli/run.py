@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.options import OutputFormat, format_options
+from paritas.cli.options import OutputFormat, format_options, json_option
 
 if TYPE_CHECKING:
     from paritas.cli.running import Ending
@@ -63,13 +63,7 @@ class _Every(click.ParamType[float]):
 )
 @click.option("--thorough", is_flag=True, help="Check the compiler's graph passes, too.")
 @click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the verdict with all its findings to this file.",
-)
+@json_option()
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @format_options
@@ -120,10 +114,6 @@ def run(  # noqa: PLR0913  (one for each option)
     )
     program = ScriptProgram(script, is_module, args)
     check_program(program)
-    if json_path is not None:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
     watch, signals = GuardWatch(settings), StopSignals()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import click
 import msgspec
@@ -15,11 +15,12 @@ from rich.console import Console
 from paritas.checks.guard_settings import NOTHING_COMPILED
 from paritas.cli.options import TEXT, OutputFormat, subject_file
 from paritas.cli.running import HURRIED_SECONDS, WAIT_SECONDS
-from paritas.errors import ParitasError
+from paritas.errors import UsageError
 from paritas.reports.annotations import verdict_account
 from paritas.reports.files import write_verdict
 from paritas.reports.terminal import GraphCounts, guard_report
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.report import Report
 from paritas.results.wording import headline
 
 if TYPE_CHECKING:
@@ -35,26 +36,20 @@ if TYPE_CHECKING:
 # --- One report made of several -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class RankReport:
+class RankReport(Report, frozen=True):
     """What one process saw."""
+
+    _called: ClassVar[str] = "the report of a rank"
 
     graphs: tuple[GraphCounts, ...]
     verdict: Verdict
 
-    def to_json(self) -> bytes:
-        """Encode; `from_json` gives back an equal report."""
-        text = self.verdict.to_json().decode()
-        return msgspec.json.encode({"graphs": self.graphs, "verdict": text})
-
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
+    def from_json(cls, data: bytes | str) -> Self:
         """Decode; what cannot be read becomes a report that says so."""
         try:
-            content = msgspec.json.decode(data)
-            graphs = msgspec.convert(content["graphs"], tuple[GraphCounts, ...])
-            return cls(graphs, Verdict.from_json(content["verdict"]))
-        except (msgspec.MsgspecError, ParitasError, KeyError, TypeError) as error:
+            return super().from_json(data)
+        except UsageError as error:
             reason = f"what it handed in cannot be read: {error}"
             return cls((), Verdict(findings=(unverified("report", reason),)))
 
@@ -227,7 +222,7 @@ def _note_rank(report: RankReport) -> RankReport:
     )
     verdict = report.verdict
     noted = msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
-    return dataclasses.replace(report, verdict=noted)
+    return msgspec.structs.replace(report, verdict=noted)
 
 
 def _merge_reports(

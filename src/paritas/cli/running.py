@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,7 +132,7 @@ def _ending_of(run: Callable[[], None]) -> Ending:
         return Ending(TERMINATED, "was terminated by SIGTERM", by_signal=True)
     except BaseException as error:  # noqa: BLE001  (whatever a program may raise ends it)
         _show(error)
-        return Ending(1, f"ended with {_describe_error(error)}")
+        return Ending(1, f"ended with {in_one_line(error, _LONGEST_TEXT)}")
     return Ending()
 
 
@@ -224,7 +224,8 @@ def _check_module(name: str) -> None:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except Exception as error:  # whatever importing the packages around it raises
-        raise UsageError(f"-m {name!r} cannot be run: {_describe_error(error)}") from error
+        raised = in_one_line(error, _LONGEST_TEXT)
+        raise UsageError(f"-m {name!r} cannot be run: {raised}") from error
     finally:
         sys.path[:] = path
     if spec is None:
@@ -335,12 +336,6 @@ def _show(error: BaseException) -> None:
         frames = frames.tb_next
     error.__traceback__ = frames
     sys.excepthook(type(error), error, frames)
-
-
-def _describe_error(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    kind = type(error).__name__
-    return f"{kind}: {text[0][:_LONGEST_TEXT]}" if text else kind
 
 
 # --- Several ranks of one program -----------------------------------------------------------------

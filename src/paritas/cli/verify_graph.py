@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paritas.cli.options import (
+    INTERRUPTED,
     OutputFormat,
     confirm_option,
     device_option,
+    emit,
     format_options,
+    progress,
     subject_file,
 )
 
 if TYPE_CHECKING:
-    from paritas.reports.annotations import Account
     from paritas.results.graph_reports import GraphReport
     from paritas.results.progress import Progress
 
 # Those of `paritas.graphs.calls`.
 SOURCES = ("declared", "library", "discover", "all")
-_INTERRUPTED = 130
 
 
 class RankCounts(click.ParamType[tuple[int, ...]]):
@@ -140,9 +141,8 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
     except KeyboardInterrupt:
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
         click.echo(f"interrupted{done}; the same command goes on from there", err=True)
-        ctx.exit(_INTERRUPTED)
-    form.write(lambda: _account(report, graph))
-    _show(report, outdir, form, quiet=quiet, html=not no_html)
+        ctx.exit(INTERRUPTED)
+    _show(report, graph, None if quiet else _written(outdir, html=not no_html), form)
     ctx.exit(report.exit_code)
 
 
@@ -157,7 +157,6 @@ def _run(
     **asked: Any,
 ) -> GraphReport:
     from paritas.cli.loading import find_graph, find_inputs, look_here
-    from paritas.cli.options import progress
 
     look_here()  # for --import
 
@@ -178,23 +177,23 @@ def _run(
         return verify.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
 
 
-def _account(report: GraphReport, graph: str) -> Account:
-    from paritas.reports.annotations import graph_account
+def _written(outdir: Path, *, html: bool) -> list[str]:
+    names = (*(["report.html"] if html else []), "results.csv", "results.json")
+    return [str(outdir / name) for name in names]
 
-    return graph_account(report, subject=graph, file=subject_file(graph))
 
-
-def _show(
-    report: GraphReport, outdir: Path, form: OutputFormat, *, quiet: bool, html: bool
-) -> None:
+def _show(report: GraphReport, graph: str, files: list[str] | None, form: OutputFormat) -> None:
+    """Print it; the verdict's line alone where no files are to be named."""
     from rich.console import Console
 
+    from paritas.reports.annotations import graph_account
     from paritas.reports.graphs import graph_report, graph_verdict_line
 
-    console = Console(highlight=False, stderr=form.takes_stdout)
-    if quiet:
-        console.print(graph_verdict_line(report), crop=False, soft_wrap=True)
-        return
-    names = (*(["report.html"] if html else []), "results.csv", "results.json")
-    files = [str(outdir / name) for name in names]
-    console.print(graph_report(report, console.width, files=files), crop=False)
+    emit(
+        form,
+        lambda: graph_account(report, subject=graph, file=subject_file(graph)),
+        graph_verdict_line(report)
+        if files is None
+        else graph_report(report, Console(stderr=form.takes_stdout).width, files=files),
+        soft_wrap=files is None,
+    )

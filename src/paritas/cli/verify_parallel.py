@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from paritas.cli.options import Mesh, OutputFormat, format_options, subject_file
+from paritas.cli.options import (
+    Mesh,
+    OutputFormat,
+    dtype_option,
+    emit_verdict,
+    format_options,
+    inputs_option,
+    json_option,
+    progress,
+    strict_option,
+    was_given,
+    write_json,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paritas.cli.running import Ranks
-    from paritas.reports.annotations import Account
     from paritas.results.findings import Verdict
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
 NAMED_PLANS = ("ddp", "fsdp")
 
 
@@ -47,7 +58,7 @@ class ParallelOptions:
     help="A dict of parallel styles, or a function of the model and the mesh that gives the "
     "parallel model (None: it changed the model).",
 )
-@click.option("--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs.")
+@inputs_option
 @click.option(
     "--loss",
     metavar="MODULE:FUNCTION",
@@ -79,7 +90,7 @@ class ParallelOptions:
     show_default=True,
     help="Threads of this process, or processes of their own.",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this.")
+@dtype_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
 @click.option(
     "--timeout",
@@ -88,14 +99,8 @@ class ParallelOptions:
     show_default=True,
     help="Seconds that the ranks have for a run.",
 )
-@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
-@click.option(
-    "--json",
-    "json_path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the verdict with all its findings to this file.",
-)
+@strict_option
+@json_option(here_alone=True)
 @format_options
 @click.pass_context
 def verify_parallel(
@@ -113,45 +118,30 @@ def verify_parallel(
 
     options = ParallelOptions(**given)
     here = Ranks.from_environment(os.environ)
-    if here is not None and _was_given(ctx, "ranks"):
+    if here is not None and was_given(ctx, "ranks"):
         ctx.fail(
             f"--ranks {options.ranks} under torchrun (RANK={here.rank} is set), which brings its "
             "own ranks; leave the option out, or torchrun"
         )
     _check_forms(factory, options)
     speaks = here is None or here.rank == 0
-    if json_path is not None and speaks:
-        from paritas.reports.files import check_writable
-
-        check_writable(json_path)
     from paritas.cli.building import joined
 
     with joined(here):
         verdict = _run(factory, options, here)
         if speaks:
-            form.write(lambda: _account(verdict, factory))
-            _show(verdict, json_path, form)
+            write_json(json_path, verdict.to_json)
+            emit_verdict(verdict, form, "verify-parallel", factory)
     ctx.exit(verdict.exit_code)
-
-
-def _was_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _check_forms(factory: str, options: ParallelOptions) -> None:
     """A slip of the pen is told at once, before torch is imported."""
-    from paritas.cli.loading import check_form
+    from paritas.cli.loading import check_form, check_forms
     from paritas.errors import UsageError
 
-    named = {
-        "FACTORY": factory,
-        "--inputs": options.inputs,
-        "--loss": options.loss,
-        "--optimizer": options.optimizer,
-    }
-    for parameter, spec in named.items():
-        if spec is not None:
-            check_form(spec, parameter)
+    named = {"--inputs": options.inputs, "--loss": options.loss, "--optimizer": options.optimizer}
+    check_forms({"FACTORY": factory, **named})
     if options.plan in NAMED_PLANS:
         return
     if ":" not in options.plan:
@@ -164,8 +154,6 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
 
 
 def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
-    from paritas.cli.options import progress
-
     if here is not None and here.rank != 0:
         return _verify(factory, options, here, lambda _: None)
     with progress() as tell:
@@ -193,22 +181,3 @@ def _verify(factory: str, options: ParallelOptions, here: Ranks | None, tell: An
         timeout=options.timeout,
         on_progress=tell,
     )
-
-
-def _account(verdict: Verdict, factory: str) -> Account:
-    from paritas.reports.annotations import verdict_account
-
-    file = subject_file(factory)
-    return verdict_account(verdict, command="verify-parallel", subject=factory, file=file)
-
-
-def _show(verdict: Verdict, json_path: Path | None, form: OutputFormat) -> None:
-    from rich.console import Console
-
-    from paritas.reports.terminal import verdict_report
-
-    if json_path is not None:
-        from paritas.reports.files import write_verdict
-
-        write_verdict(json_path, verdict)
-    Console(highlight=False, stderr=form.takes_stdout).print(verdict_report(verdict), crop=False)

@@ -199,8 +199,8 @@ def _diagnose(
     look: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
 ) -> Diagnosis | None:
     """What kind of wrong it is; None where nothing can be said of it."""
-    from paritas.diagnosis.case import Context
-    from paritas.diagnosis.diagnose import MOST_ELEMENTS, diagnose
+    from paritas.diagnosis.case import MOST_ELEMENTS, Context
+    from paritas.diagnosis.diagnose import diagnose
 
     is_large = reference.numel() > _ELEMENTS_SIDE_BY_SIDE
     try:

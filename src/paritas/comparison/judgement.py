@@ -23,7 +23,9 @@ from paritas.comparison.summaries import judge_summaries, summary_of
 from paritas.errors import ParitasError, UsageError
 from paritas.numerics import criterion
 from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
-from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
+from paritas.numerics.bits import dtype_name, is_inexact
+from paritas.numerics.criterion import Noise
+from paritas.numerics.gates import bound_score
 from paritas.numerics.pair_figures import pair_figures, quick_figures
 from paritas.results.figures import PairFigures
 from paritas.results.findings import Aspect, Score, Status
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from paritas.files.records import Record
     from paritas.numerics.requirements import Requirement
     from paritas.results.comparisons import SideFacts
-    from paritas.results.figures import QuickFigures
 
 
 # --- The noise of a dtype -------------------------------------------------------------------------
@@ -53,9 +54,9 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
     inexact = [tensor for tensor in (reference, candidate) if is_inexact(tensor)]
     units = [criterion.unit_roundoff(tensor.dtype) for tensor in inexact]
     coarser = inexact[units.index(max(units))]
-    words = _dtype_name(coarser)
+    words = dtype_name(coarser.dtype)
     if len(inexact) > 1 and units[0] < units[1]:
-        words = f"{words}, with the golden {_dtype_name(reference)} as arbiter"
+        words = f"{words}, with the golden {dtype_name(reference.dtype)} as arbiter"
     noise = Noise(
         unit=max(units),
         step=max(criterion.smallest_step(tensor.dtype) for tensor in inexact),
@@ -67,65 +68,25 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
 
 def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noise) -> Score:
     """The candidate's error in multiples of that noise; from the figures alone where they do."""
-    found = _bound_score(figures, noise)
+    metrics, golden = figures.metrics, figures.reference
+    found = None
+    if metrics is not None and metrics.rel_l2 and math.isfinite(metrics.rel_l2):
+        ends = [abs(end) for end in (golden.minimum, golden.maximum) if end is not None]
+        found = bound_score(
+            metrics.max_abs,
+            metrics.rmse,
+            metrics.rmse / metrics.rel_l2,
+            noise,
+            largest=max(ends, default=0.0),
+            numel=metrics.numel,
+            index=metrics.max_abs_index,
+        )
     if found is None:
         mine, truth = (
             tensor if is_inexact(tensor) else tensor.double() for tensor in (candidate, reference)
         )
         found = criterion.score(mine, truth, noise).score
     return found
-
-
-def surely_passes(found: QuickFigures, noise: Noise) -> Score | None:
-    """The score of a pair that passes whatever else would be found of it, or None."""
-    least = noise.relative * found.rms_reference + noise.step
-    if found.nonfinite_mismatches or not (least > 0 and found.max_abs <= RMS_Z * least):
-        return None
-    return Score(
-        max_z=found.max_abs / least,
-        max_limit=MAX_Z,
-        rms_z=found.rmse / least,
-        rms_limit=RMS_Z,
-        noise=f"{noise.source}; at most these",
-    )
-
-
-def is_inexact(tensor: Tensor) -> bool:
-    """Whether it holds floating or complex numbers."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _bound_score(figures: PairFigures, noise: Noise) -> Score | None:
-    """A score that is sure without another pass over the values, or None.
-
-    Every element's noise lies between that of a zero and that of the largest value.
-    """
-    metrics, golden = figures.metrics, figures.reference
-    if metrics is None or not metrics.rel_l2 or not math.isfinite(metrics.rel_l2):
-        return None
-    scale = metrics.rmse / metrics.rel_l2
-    ends = [abs(end) for end in (golden.minimum, golden.maximum) if end is not None]
-    least = noise.relative * scale + noise.step
-    most = least + (noise.relative + noise.unit / 2) * max(ends, default=0.0)
-    rms_limit = RMS_Z * (1 + 2 / math.sqrt(metrics.numel))
-    if least > 0 and metrics.max_abs <= RMS_Z * least:
-        divisor, word = least, "at most"
-    elif most > 0 and metrics.rmse > rms_limit * most:
-        divisor, word = most, "at least"
-    else:
-        return None
-    return Score(
-        max_z=metrics.max_abs / divisor,
-        max_limit=MAX_Z,
-        rms_z=metrics.rmse / divisor,
-        rms_limit=rms_limit,
-        index=metrics.max_abs_index,
-        noise=f"{noise.source}; {word} these",
-    )
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 # --- The pair -------------------------------------------------------------------------------------
@@ -365,7 +326,9 @@ def _judge_quickly(
     if not (is_inexact(reference) or is_inexact(candidate)):
         return None
     noise, words = noise_of(reference, candidate)
-    passes = surely_passes(found, noise)
+    passes = None
+    if not found.nonfinite_mismatches:
+        passes = bound_score(found.max_abs, found.rmse, found.rms_reference, noise)
     if passes is None:
         return None
     facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}

@@ -15,13 +15,13 @@ from paritas._torch.operators import WIDE, map_tensors
 from paritas.comparison.dataflow import RecordedCall, scope_of
 from paritas.comparison.operands import read_value
 from paritas.dumps.survey import is_result
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line, in_one_line
 from paritas.execution.evidence import Evidence, ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
 from paritas.files.dtypes import known_dtype
 from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import AutomaticValueChecker
-from paritas.numerics.flattening import is_inexact
 from paritas.results.findings import Status
 
 if TYPE_CHECKING:
@@ -138,8 +138,8 @@ class ReplayRuns:
             raise seen.error
         if not isinstance(value, torch.Tensor):
             last = self.program.steps[-1].operator.name
-            text = (str(seen.error or "it gave no tensor").strip().splitlines() or [""])[0]
-            raise UsageError(f"{last} cannot be run again: {text:.160}")
+            why = "it gave no tensor" if seen.error is None else first_line(seen.error, 160)
+            raise UsageError(f"{last} cannot be run again: {why}")
         return value
 
     def truth(self) -> Tensor:
@@ -566,8 +566,7 @@ def replay(
     except UsageError as error:
         return Unreplayed(str(error))
     except Exception as error:  # noqa: BLE001  (the row says that it was not run again)
-        text = (str(error).strip().splitlines() or [""])[0]
-        return Unreplayed(f"running it again raised {type(error).__name__}: {text:.160}")
+        return Unreplayed(f"running it again raised {in_one_line(error, 160)}")
 
 
 def _run_again(

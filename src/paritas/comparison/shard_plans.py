@@ -24,6 +24,7 @@ from paritas.placement.assembly import (
     named_ranks,
     whole,
 )
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -505,12 +506,12 @@ def _refuse_missing(parts: Iterable[RankPart | None], mesh: _RankMesh) -> None:
         part.rank == _row_major(part.coordinates, mesh.sizes) for part in there
     )
     told = []
-    for one in missing[:_MOST_LISTED]:
+    for one in missing:
         place = ", ".join(f"{axis} {at}" for axis, at in one.items())
         told.append(f"rank {_row_major(one, mesh.sizes)} ({place})" if by_number else place)
-    more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
+    shown = enumerated(told, _MOST_LISTED, between="; ")
     raise UsageError(
-        f"{len(missing)} of {math.prod(sizes)} parts are missing: {'; '.join(told)}{more}. "
+        f"{len(missing)} of {math.prod(sizes)} parts are missing: {shown}. "
         f"It was recorded by {named_ranks([part.rank for part in there])}"
     )
 

@@ -13,21 +13,27 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.numerics.bits import is_inexact
+from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from torch import Tensor
+
+    Array = TypeVar("Array", Tensor, np.ndarray)
 
 # Without a measured noise: so many roundings of a value, and of the tensor's scale.
 _ROUNDINGS = 4.0
-# A prediction explains an element if it is within so many times its noise.
-_EXPLAINED_Z = MAX_Z
+_OVERLOADED = ("aten", "prims")
+# So many wrong elements are looked at first.
+_SAMPLED = 1 << 14
+_STRIDE = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,25 +61,12 @@ class Context:
     earlier: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     axes: tuple[str, ...] = ()
 
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """How well a prediction explains a candidate.
-
-    Attributes:
-        explained: share of the wrong elements that it explains.
-        spoiled: share of the right elements that would be wrong by it.
-        residual: rms of what is left, over the rms of the error, on the wrong elements.
-    """
-
-    explained: float
-    spoiled: float
-    residual: float
-
     @property
-    def holds(self) -> bool:
-        """Whether it may be stated."""
-        return self.explained >= 0.98 and self.spoiled <= 0.02  # noqa: PLR2004
+    def operator_name(self) -> str:
+        """The operator's bare name: `softmax` of `aten._softmax.default`."""
+        parts = self.operator.replace("::", ".").split(".")
+        name = parts[1] if len(parts) > 1 and parts[0] in _OVERLOADED else parts[-1]
+        return name.lower().strip("_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,17 +97,17 @@ class Case:
     @property
     def is_exact(self) -> bool:
         """Whether the values are whole numbers or truths, where any difference is one."""
-        return not _is_rounded(self.reference)
+        return not is_inexact(self.reference)
 
     @functools.cached_property
     def right(self) -> Tensor:
         """What it should be, in float64."""
-        return _widen(self.reference if self.arbiter is None else self.arbiter)
+        return widen(self.reference if self.arbiter is None else self.arbiter)
 
     @functools.cached_property
     def given(self) -> Tensor:
         """What it is, in float64."""
-        return _widen(self.candidate)
+        return widen(self.candidate)
 
     @functools.cached_property
     def error(self) -> Tensor:
@@ -133,8 +126,7 @@ class Case:
         scale = self.whole_scale
         if scale is None:
             scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
-        pair = (self.candidate, self.reference)
-        unit = max(unit_roundoff(one.dtype) for one in pair if _is_rounded(one))
+        unit = max(roundoff(self.candidate), roundoff(self.reference))
         return _ROUNDINGS * unit * (finite + scale)
 
     @property
@@ -147,7 +139,7 @@ class Case:
         """How far off each element is; 0 where that is not finite."""
         return torch.where(torch.isfinite(self.error), self.error.abs(), 0.0)
 
-    @property
+    @functools.cached_property
     def beyond(self) -> Tensor:
         """Which elements are beyond the noise by themselves, or not finite in another way."""
         with_nan = torch.isnan(self.given) != torch.isnan(self.right)
@@ -169,26 +161,91 @@ class Case:
         return distance > outstanding_limit(float(distance.max()))
 
     @functools.cached_property
+    def some_wrong(self) -> Tensor:
+        """Where to look first: up to some thousand wrong elements, spread over all of them.
+
+        Positions in the flattened tensor. They follow a stride that has nothing in common with the
+        shape, so that a pattern of rows or tiles is met in all of its parts.
+        """
+        wrong = self.wrong.reshape(-1)
+        count = wrong.numel()
+        if count > _SAMPLED:
+            places = torch.arange(_SAMPLED) * _STRIDE % count
+            places = places[wrong[places]]
+            if places.numel() >= _SAMPLED // 16:
+                return places
+        places = wrong.nonzero().reshape(-1)
+        return places[:: max(1, places.numel() // _SAMPLED)]
+
+    @functools.cached_property
+    def unit(self) -> Tensor:
+        """The noise of each element, as a divisor: never zero."""
+        if self.is_exact:
+            return torch.ones(self.shape, dtype=torch.float64)
+        allowed = self.allowed
+        if allowed.numel() and float(allowed.amin()) > 0:
+            return allowed
+        positive = allowed[(allowed > 0) & torch.isfinite(allowed)]
+        least = float(positive.min()) if positive.numel() else torch.finfo(torch.float64).tiny
+        # The noise of an element that can be anything is no yardstick; it is left out of every fit.
+        return allowed.clamp(min=least)
+
+    @functools.cached_property
+    def is_beyond_noise(self) -> bool:
+        """Whether the judge's rule finds the values wrong: one element, the whole, or one slice.
+
+        A tensor whose errors are within its noise has nothing that needs an explanation.
+        """
+        if self.is_exact or not self.reference.numel():
+            return bool(self.wrong.any())
+        places = self.some_wrong
+        if not places.numel():
+            return False
+        # Either all wrong elements are beyond the noise by themselves or none is: some tell it.
+        error, allowed = (one.reshape(-1)[places] for one in (self.error.abs(), self.allowed))
+        if bool((~torch.isfinite(error) | (error > MAX_Z * allowed)).any()):
+            return True
+        z = torch.where(self.both_finite, self.error.abs() / self.unit, 0.0).square()
+        count = z.numel()
+        if math.sqrt(float(z.mean())) > RMS_Z * (1 + 2 / math.sqrt(count)):
+            return True
+        for axis, size in enumerate(z.shape):
+            others = [dim for dim in range(z.dim()) if dim != axis]
+            if size > 1 and others:
+                worst = math.sqrt(float(z.mean(dim=others).max()))
+                if worst > slice_limit(size, count // size):
+                    return True
+        return False
+
+    @property
+    def both_finite(self) -> Tensor:
+        """Where both sides are numbers."""
+        return torch.isfinite(self.given) & torch.isfinite(self.right)
+
+    @property
+    def own_unit(self) -> float:
+        """The unit roundoff of the candidate's values; 0 for whole numbers."""
+        return 0.0 if self.is_exact else roundoff(self.candidate)
+
+    @functools.cached_property
     def is_finite(self) -> bool:
         """Whether all values of both are numbers."""
         return bool(torch.isfinite(self.given).all() and torch.isfinite(self.right).all())
 
-    def fit(self, prediction: Tensor, *, slack: float = 1.0, noise: Tensor | None = None) -> Fit:
-        """How well a predicted candidate (of the same shape, in float64) fits the real one.
 
-        Args:
-            slack: factor on the noise, where the prediction itself is made of noisy values.
-            noise: of the prediction, where it is made of values from other places of the tensor.
-        """
-        allowed = self.allowed if noise is None else torch.maximum(self.allowed, noise)
-        left = self.given - prediction
-        same = (self.given == prediction) | (torch.isnan(self.given) & torch.isnan(prediction))
-        near = same | (left.abs() <= _EXPLAINED_Z * slack * allowed)
-        wrong = self.wrong
-        bad, good = int(wrong.sum()), int((~wrong).sum())
-        explained = float((near & wrong).sum()) / bad if bad else 0.0
-        spoiled = float((~near & ~wrong).sum()) / good if good else 0.0
-        return Fit(explained, spoiled, _rms_ratio(left[wrong], self.error[wrong]))
+def same(left: Array, right: Array) -> Array:
+    """Where two tensors are equal, or both not a number."""
+    found: Array = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
+    return found
+
+
+def near(left: Tensor, right: Tensor, noise: Tensor, *, slack: float = 1.0) -> Tensor:
+    """Where two tensors are the same within their noise, as the judge takes it.
+
+    Args:
+        slack: factor on the noise, where one of them is made of noisy values.
+    """
+    return same(left, right) | ((left - right).abs() <= MAX_Z * slack * noise)
 
 
 def outstanding_limit(largest: float) -> float:
@@ -196,24 +253,21 @@ def outstanding_limit(largest: float) -> float:
     return max(largest / 4, 0.0)
 
 
-def _is_rounded(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+def roundoff(value: Tensor) -> float:
+    """The unit roundoff of a tensor's values; 0 for whole numbers."""
+    return unit_roundoff(value.dtype) if is_inexact(value) else 0.0
 
 
-def _widen(value: Tensor) -> Tensor:
+def widen(value: Tensor) -> Tensor:
+    """A tensor in float64 (complex numbers as they are), on the host."""
     value = value.detach().cpu()
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def _rms_ratio(left: Tensor, error: Tensor) -> float:
-    finite = torch.isfinite(left) & torch.isfinite(error)
-    below = float(error[finite].abs().square().sum())
-    above = float(left[finite].abs().square().sum())
-    return math.sqrt(above / below) if below else math.inf
-
-
 # --- A case cut into boxes ------------------------------------------------------------------------
 
+# A tensor of more elements is cut into boxes.
+MOST_ELEMENTS = 1 << 20
 # An element of a box takes some 100 bytes on the way.
 BLOCK = 1 << 18
 

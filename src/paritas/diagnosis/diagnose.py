@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.diagnosis.case import Case, Context, narrowed
+from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, narrowed
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
@@ -177,9 +177,6 @@ def _explained_share(pattern: Pattern) -> float:
 
 # --- The diagnosis --------------------------------------------------------------------------------
 
-# Beyond so many elements patterns are looked for in a part that tells as much.
-MOST_ELEMENTS = 1 << 20
-
 
 def diagnose(
     candidate: Tensor,
@@ -199,28 +196,17 @@ def diagnose(
         context: the operator, its inputs, ranks and what else is known.
     """
     from paritas.diagnosis.region import find_region
+    from paritas.diagnosis.search import CaseSurvey
 
     if candidate.shape != reference.shape:
         return Diagnosis()
     case = Case(candidate, reference, arbiter, noise, context or Context())
-    if reference.numel() > MOST_ELEMENTS:
-        return _diagnose_large(case)
-    if not bool(case.wrong.any()):
-        return Diagnosis()
-    return Diagnosis(where=find_region(case), patterns=rank_patterns(case))
-
-
-def _diagnose_large(case: Case) -> Diagnosis:
-    """In memory that does not grow with the tensor."""
-    from paritas.diagnosis.region import find_region
-    from paritas.diagnosis.search import CaseSurvey
-
-    survey = CaseSurvey(case)
+    survey = CaseSurvey(case, MOST_ELEMENTS)
     if not survey.base.number:
         return Diagnosis()
-    return Diagnosis(
-        where=find_region(case, survey), patterns=rank_patterns(_most_wrong_part(survey))
-    )
+    # Of a large tensor patterns are looked for in a part that tells as much.
+    part = case if survey.is_one_box else _most_wrong_part(survey)
+    return Diagnosis(where=find_region(case, survey), patterns=rank_patterns(part))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:

@@ -1,15 +1,12 @@
-"""The wrong elements of a tensor, as a mask or as counts, and subsets of one coordinate.
-
-A tensor that is too large for a mask is counted box by box, and counted again where asked.
-"""
+"""The wrong elements of a tensor, as counts, and subsets of one coordinate."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -271,186 +268,40 @@ def _between(low: int, high: int, size: int) -> Bools:
     return chosen
 
 
-# --- Marks of a tensor, as a mask -----------------------------------------------------------------
+# --- Marks of a tensor, as counts -----------------------------------------------------------------
+
+# A tensor is gone over box by box, and again where asked; a small one is a single box, whose mask
+# is kept. What is told of axes, of two axes together and of regions is exact.
 
 # So many wrong elements tell whether two axes together make a pattern at all.
 SAMPLE = 1 << 14
 # What the indices of two axes make together.
 Feature = Callable[[Counts, Counts], Counts]
 Pairs = tuple[np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Marks:
-    """Which elements are wrong, and which could have been seen to be.
-
-    Attributes:
-        wrong: the mask.
-        visible: elements where a fault shows; None for all. A wrong factor does not show at zeros.
-    """
-
-    wrong: Bools
-    visible: Bools | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
-        return self.wrong.shape
-
-    @property
-    def size(self) -> int:
-        """How many elements there are."""
-        return self.wrong.size
-
-    @property
-    def hides(self) -> bool:
-        """Whether a fault does not show everywhere."""
-        return self.visible is not None
-
-    @functools.cached_property
-    def number(self) -> int:
-        """How many are wrong."""
-        return int(np.count_nonzero(self.wrong))
-
-    @functools.cached_property
-    def total(self) -> int:
-        """How many could be."""
-        return self.wrong.size if self.visible is None else int(np.count_nonzero(self.visible))
-
-    def along(self, axis: int) -> Counts:
-        """Wrong ones at each index of an axis."""
-        return _count_along(self.wrong, axis)
-
-    def shares(self, axis: int) -> np.ndarray:
-        """Share of the visible ones at each index of an axis."""
-        size = self.wrong.shape[axis]
-        if self.visible is None:
-            return np.full(size, 1 / size)
-        return _count_along(self.visible, axis) / max(1, self.total)
-
-    @functools.cached_property
-    def sample(self) -> tuple[Counts, ...]:
-        """Indices of some wrong elements, from all over the tensor, by axis."""
-        wrong = self.wrong.reshape(-1)
-        if self.number > 16 * SAMPLE:
-            tries = SAMPLE * wrong.size // self.number
-            flat = np.random.default_rng(0).integers(wrong.size, size=tries)
-            flat = flat[wrong[flat]]
-        else:
-            flat = np.flatnonzero(wrong)
-            flat = flat[:: max(1, len(flat) // SAMPLE)]
-        return np.unravel_index(flat, self.wrong.shape)
-
-    def spans(self, axis: int, shards: tuple[int, ...]) -> list[IndexSpan]:
-        """What holds the wrong ones along an axis."""
-        return spans_of(self.along(axis), shards)
-
-    @property
-    def flat_bounds(self) -> tuple[int, int]:
-        """The first wrong one in memory order, and one behind the last."""
-        flat = self.wrong.reshape(-1)
-        return int(flat.argmax()), flat.size - int(flat[::-1].argmax())
-
-    def visible_between(self, low: int, high: int) -> int:
-        """How many could be wrong in a range in memory order."""
-        if self.visible is None:
-            return high - low
-        return int(np.count_nonzero(self.visible.reshape(-1)[low:high]))
-
-    def counts_of(self, axes: tuple[int, int], feature: Feature, limit: int) -> Pairs:
-        """At each value of what two axes make: the wrong ones, and the visible ones."""
-        rows, columns = (self.shape[axis] for axis in axes)
-        values = feature(np.arange(rows)[:, None], np.arange(columns)[None, :]).ravel()
-        wrong = np.bincount(values, weights=_count_table(self.wrong, axes).ravel(), minlength=limit)
-        seen = None if self.visible is None else _count_table(self.visible, axes).ravel()
-        return wrong, np.bincount(values, weights=seen, minlength=limit)
-
-    def held(self, found: Description) -> tuple[int, int]:
-        """How many wrong ones a region holds, and how many elements it has."""
-        region = found.elements(self.shape)
-        return int(np.count_nonzero(self.wrong & region)), int(np.count_nonzero(region))
-
-    def within(self, axis: int, chosen: Bools) -> Marks:
-        """The wrong ones at some indices of an axis."""
-        return Marks(
-            self.wrong & chosen.reshape(broadcast_shape(self.shape, (axis,))), self.visible
-        )
-
-
-class Marked(Protocol):
-    """What is asked of `Marks`, and can be answered without a mask too."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
-
-    @property
-    def size(self) -> int:
-        """How many elements there are."""
-
-    @property
-    def hides(self) -> bool:
-        """Whether a fault does not show everywhere."""
-
-    @property
-    def number(self) -> int:
-        """How many are wrong."""
-
-    @property
-    def total(self) -> int:
-        """How many could be."""
-
-    @property
-    def sample(self) -> tuple[Counts, ...]:
-        """Indices of some wrong elements, from all over the tensor, by axis."""
-
-    @property
-    def flat_bounds(self) -> tuple[int, int]:
-        """The first wrong one in memory order, and one behind the last."""
-
-    def along(self, axis: int) -> Counts:
-        """Wrong ones at each index of an axis, or in neighbouring groups of them."""
-
-    def shares(self, axis: int) -> np.ndarray:
-        """Share of the visible ones there."""
-
-    def spans(self, axis: int, shards: tuple[int, ...]) -> list[IndexSpan]:
-        """What holds the wrong ones along an axis."""
-
-    def visible_between(self, low: int, high: int) -> int:
-        """How many could be wrong in a range in memory order."""
-
-    def counts_of(self, axes: tuple[int, int], feature: Feature, limit: int) -> Pairs:
-        """At each value of what two axes make: the wrong ones, and the visible ones."""
-
-    def held(self, found: Description) -> tuple[int, int]:
-        """How many wrong ones a region holds, and how many elements it has."""
-
-    def within(self, axis: int, chosen: Bools) -> Marked:
-        """The wrong ones at some indices of an axis."""
-
-
-def broadcast_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor along some axes, 1 along the others."""
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(shape))
-
-
-def _count_along(mask: Bools, axis: int) -> Counts:
-    others = tuple(other for other in range(mask.ndim) if other != axis)
-    return np.asarray(np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64))
-
-
-def _count_table(mask: Bools, axes: tuple[int, int]) -> Counts:
-    others = tuple(other for other in range(mask.ndim) if other not in axes)
-    return np.asarray(np.count_nonzero(mask, axis=others) if others else mask)
-
-
-# --- Marks of a large tensor, as counts -----------------------------------------------------------
-
-# What is told of axes, of two axes together and of ranges is exact. Only where zeros of the
-# reference hide a fault, the size of a region is taken from the shares of its axes.
-
 Walk = Callable[[], Iterator[tuple["Box", Bools]]]
+
+
+def box_indices(box: Box, axis: int) -> Counts:
+    """Which indices of an axis a box has: neighbours."""
+    inner = axis - len(box.outer)
+    if inner < 0:
+        return np.array([box.outer[axis]])
+    start = box.start if inner == 0 else 0
+    return np.arange(start, start + box.case.shape[inner])
+
+
+def fit_to_box(values: np.ndarray, box: Box, axes: tuple[int, ...]) -> np.ndarray:
+    """Values at the indices that a box has along some axes, in a shape that broadcasts to it."""
+    inner = [axis - len(box.outer) for axis in axes]
+    return values.reshape([n if axis in inner else 1 for axis, n in enumerate(box.case.shape)])
+
+
+def _count_table(box: Box, mask: Bools, axes: tuple[int, ...]) -> Counts:
+    """What is marked in a box, at each of its indices along some axes."""
+    inner = [axis - len(box.outer) for axis in axes]
+    others = tuple(other for other in range(mask.ndim) if other not in inner)
+    found = np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64)
+    return np.asarray(found).reshape([len(box_indices(box, axis)) for axis in axes])
 
 
 class AxisCounts:
@@ -495,32 +346,60 @@ class AxisCounts:
         return long_spans(self.long, shards)
 
 
+def _count_axes(axes: tuple[AxisCounts, ...], box: Box, mask: Bools) -> None:
+    """Add what is marked in a box to the counts along all axes."""
+    for axis, counts in enumerate(axes):
+        counts.add(int(box_indices(box, axis)[0]), _count_table(box, mask, (axis,)))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class TalliedMarks:
-    """Which elements are wrong, as counts.
+class Nonzeros:
+    """The elements of the reference that are not zero: a wrong factor shows at no others.
 
     Attributes:
         shape: of the tensor.
-        walk: goes over their masks again.
-        axes: how many there are along each axis.
-        number: how many are wrong.
-        at_zeros: how many of them where the reference is zero.
-        zeros: how many zeros that has.
-        sample: indices of some wrong elements, from all over the tensor, by axis.
-        flat_bounds: the first wrong one in memory order, and one behind the last.
-        nonzeros: the elements that are not zero, along each axis; asked for if zeros hide the
-            fault.
+        walk: goes over their masks.
+        zeros: how many others there are.
     """
 
     shape: tuple[int, ...]
     walk: Walk
+    zeros: int
+
+    @functools.cached_property
+    def axes(self) -> tuple[AxisCounts, ...]:
+        """How many there are along each axis."""
+        axes = tuple(map(AxisCounts, self.shape))
+        for box, mask in self.walk():
+            _count_axes(axes, box, mask)
+        return axes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Marks:
+    """Which elements are wrong, and which could have been seen to be.
+
+    Attributes:
+        shape: of the tensor.
+        walk: goes over their masks again.
+        nonzeros: of the reference.
+        axes: how many there are along each axis.
+        number: how many are wrong.
+        at_zeros: how many of them where the reference is zero.
+        hides: whether a fault does not show everywhere: no zero is wrong.
+        some: some wrong elements, from all over the flattened tensor.
+        flat_bounds: the first wrong one in memory order, and one behind the last.
+    """
+
+    shape: tuple[int, ...]
+    walk: Walk
+    nonzeros: Nonzeros
     axes: tuple[AxisCounts, ...]
     number: int
     at_zeros: int
-    zeros: int
-    sample: tuple[Counts, ...]
+    hides: bool
+    some: Counts
     flat_bounds: tuple[int, int]
-    nonzeros: Callable[[], tuple[AxisCounts, ...]]
 
     @property
     def size(self) -> int:
@@ -528,14 +407,14 @@ class TalliedMarks:
         return math.prod(self.shape)
 
     @property
-    def hides(self) -> bool:
-        """Whether a fault does not show everywhere: no zero is wrong."""
-        return bool(self.zeros) and not self.at_zeros
-
-    @property
     def total(self) -> int:
         """How many could be wrong."""
-        return self.size - self.zeros if self.hides else self.size
+        return self.size - self.nonzeros.zeros if self.hides else self.size
+
+    @functools.cached_property
+    def sample(self) -> tuple[Counts, ...]:
+        """Indices of some wrong elements, by axis."""
+        return np.unravel_index(self.some, self.shape)
 
     def along(self, axis: int) -> Counts:
         """Wrong ones at each index of an axis, or in neighbouring groups of them."""
@@ -544,23 +423,18 @@ class TalliedMarks:
     def shares(self, axis: int) -> np.ndarray:
         """Share of the visible ones there."""
         if self.hides:
-            return self.nonzeros()[axis].counts / max(1, self.total)
+            return self.nonzeros.axes[axis].counts / max(1, self.total)
         return self.axes[axis].sizes / self.shape[axis]
 
     def spans(self, axis: int, shards: tuple[int, ...]) -> list[IndexSpan]:
         """What holds the wrong ones along an axis."""
         return self.axes[axis].spans(shards)
 
-    def visible_between(self, low: int, high: int) -> int:
-        """How many could be wrong in a range in memory order, about."""
-        return round((high - low) * self.total / self.size)
-
     def counts_of(self, axes: tuple[int, int], feature: Feature, limit: int) -> Pairs:
-        """At each value of what two axes make: the wrong ones, and all."""
-        wrong = np.zeros(limit, dtype=np.int64)
-        for index in self._indices():
-            values = feature(index[axes[0]], index[axes[1]])
-            wrong += np.bincount(values, minlength=limit)
+        """At each value of what two axes make: the wrong ones, and the visible ones."""
+        wrong = _count_feature(self.walk, axes, feature, limit)
+        if self.hides:
+            return wrong, _count_feature(self.nonzeros.walk, axes, feature, limit)
         rows, columns = (np.arange(self.shape[axis]) for axis in axes)
         sizes = np.zeros(limit, dtype=np.int64)
         across = min(len(columns), case.BLOCK)
@@ -571,88 +445,65 @@ class TalliedMarks:
                 sizes += np.bincount(feature(row[:, None], column[None]).ravel(), minlength=limit)
         return wrong, sizes
 
-    def within(self, axis: int, chosen: Bools) -> TalliedMarks:
+    def within(self, axis: int, chosen: Bools) -> Marks:
         """The wrong ones at some indices, or groups of them, along an axis."""
         each = self.axes[axis].each
 
         def walk() -> Iterator[tuple[Box, Bools]]:
             for box, mask in self.walk():
-                inner = axis - len(box.outer)
-                if inner < 0:
-                    yield box, mask & chosen[box.outer[axis] // each]
-                    continue
-                begin = box.start if inner == 0 else 0
-                kept = chosen[np.arange(begin, begin + mask.shape[inner]) // each]
-                yield box, mask & kept.reshape([-1 if d == inner else 1 for d in range(mask.ndim)])
+                kept = chosen[box_indices(box, axis) // each]
+                yield box, mask & fit_to_box(kept, box, (axis,))
 
-        return tally_marks(self.shape, walk, self.zeros, self.nonzeros)
+        return dataclasses.replace(count_marks(self.shape, walk, self.nonzeros), hides=self.hides)
+
+    def visible_in(self, regions: Sequence[Description]) -> list[int]:
+        """How many elements that could be wrong each of some regions has."""
+        counts = [0] * len(regions)
+        for box, visible in self.nonzeros.walk():
+            for place, region in enumerate(regions):
+                counts[place] += int(np.count_nonzero(visible & region.elements_in(box)))
+        return counts
 
     def held(self, found: Description) -> tuple[int, int]:
         """How many wrong ones a region holds, and how many elements it has."""
-        if found.kind == "zeros":
-            return self.at_zeros, self.zeros
-        size = found.high - found.low
-        if found.kind == "product":
-            shares = [
-                span.number / self.shape[c.axes[0]] if c.name == "axis" else c.share(span)
-                for c, span in zip(found.coordinates, found.spans, strict=True)
-            ]
-            size = round(self.size * math.prod(shares))
-        inside = (_is_inside(found, index, self.shape) for index in self._indices())
-        return sum(int(np.count_nonzero(one)) for one in inside), size
-
-    def _indices(self) -> Iterator[tuple[Counts, ...]]:
-        """The wrong elements, box by box."""
+        wrong, elements = 0, 0
         for box, mask in self.walk():
-            flat = np.flatnonzero(mask)
-            if len(flat):
-                yield np.unravel_index(flat + box.offset, self.shape)
+            region = np.broadcast_to(found.elements_in(box), mask.shape)
+            wrong += int(np.count_nonzero(mask & region))
+            elements += int(np.count_nonzero(region))
+        return wrong, elements
 
 
-def tally_marks(
-    shape: tuple[int, ...],
-    walk: Walk,
-    zeros: int,
-    nonzeros: Callable[[], tuple[AxisCounts, ...]],
-) -> TalliedMarks:
+def count_marks(shape: tuple[int, ...], walk: Walk, nonzeros: Nonzeros) -> Marks:
     """Count the wrong elements of a tensor."""
     axes = tuple(map(AxisCounts, shape))
-    number, at_zeros, low, high = 0, 0, math.prod(shape), 0
-    each = max(16, SAMPLE * case.BLOCK // math.prod(shape))
-    some: list[Counts] = []
+    size = math.prod(shape)
+    number, at_zeros, low, high = 0, 0, size, 0
+    each = max(16, SAMPLE * case.BLOCK // max(1, size))
+    some = [np.zeros(0, dtype=np.int64)]
     for box, mask in walk():
         flat = np.flatnonzero(mask)
         if not len(flat):
             continue
-        count_axes(axes, box, mask)
+        _count_axes(axes, box, mask)
         number += len(flat)
         low = min(low, box.offset + int(flat[0]))
         high = max(high, box.offset + int(flat[-1]) + 1)
-        if zeros:
+        if nonzeros.zeros:
             at_zeros += int(np.count_nonzero(mask & (box.case.right == 0).numpy()))
         some.append(flat[:: -(-len(flat) // each)] + box.offset)
-    flat = np.concatenate(some) if some else np.zeros(0, dtype=np.int64)
-    sample = np.unravel_index(flat, shape)
-    return TalliedMarks(shape, walk, axes, number, at_zeros, zeros, sample, (low, high), nonzeros)
+    hides = nonzeros.zeros > 0 and not at_zeros
+    sample = np.concatenate(some)
+    return Marks(shape, walk, nonzeros, axes, number, at_zeros, hides, sample, (low, high))
 
 
-def count_axes(axes: tuple[AxisCounts, ...], box: Box, mask: Bools) -> None:
-    """Add what is marked in a box to the counts along all axes."""
-    for counts, at in zip(axes, box.outer, strict=False):
-        counts.add(at, np.array([np.count_nonzero(mask)]))
-    for inner, counts in enumerate(axes[len(box.outer) :]):
-        others = tuple(other for other in range(mask.ndim) if other != inner)
-        found = np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64)
-        counts.add(box.start if inner == 0 else 0, np.asarray(found))
-
-
-def _is_inside(found: Description, index: tuple[Counts, ...], shape: tuple[int, ...]) -> Bools:
-    if found.kind == "flat":
-        flat = np.ravel_multi_index(index, shape)
-        return np.asarray((flat >= found.low) & (flat < found.high))
-    out = np.ones(len(index[0]), dtype=np.bool_)
-    for coordinate, span in zip(found.coordinates, found.spans, strict=True):
-        if span.kind != "all":
-            some = [index[axis] for axis in coordinate.axes]
-            out &= span.holds(some[0] if coordinate.feature is None else coordinate.feature(*some))
-    return out
+def _count_feature(walk: Walk, axes: tuple[int, int], feature: Feature, limit: int) -> Counts:
+    """At each value of what two axes make, how many elements are marked."""
+    found = np.zeros(limit, dtype=np.int64)
+    for box, mask in walk():
+        row, column = (box_indices(box, axis) for axis in axes)
+        table = _count_table(box, mask, axes).ravel()
+        if table.any():
+            values = feature(row[:, None], column[None]).ravel()
+            found += np.bincount(values, weights=table, minlength=limit).astype(np.int64)
+    return found

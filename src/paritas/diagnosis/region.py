@@ -13,8 +13,8 @@ import numpy as np
 
 from paritas.diagnosis.marks import TILES, Bools, IndexSpan, bits_of_choice
 from paritas.diagnosis.search import (
+    CaseSurvey,
     Description,
-    Sight,
     shortest_description,
     single_element,
     whole_tensor,
@@ -23,8 +23,8 @@ from paritas.results.findings import Region
 
 if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
-    from paritas.diagnosis.marks import Marked
-    from paritas.diagnosis.search import CaseSurvey, Coordinate
+    from paritas.diagnosis.marks import Marks
+    from paritas.diagnosis.search import Coordinate
 
 
 # --- A region as data -----------------------------------------------------------------------------
@@ -52,8 +52,8 @@ class WrongPlace:
 
     kind: str
     found: Description
-    marks: Marked
-    seen: Marked
+    marks: Marks
+    seen: Marks
     any_finite: bool = True
 
     @property
@@ -80,7 +80,11 @@ class WrongPlace:
 
     def elements(self) -> Bools:
         """The region as a mask; all elements where it is none."""
-        return self.found.elements(self.shape)
+        out = np.zeros(self.marks.size, dtype=np.bool_)
+        for box, mask in self.marks.walk():
+            region = np.broadcast_to(self.found.elements_in(box), mask.shape)
+            out[box.offset : box.offset + box.size] = region.reshape(-1)
+        return out.reshape(self.shape)
 
     def named(self, world: Mapping[str, int]) -> str:
         """The kind of the region, as people call it."""
@@ -422,7 +426,7 @@ def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
     A region holds all wrong elements, unless its sentence says how many are elsewhere.
 
     Args:
-        survey: of the case, where it is too large for masks of it.
+        survey: of the case, where there is one already.
     """
     place = find_place(case, survey)
     return None if place is None else describe_region(place, case)
@@ -430,28 +434,28 @@ def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
 
 def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | None:
     """The same as data, of which one can ask for the very elements."""
-    sight: Sight | CaseSurvey = survey or Sight(case)
-    marks = sight.base
+    survey = survey or CaseSurvey(case)
+    marks = survey.base
     if not marks.number:
         return None
     if marks.number == marks.size:
         place = WrongPlace("everywhere", whole_tensor(marks), marks, marks)
-    elif not case.is_exact and not sight.reaches(_LEAST_Z):
+    elif not case.is_exact and not survey.reaches(_LEAST_Z):
         place = WrongPlace("scatter", whole_tensor(marks), marks, marks)
     else:
-        place = _find(sight, marks, _shards(case))
-    return dataclasses.replace(place, any_finite=sight.any_finite)
+        place = _find(survey, marks, _shards(case))
+    return dataclasses.replace(place, any_finite=survey.any_finite)
 
 
-def _find(sight: Sight | CaseSurvey, marks: Marked, shards: tuple[int, ...]) -> WrongPlace:
-    best = single_element(marks) if marks.number == 1 else _shortest(sight, marks, shards)
+def _find(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> WrongPlace:
+    best = single_element(marks) if marks.number == 1 else _shortest(survey, marks, shards)
     seen, everywhere = marks, False
-    if not sight.case.is_exact:
-        best, seen, everywhere = _look_closer(sight, best, shards)
+    if not survey.case.is_exact:
+        best, seen, everywhere = _look_closer(survey, best, shards)
     pays = not everywhere and _pays(best, seen)
     if pays and _density(best, seen) >= _NEARLY_ALL:
         return WrongPlace("region", best, marks, seen)
-    if everywhere or (not pays and _is_everywhere(sight)):
+    if everywhere or (not pays and _is_everywhere(survey)):
         return WrongPlace("everywhere", whole_tensor(marks), marks, marks)
     among = _among_strays(marks, shards, best.cost(marks.number))
     if among is not None:
@@ -459,7 +463,7 @@ def _find(sight: Sight | CaseSurvey, marks: Marked, shards: tuple[int, ...]) -> 
     if pays or marks.number == 1:
         return WrongPlace("region", best, marks, seen)
     return WrongPlace(
-        "nonfinite" if sight.are_lost() else "scatter", whole_tensor(marks), marks, marks
+        "nonfinite" if survey.are_lost() else "scatter", whole_tensor(marks), marks, marks
     )
 
 
@@ -474,33 +478,33 @@ def _shards(case: Case) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _shortest(sight: Sight | CaseSurvey, marks: Marked, shards: tuple[int, ...]) -> Description:
-    return shortest_description(marks, shards, sight.marked_out(marks))
+def _shortest(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> Description:
+    return shortest_description(marks, shards, survey.marked_out(marks))
 
 
-def _density(found: Description, marks: Marked) -> float:
+def _density(found: Description, marks: Marks) -> float:
     return marks.number / max(found.size, marks.number)
 
 
-def _pays(found: Description, marks: Marked) -> bool:
+def _pays(found: Description, marks: Marks) -> bool:
     saved = whole_tensor(marks).cost(marks.number) - found.cost(marks.number)
     thin = _density(found, marks) < _THIN and 2 * found.size > marks.total
     return not found.is_all and not thin and saved >= _MARGIN
 
 
 def _look_closer(
-    sight: Sight | CaseSurvey, best: Description, shards: tuple[int, ...]
-) -> tuple[Description, Marked, bool]:
+    survey: CaseSurvey, best: Description, shards: tuple[int, ...]
+) -> tuple[Description, Marks, bool]:
     """The region, if smaller errors show it better, and which; whether all is wrong after all."""
-    base: Marked = sight.base
+    base = survey.base
     seen = base
-    many_off = sight.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
+    many_off = survey.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
     densest = _density(best, base) if _pays(best, base) else 0.0
     plainly_all = not densest and base.number >= _NEARLY_ALL * base.total
-    if plainly_all or (densest >= _DENSE and not sight.share_beyond(_LEVELS[0])):
+    if plainly_all or (densest >= _DENSE and not survey.share_beyond(_LEVELS[0])):
         return best, seen, plainly_all
-    for level, marks in _levels(sight):
-        found = _shortest(sight, marks, shards)
+    for level, marks in _levels(survey):
+        found = _shortest(survey, marks, shards)
         density = _density(found, marks)
         dear = found.cost(base.number) > _SLACK_SHARE * best.cost(base.number) + _SLACK
         if _pays(found, marks) and density >= min(densest, _DENSE) and not dear:
@@ -510,11 +514,11 @@ def _look_closer(
     return best, seen, many_off and densest < _DENSE
 
 
-def _levels(sight: Sight | CaseSurvey) -> Iterator[tuple[float, Marked]]:
+def _levels(survey: CaseSurvey) -> Iterator[tuple[float, Marks]]:
     """Ever more elements, as long as there are more of them and right ones are left."""
-    known = sight.base.number
+    known = survey.base.number
     for level in (*_LEVELS, 0.0):
-        marks = sight.beyond(level) if level else sight.differing()
+        marks = survey.beyond(level) if level else survey.differing()
         if marks.number >= marks.total:
             return
         if marks.number > known:
@@ -522,15 +526,15 @@ def _levels(sight: Sight | CaseSurvey) -> Iterator[tuple[float, Marked]]:
             yield level, marks
 
 
-def _is_everywhere(sight: Sight | CaseSurvey) -> bool:
-    marks = sight.base
+def _is_everywhere(survey: CaseSurvey) -> bool:
+    marks = survey.base
     wrong = marks.number / max(1, marks.total)
     if wrong >= _NEARLY_ALL:
         return True
-    return 1 - wrong <= _CHANCE * sight.chance_of_equality()
+    return 1 - wrong <= _CHANCE * survey.chance_of_equality()
 
 
-def _among_strays(marks: Marked, shards: tuple[int, ...], known: float) -> Description | None:
+def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Description | None:
     """A region that is wrong far more often than the rest, where that is wrong here and there."""
     best, saved = None, 2 * _MARGIN
     for axis in range(len(marks.shape)):

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Case, Context, Fit
-from paritas.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
+from paritas.diagnosis.case import Case, Context, near, roundoff, same
+from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
 
-# --- Predictions with fitted parameters -----------------------------------------------------------
+# --- What speaks for a prediction -----------------------------------------------------------------
 
-# A prediction that has been fitted to the numbers explains some of them for nothing: each fitted
-# parameter is worth about one element. What is left over, in bits, is the evidence. And a tensor
-# whose errors are within its noise has nothing that needs an explanation.
+# A prediction that leaves of an error e no more than d is worth log2(e / d) bits: so unlikely was
+# it to come as near by chance. One that has been fitted to the numbers explains some of them for
+# nothing: each fitted parameter is worth about one element. One that was chosen among many has to
+# bring the bits that the search for it spent. What is left over is the evidence.
 
+# So much of the wrong has to be explained, and so much of the right may be spoiled.
+_EXPLAINED = 0.98
+_SPOILED = 0.02
 # What is left may be at most so much of the error.
 _MOST_LEFT = 0.25
 # Less evidence than this is chance.
@@ -37,10 +42,17 @@ _MOSTLY_BETTER = 0.8
 _DOUBTFUL_Z = 4.0
 _FEW_DOUBTFUL = 3
 _SHARE_DOUBTFUL = 0.1
-# So many elements are looked at first, and so many of them must fit to go on.
-_SAMPLED = 1 << 14
-_STRIDE = 1_000_003
+# Of the elements that are looked at first, so many must fit to go on.
 _HOPEFUL = 0.9
+
+
+class Extent(enum.Enum):
+    """Of which elements a hypothesis speaks."""
+
+    WRONG = enum.auto()
+    """Of those that are wrong: what is right may be so because the fault is in a part only."""
+    ALL = enum.auto()
+    """Of all: what is right has to come out right by it, and counts as evidence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,132 +61,138 @@ class Weight:
 
     Attributes:
         explained: share of the wrong elements that it explains.
+        spoiled: share of the right elements that would be wrong by it.
         residual: what is left of the error, over the error, in units of the noise.
         bits: evidence, less what the fitted parameters explain for nothing.
         elements: how many wrong elements bear it.
         whole: whether it holds for the whole tensor, and not only where that is wrong.
+        extent: of which elements the hypothesis speaks.
     """
 
     explained: float
+    spoiled: float
     residual: float
     bits: float
     elements: int
     whole: bool
+    extent: Extent
 
     @property
     def confidence(self) -> float:
         """Raw, by how exact the fit is and how many elements support it."""
         return _CERTAIN * self.explained * (1 - self.residual / 2) * (1 - 2 ** (-self.bits / 4))
 
-    def charged(self, *, parameters: float = 0.0, bits: float = 0.0) -> Weight | None:
+    def charged(self, *, parameters: float = 0.0, cost: float = 0.0) -> Weight | None:
         """Less what was spent on making the prediction; None if nothing is left to speak of."""
         each = self.bits / self.elements if self.elements else 0.0
-        left = self.bits - each * parameters - bits
+        left = self.bits - each * parameters - cost
         return dataclasses.replace(self, bits=left) if left >= _FEWEST_BITS else None
 
-    @property
-    def evidence(self) -> dict[str, float | str]:
-        """The figures as a pattern carries them."""
-        return {
+    def pattern(
+        self,
+        kind: str,
+        sentence: str,
+        known: Mapping[str, float | str] | None = None,
+        trust: float = 1.0,
+    ) -> Pattern:
+        """What is said of a prediction that holds.
+
+        Args:
+            known: what else it rests on, by name.
+            trust: factor on the confidence.
+        """
+        evidence: dict[str, float | str] = {
             "explained": round(self.explained, 4),
             "residual": float(f"{self.residual:.3g}"),
-            "elements": float(self.elements),
-            "extent": "whole tensor" if self.whole else "where it is wrong",
         }
-
-
-def noise_of(case: Case) -> Tensor:
-    """The noise of each element, as a divisor: never zero."""
-    if case.is_exact:
-        return torch.ones(case.shape, dtype=torch.float64)
-    allowed = case.allowed
-    if allowed.numel() and float(allowed.amin()) > 0:
-        return allowed
-    positive = allowed[(allowed > 0) & torch.isfinite(allowed)]
-    least = float(positive.min()) if positive.numel() else torch.finfo(torch.float64).tiny
-    # The noise of an element that can be anything is no yardstick; it is left out of every fit.
-    return allowed.clamp(min=least)
-
-
-def both_finite(case: Case) -> Tensor:
-    """Where both sides are numbers."""
-    return torch.isfinite(case.given) & torch.isfinite(case.right)
-
-
-def own_unit(case: Case) -> float:
-    """The unit roundoff of the candidate's values; 0 for whole numbers."""
-    return 0.0 if case.is_exact else unit_roundoff(case.candidate.dtype)
-
-
-def beyond_noise(case: Case) -> bool:
-    """Whether the judge's rule finds the values wrong: one element, the whole, or one slice."""
-    if case.is_exact or not case.reference.numel():
-        return bool(case.wrong.any())
-    places = sample_wrong(case)
-    if not places.numel():
-        return False
-    # Either all wrong elements are beyond the noise by themselves or none is: some tell it.
-    error, allowed = (one.reshape(-1)[places] for one in (case.error.abs(), case.allowed))
-    if bool((~torch.isfinite(error) | (error > MAX_Z * allowed)).any()):
-        return True
-    z = torch.where(both_finite(case), case.error.abs() / noise_of(case), 0.0).square()
-    count = z.numel()
-    if math.sqrt(float(z.mean())) > RMS_Z * (1 + 2 / math.sqrt(count)):
-        return True
-    for axis, size in enumerate(z.shape):
-        others = [dim for dim in range(z.dim()) if dim != axis]
-        if size > 1 and others:
-            worst = math.sqrt(float(z.mean(dim=others).max()))
-            if worst > slice_limit(size, count // size):
-                return True
-    return False
+        if self.extent is Extent.ALL:
+            evidence |= {"spoiled": round(self.spoiled, 4), "bits": min(self.bits, 1000.0)}
+        else:
+            evidence["elements"] = float(self.elements)
+            evidence["extent"] = "whole tensor" if self.whole else "where it is wrong"
+        return Pattern(
+            kind=kind,
+            confidence=trust * self.confidence,
+            sentence=sentence,
+            evidence={**(known or {}), **evidence},
+        )
 
 
 def weigh(
-    case: Case, prediction: Tensor, *, parameters: float = 0.0, slack: float = 1.0, bits: float = 0
+    case: Case,
+    prediction: Tensor,
+    *,
+    parameters: float = 0.0,
+    cost: float = 0.0,
+    noise: Tensor | None = None,
+    slack: float = 1.0,
+    extent: Extent = Extent.WRONG,
 ) -> Weight | None:
-    """What speaks for a prediction; None if it does not hold or could as well be chance.
+    """What speaks for a predicted candidate; None if it does not hold or could as well be chance.
 
     Args:
         parameters: how many numbers were fitted to make it.
+        cost: bits that choosing it among others cost: log2 of how many were tried.
+        noise: of the prediction, where it is made of values from other places.
         slack: factor on the noise, where the prediction carries more of it than the reference.
-        bits: what choosing it among others cost.
+        extent: of which elements it speaks.
     """
     if case.is_exact:
         prediction = prediction.round()
-    if _is_hopeless(case, prediction, slack):
-        return None
+    noise = _noise_of_prediction(case, prediction, noise)
+    places = case.some_wrong
+    if not _mostly(near(*_at(places, case.given, prediction, noise), slack=slack), _HOPEFUL):
+        return None  # most are dropped here, by a look at some of the elements
     wrong = case.wrong
-    left = (case.given - prediction).abs()
-    near = (left <= MAX_Z * slack * case.allowed) | _equal_or_both_nan(case.given, prediction)
+    fits = near(case.given, prediction, noise, slack=slack)
     bad, good = int(wrong.sum()), int((~wrong).sum())
-    explained = float((near & wrong).sum()) / bad
-    figures = _residual_and_bits(case, prediction, slack)
-    # What is not wrong is left as it is: the hypothesis may be about a part of the tensor.
-    if figures is None or not Fit(explained, 0.0, figures[0]).holds:
+    explained = float((fits & wrong).sum()) / bad
+    spoiled = float((~fits & ~wrong).sum()) / good if good else 0.0
+    if explained < _EXPLAINED or (extent is Extent.ALL and spoiled > _SPOILED):
         return None
-    if not _holds_for_doubtful(case, left, bad):
+    unit = torch.maximum(noise, case.unit)
+    figures = _residual_and_bits(
+        *_at(places, case.given, prediction, case.error, unit), slack=slack
+    )
+    left = (case.given - prediction).abs()
+    if figures is None or not _holds_for_doubtful(case, left, bad):
         return None
     residual, each = figures
-    spoiled = float((~near & ~wrong).sum()) / good if good else 0.0
-    whole = Fit(explained, spoiled, residual).holds and _no_worse_elsewhere(case, left)
     count = round(bad * explained)
-    return Weight(explained, residual, each * count, count, whole).charged(
-        parameters=parameters, bits=bits
-    )
+    bits = each * count
+    if extent is Extent.ALL:
+        bits += _bits_elsewhere(case, left, unit)
+    whole = spoiled <= _SPOILED and _no_worse_elsewhere(case, left)
+    found = Weight(explained, spoiled, residual, bits, count, whole, extent)
+    return found.charged(parameters=parameters, cost=cost)
 
 
-def _residual_and_bits(case: Case, prediction: Tensor, slack: float) -> tuple[float, float] | None:
+def _at(places: Tensor, *tensors: Tensor) -> list[Tensor]:
+    return [one.reshape(-1)[places] for one in tensors]
+
+
+def _mostly(held: Tensor, share: float) -> bool:
+    return held.numel() > 0 and float(held.double().mean()) >= share
+
+
+def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
+    """The rounding of a predicted value, which may be larger than that of the right one."""
+    own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
+    own = torch.maximum(case.allowed, own)
+    return own if noise is None else torch.maximum(own, noise)
+
+
+def _residual_and_bits(
+    given: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
+) -> tuple[float, float] | None:
     """What is left of the error, and what one element tells in bits; None if too much is left."""
-    places = sample_wrong(case)
-    given, predicted = case.given.reshape(-1)[places], prediction.reshape(-1)[places]
-    noise, error = noise_of(case).reshape(-1)[places], case.error.reshape(-1)[places].abs()
-    left = torch.where(_equal_or_both_nan(given, predicted), 0.0, (given - predicted).abs())
-    before = torch.where(torch.isfinite(error), error, left + 2**_MOST_BITS * noise)
-    near = left <= MAX_Z * slack * noise
-    if not bool(near.any()) or float((left <= before / 2).double().mean()) < _MOSTLY_BETTER:
+    left = torch.where(same(given, predicted), 0.0, (given - predicted).abs())
+    error = error.abs()
+    before = torch.where(torch.isfinite(error), error, left + 2**_MOST_BITS * unit)
+    fits = left <= MAX_Z * slack * unit
+    if not bool(fits.any()) or not _mostly(left <= before / 2, _MOSTLY_BETTER):
         return None  # a few large errors must not speak for the others
-    after_z, before_z = (left / noise)[near], (before / noise)[near]
+    after_z, before_z = (left / unit)[fits], (before / unit)[fits]
     size = math.sqrt(float(before_z.square().mean()))
     scatter = math.sqrt(float(after_z.square().mean()))
     residual = scatter / size if size else math.inf
@@ -183,6 +201,13 @@ def _residual_and_bits(case: Case, prediction: Tensor, slack: float) -> tuple[fl
         return None
     gained = torch.log2(1 + before_z / after_z.clamp(min=1.0)).clamp(max=_MOST_BITS)
     return residual, float(gained.mean())
+
+
+def _bits_elsewhere(case: Case, left: Tensor, unit: Tensor) -> float:
+    """What the elements that are not wrong by themselves tell: many small errors are evidence."""
+    before = (case.error.abs() / unit).clamp(min=1.0)
+    gained = torch.log2(before / (left / unit).clamp(min=1.0)).nan_to_num(0.0)
+    return float(gained[~case.wrong].clamp(-_MOST_BITS, _MOST_BITS).sum())
 
 
 def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
@@ -201,47 +226,39 @@ def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
 
 def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
     """Whether the elements that are not wrong by themselves are as near to the prediction."""
-    weight = torch.where(case.wrong, 0.0, 1 / noise_of(case))
+    weight = torch.where(case.wrong, 0.0, 1 / case.unit)
     now, before = (left * weight).nan_to_num(0.0), (case.error.abs() * weight).nan_to_num(0.0)
     return float(now.square().sum()) <= float(before.square().sum())
 
 
+def supported_pattern(
+    case: Case,
+    prediction: Tensor,
+    kind: str,
+    sentence: str,
+    *,
+    cost: float = 1.0,
+    noise: Tensor | None = None,
+    evidence: Mapping[str, float | str] | None = None,
+) -> Pattern | None:
+    """The pattern that a prediction of all elements supports; None if it does not hold."""
+    weight = weigh(case, prediction, cost=cost, noise=noise, extent=Extent.ALL)
+    return None if weight is None else weight.pattern(kind, sentence, evidence)
+
+
+# --- Wrongness and proportions in units of the noise ---------------------------------------------
+
+
 def proportion(case: Case, x: Tensor, y: Tensor, mask: Tensor) -> tuple[float, float]:
     """The factor of `y` over `x` by weighted least squares, with its standard error."""
-    noise = noise_of(case)[mask]
+    noise = case.unit[mask]
     return _least_squares(x[mask] / noise, y[mask] / noise)
 
 
 def refined_proportion(case: Case, x: Tensor, y: Tensor, start: float) -> tuple[float, float]:
     """The factor on all elements that follow a first estimate, wrong by themselves or not."""
-    near = (y - start * x).abs() <= MAX_Z * max(1.0, abs(start)) * noise_of(case)
-    return proportion(case, x, y, near & both_finite(case))
-
-
-def sample_wrong(case: Case) -> Tensor:
-    """Where to look first: up to some thousand wrong elements, spread over all of them.
-
-    Positions follow a stride that has nothing in common with the shape, so that a pattern of
-    rows or tiles is met in all of its parts.
-    """
-    wrong = case.wrong.reshape(-1)
-    count = wrong.numel()
-    if count > _SAMPLED:
-        places = torch.arange(_SAMPLED) * _STRIDE % count
-        places = places[wrong[places]]
-        if places.numel() >= _SAMPLED // 16:
-            return places
-    places = wrong.nonzero().reshape(-1)
-    return places[:: max(1, places.numel() // _SAMPLED)]
-
-
-def _is_hopeless(case: Case, prediction: Tensor, slack: float) -> bool:
-    """Whether a look at some of the elements is enough to drop it; most are dropped here."""
-    places = sample_wrong(case)
-    given, predicted = case.given.reshape(-1)[places], prediction.reshape(-1)[places]
-    left = (given - predicted).abs()
-    near = left <= MAX_Z * slack * noise_of(case).reshape(-1)[places]
-    return float((near | _equal_or_both_nan(given, predicted)).double().mean()) < _HOPEFUL
+    near = (y - start * x).abs() <= MAX_Z * max(1.0, abs(start)) * case.unit
+    return proportion(case, x, y, near & case.both_finite)
 
 
 def robust_proportion(case: Case, x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -249,8 +266,8 @@ def robust_proportion(case: Case, x: Tensor, y: Tensor) -> tuple[float, float]:
 
     Begins with the median of the quotients where they tell most, then fits what is near it.
     """
-    places = sample_wrong(case)
-    noise = noise_of(case).reshape(-1)[places]
+    places = case.some_wrong
+    noise = case.unit.reshape(-1)[places]
     x, y = x.reshape(-1)[places], y.reshape(-1)[places]
     use = torch.isfinite(x) & torch.isfinite(y) & (x != 0) & torch.isfinite(noise)
     x, y, noise = x[use], y[use], noise[use]
@@ -275,82 +292,13 @@ def _least_squares(over: Tensor, under: Tensor) -> tuple[float, float]:
     return factor, scatter / math.sqrt(below)
 
 
-def _equal_or_both_nan(left: Tensor, right: Tensor) -> Tensor:
-    return (left == right) | (torch.isnan(left) & torch.isnan(right))
+# --- The block that is wrong, and a first look at many hypotheses ---------------------------------
 
-
-# --- Hypotheses chosen among many -----------------------------------------------------------------
-
-# A prediction that leaves of an error e no more than d is worth log2(e / d) bits: so unlikely was
-# it to come as near by chance. A hypothesis that was one of many has to bring the bits that the
-# search for it spent.
-
-# Above this share of the error nothing is explained, only lessened.
-_MOST_RESIDUAL = 0.5
 _PROBED = 1024
 _FEW = 2
 # So many of the indices of a run have to hold wrong elements, and so few may lack at its ends.
 _DENSE = 0.5
 _MISSED = 0.02
-# So many of the probed elements have to be met for a hypothesis to be worth a whole test.
-_PLAUSIBLE = 0.9
-
-
-def supported_pattern(
-    case: Case,
-    prediction: Tensor,
-    kind: str,
-    sentence: str,
-    *,
-    cost: float = 1.0,
-    noise: Tensor | None = None,
-    evidence: dict[str, float | str] | None = None,
-) -> Pattern | None:
-    """The pattern that a prediction supports; None if it does not fit.
-
-    Args:
-        cost: bits that were spent on finding the hypothesis: log2 of how many were tried.
-        noise: of the prediction, where it is made of values from other places.
-    """
-    own = _prediction_noise(case, prediction)
-    noise = own if noise is None else torch.maximum(noise, own)
-    fit = case.fit(prediction, noise=noise)
-    if not fit.holds or (math.isfinite(fit.residual) and fit.residual > _MOST_RESIDUAL):
-        return None
-    gained = evidence_bits(case, prediction, noise) - cost
-    if gained < 1:
-        return None
-    known: dict[str, float | str] = {"explained": fit.explained, "spoiled": fit.spoiled}
-    if math.isfinite(fit.residual):
-        known["residual"] = fit.residual
-    known["bits"] = min(gained, 1000.0)
-    confidence = min(0.99, 1 - 2.0**-gained) * fit.explained
-    return Pattern(
-        kind=kind, confidence=confidence, sentence=sentence, evidence=known | (evidence or {})
-    )
-
-
-def _prediction_noise(case: Case, prediction: Tensor) -> Tensor:
-    """The rounding of a predicted value, which may be larger than that of the right one."""
-    unit = unit_roundoff(case.candidate.dtype) if case.candidate.is_floating_point() else 0.0
-    return unit * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
-
-
-def evidence_bits(case: Case, prediction: Tensor, noise: Tensor) -> float:
-    """How much less is left of the errors, in bits, over all elements: chance gives none.
-
-    Elements that are not wrong by themselves count as well: many small errors are evidence too.
-    """
-    if case.is_exact:
-        values = case.right[case.wrong]
-        different = len(torch.unique(values[:_PROBED]))
-        return values.numel() * min(_MOST_BITS, math.log2(1 + different))
-    least = torch.maximum(case.allowed, noise)
-    before = torch.maximum(case.error.abs(), least)
-    after = torch.maximum((case.given - prediction).abs(), least)
-    each = torch.log2(before / after).nan_to_num(0.0).clamp(-_MOST_BITS, _MOST_BITS)
-    strange = ~torch.isfinite(case.error) & case.wrong
-    return float(each[~strange].sum()) + float(strange.sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,15 +369,13 @@ class Probe:
         self.flat = places[::step]
         self.at = unravel(self.flat, case.shape)
         self.given = case.given.flatten()[self.flat]
-        self.allowed = MAX_Z * case.allowed.flatten()[self.flat]
+        self.noise = case.allowed.flatten()[self.flat]
         self.case = case
 
     def meets(self, values: Tensor, noise: Tensor | None = None) -> bool:
         """Whether predicted values of the probed elements are near enough to go on."""
-        allowed = self.allowed if noise is None else torch.maximum(self.allowed, MAX_Z * noise)
-        same = (self.given == values) | (self.given.isnan() & values.isnan())
-        near = same | ((self.given - values).abs() <= allowed)
-        return len(near) > 0 and float(near.double().mean()) >= _PLAUSIBLE
+        noise = self.noise if noise is None else torch.maximum(self.noise, noise)
+        return _mostly(near(self.given, values, noise), _HOPEFUL)
 
     def meets_view(self, view: Tensor, noise: Tensor | None = None) -> bool:
         """The same for a tensor of the case's shape, of which no copy is made."""

@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paritas.diagnosis.case import Box, boxes, outstanding_limit
+from paritas.diagnosis.case import MOST_ELEMENTS, Box, boxes, outstanding_limit, same, widen
 from paritas.diagnosis.marks import (
     SAMPLE,
     TILES,
-    AxisCounts,
     Bools,
     Counts,
     Feature,
     IndexSpan,
-    Marked,
     Marks,
-    TalliedMarks,
+    Nonzeros,
+    Walk,
     bits_of_choice,
     bits_of_number,
-    broadcast_shape,
-    count_axes,
+    box_indices,
+    count_marks,
+    fit_to_box,
     group_size,
-    tally_marks,
 )
-from paritas.numerics.criterion import CHUNK
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from paritas.diagnosis.case import Case
@@ -77,16 +74,14 @@ class Coordinate:
             return span.number / self.spans[0].number
         return float(self.shares[span.chosen].sum())
 
-    def chosen(self, span: IndexSpan, shape: tuple[int, ...]) -> Bools:
-        """The elements at a span, in a shape that broadcasts to the tensor's."""
-        if self.feature is None:
-            return span.chosen.reshape(broadcast_shape(shape, self.axes))
-        rows, columns = (np.arange(shape[axis]) for axis in self.axes)
-        values = self.feature(rows[:, None], columns[None, :])
-        return span.chosen[values].reshape(broadcast_shape(shape, self.axes))
+    def chosen_in(self, span: IndexSpan, box: Box) -> Bools:
+        """The elements of a box at a span, in a shape that broadcasts to it."""
+        first, *second = (box_indices(box, axis) for axis in self.axes)
+        values = first if self.feature is None else self.feature(first[:, None], second[0][None])
+        return fit_to_box(span.holds(values), box, self.axes)
 
 
-def coordinate_systems(marks: Marked, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
+def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
     """Ways to give the elements coordinates, the tensor's own axes first."""
     shape = marks.shape
     own = []
@@ -103,7 +98,7 @@ def coordinate_systems(marks: Marked, shards: tuple[int, ...] = ()) -> Iterator[
             yield [*others, made]
 
 
-def _pairs(marks: Marked, axes: tuple[int, int]) -> Iterator[Coordinate]:
+def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
     rows, columns = (marks.shape[axis] for axis in axes)
     # Every shape is a box in the one, and the others are too many to count at each value.
     if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
@@ -127,7 +122,7 @@ def _pairs(marks: Marked, axes: tuple[int, int]) -> Iterator[Coordinate]:
 
 
 def _paired_coordinate(
-    marks: Marked, axes: tuple[int, int], name: str, feature: Feature, tile: int
+    marks: Marks, axes: tuple[int, int], name: str, feature: Feature, tile: int
 ) -> Iterator[Coordinate]:
     """The coordinate, if the wrong elements keep to a part of it."""
     rows, columns = (marks.shape[axis] for axis in axes)
@@ -138,9 +133,8 @@ def _paired_coordinate(
     )
     if (low == 0 or name == "frame") and high == limit - 1:
         return
-    # Where there is no mask, to count means to go over the tensor once more.
-    dear = rows * columns > SAMPLE or not isinstance(marks, Marks)
-    if dear and _covers(feature, rows, columns, 0 if name == "frame" else low, high):
+    low = 0 if name == "frame" else low
+    if rows * columns > SAMPLE and _covers(feature, rows, columns, low, high):
         return
     counts, sizes = marks.counts_of(axes, feature, limit)
     active = np.flatnonzero(counts)
@@ -194,14 +188,15 @@ class Description:
     """A set of elements with a short description.
 
     Attributes:
-        kind: `product` of coordinates, `flat` range, or what a reference's values say (`padding`).
+        kind: `product` of coordinates, `flat` range, or what a reference's values say: `zeros` or
+            `padding`.
         bits: to name it.
         size: how many visible elements it has, about.
         coordinates: of a product.
         spans: one for each of them.
         low: first flat index.
         high: one behind the last.
-        mask: of the reference's values.
+        mask: of a padding.
         axis: of a padding.
     """
 
@@ -224,22 +219,24 @@ class Description:
         """Bits for the region and for which of its elements are wrong."""
         return self.bits + bits_of_choice(max(self.size, number), number)
 
-    def elements(self, shape: tuple[int, ...]) -> Bools:
-        """As a mask."""
+    def elements_in(self, box: Box) -> Bools:
+        """Those in a box, as a mask that broadcasts to it."""
         if self.mask is not None:
             return self.mask
-        out = np.ones(shape, dtype=np.bool_)
+        if self.kind == "zeros":
+            return np.asarray((box.case.right == 0).numpy())
         if self.kind == "flat":
-            out.reshape(-1)[: self.low] = False
-            out.reshape(-1)[self.high :] = False
+            flat = np.arange(box.offset, box.offset + box.size).reshape(box.case.shape)
+            return np.asarray((flat >= self.low) & (flat < self.high))
+        out = np.ones((1,) * len(box.case.shape), dtype=np.bool_)
         for coordinate, span in zip(self.coordinates, self.spans, strict=True):
             if span.kind != "all":
-                out &= coordinate.chosen(span, shape)
+                out = out & coordinate.chosen_in(span, box)
         return out
 
 
 def shortest_description(
-    marks: Marked, shards: tuple[int, ...] = (), others: tuple[Description, ...] = ()
+    marks: Marks, shards: tuple[int, ...] = (), others: tuple[Description, ...] = ()
 ) -> Description:
     """The cheapest description of the wrong elements, of which there is at least one.
 
@@ -253,21 +250,22 @@ def shortest_description(
             break  # no other form can be fuller
     else:
         found += _flat_ranges(marks)
-    if isinstance(marks, Marks) and marks.visible is not None:
+    if marks.hides:
         least = min(one.cost(marks.number) for one in found)
         close = [one for one in found if one.cost(marks.number) <= least + _CLOSE]
-        found = [_count_visible(one, marks.visible) for one in close]
+        found = _count_visible(close, marks)
     return min(found, key=lambda one: one.cost(marks.number))
 
 
-def _count_visible(found: Description, visible: Bools) -> Description:
-    if found.kind != "product" or found.is_all:
-        return found
-    size = int(np.count_nonzero(found.elements(visible.shape) & visible))
-    return dataclasses.replace(found, size=size)
+def _count_visible(found: list[Description], marks: Marks) -> list[Description]:
+    """With the number of visible elements counted, where it was estimated."""
+    return [
+        one if one.kind == "padding" else dataclasses.replace(one, size=size)
+        for one, size in zip(found, marks.visible_in(found), strict=True)
+    ]
 
 
-def single_element(marks: Marked) -> Description:
+def single_element(marks: Marks) -> Description:
     """The one wrong element, by its index."""
     own = next(coordinate_systems(marks))
     # The first that is not the whole axis is the index, where there are several.
@@ -275,12 +273,12 @@ def single_element(marks: Marked) -> Description:
     return Description("product", sum(span.bits for span in spans), 1.0, tuple(own), spans)
 
 
-def whole_tensor(marks: Marked) -> Description:
+def whole_tensor(marks: Marks) -> Description:
     """The whole tensor, as the description that explains nothing."""
     return Description("product", 0.5 * len(marks.shape), marks.total)
 
 
-def _cheapest(coordinates: list[Coordinate], marks: Marked) -> Description:
+def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Description:
     """By going along the coordinates in turn, from the tightest and from the loosest choice."""
     shares = [[c.share(span) for span in c.spans] for c in coordinates]
     base = sum(c.bits for c in coordinates)
@@ -317,44 +315,34 @@ def _descend(
             return found(choice)
 
 
-def _flat_ranges(marks: Marked) -> Iterator[Description]:
+def _flat_ranges(marks: Marks) -> list[Description]:
     """A range in memory order, as a kernel over a flattened tensor would leave."""
     if len(marks.shape) < 2:  # noqa: PLR2004  (the axis itself)
-        return
+        return []
     size = marks.size
     low, high = marks.flat_bounds
+    found = []
     for first, stop in {(low, high), (0, high), (low, size)} - {(0, size)}:
         one_end = first == 0 or stop == size
         named = min(math.log2(size), bits_of_number(stop - first))
         bits = _BITS_FLAT + (named if one_end else 1 + math.log2(size * (size + 1) / 2))
-        held = marks.visible_between(first, stop)
-        yield Description("flat", bits, held, low=first, high=stop)
+        found.append(Description("flat", bits, stop - first, low=first, high=stop))
+    return _count_visible(found, marks) if marks.hides else found
 
 
 # --- Regions that the reference's own values mark out ---------------------------------------------
 
 _BITS_PADDING = 5.0
-BITS_ZEROS = 4.0
+_BITS_ZEROS = 4.0
 
 
-def value_regions(marks: Marks, right: np.ndarray, zeros: Bools) -> tuple[Description, ...]:
-    """Those regions of the reference's values that hold all wrong elements.
-
-    Args:
-        right: what the values should be.
-        zeros: where that is zero.
-    """
-    return tuple(_find_value_regions(marks, right, zeros))
-
-
-def _find_value_regions(marks: Marks, right: np.ndarray, zeros: Bools) -> Iterator[Description]:
-    if _holds_all(zeros, marks):
-        yield Description("zeros", BITS_ZEROS, float(np.count_nonzero(zeros)), mask=zeros)
+def _paddings(wrong: Bools, right: np.ndarray) -> Iterator[Description]:
+    """Those ends of lines that hold all wrong elements."""
     for axis in reversed(range(right.ndim)):
-        if right.shape[axis] < 3 or not _ends_alike(marks.wrong, right, axis):  # noqa: PLR2004
+        if right.shape[axis] < 3 or not _ends_alike(wrong, right, axis):  # noqa: PLR2004
             continue
         padded = _padding(right, axis)
-        if _holds_all(padded, marks):
+        if not padded.all() and not bool((wrong & ~padded).any()):
             size = float(np.count_nonzero(padded))
             yield Description("padding", _BITS_PADDING, size, mask=padded, axis=axis)
 
@@ -362,141 +350,22 @@ def _find_value_regions(marks: Marks, right: np.ndarray, zeros: Bools) -> Iterat
 def _ends_alike(wrong: Bools, right: np.ndarray, axis: int) -> bool:
     """Whether each line with a wrong element ends with two equal values: cheap to ask first."""
     last, before = right.take(-1, axis), right.take(-2, axis)
-    alike = _equal_or_both_nan(last, before)
+    alike = same(last, before)
     return bool(alike[wrong.any(axis=axis)].all()) and not bool(alike.all() and alike.size == 1)
 
 
 def _padding(right: np.ndarray, axis: int) -> Bools:
     """Where a line is one and the same value from there to its end, for two elements at least."""
     last = np.take(right, [-1], axis=axis)
-    backwards = np.flip(_equal_or_both_nan(right, last), axis=axis)
+    backwards = np.flip(same(right, last), axis=axis)
     padded = np.flip(np.logical_and.accumulate(backwards, axis=axis), axis=axis)
     alone = ~np.take(padded, [-2], axis=axis)
     return np.asarray(padded & ~alone)
 
 
-def _equal_or_both_nan(left: np.ndarray, right: np.ndarray) -> Bools:
-    return np.asarray((left == right) | ((left != left) & (right != right)))  # noqa: PLR0124
-
-
-def _holds_all(region: Bools, marks: Marks) -> bool:
-    if not region[marks.sample].all() or region.all():
-        return False
-    return not bool((marks.wrong & ~region).any())
-
-
-# --- Which elements show a fault, as masks --------------------------------------------------------
+# --- Which elements show a fault ------------------------------------------------------------------
 
 _SAMPLE = 1 << 16
-_FEW = 1 << 10
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sight:
-    """A case as masks."""
-
-    case: Case
-
-    @functools.cached_property
-    def right(self) -> NDArray[np.float64]:
-        """What the values should be."""
-        return np.asarray(self.case.right.numpy())
-
-    @functools.cached_property
-    def base(self) -> Marks:
-        """The wrong elements."""
-        return self._marks(np.asarray(self.case.wrong.numpy()))
-
-    @functools.cached_property
-    def z(self) -> NDArray[np.float32]:
-        """Errors in multiples of their noise; infinite where something is not finite."""
-        flat = [one.reshape(-1) for one in (self.case.error, self.case.allowed, self.case.wrong)]
-        out = torch.empty(flat[0].numel(), dtype=torch.float32)
-        for start in range(0, len(out), CHUNK):
-            error, allowed, wrong = (one[start : start + CHUNK] for one in flat)
-            size = error.abs()
-            z = torch.where(size == 0, 0.0, size / allowed)
-            # Equal infinities, and NaN on both sides, have no difference and are right.
-            known = torch.where(wrong, torch.inf, 0.0)
-            out[start : start + CHUNK] = torch.where(torch.isfinite(size), z, known)
-        return np.asarray(out.reshape(self.case.shape).numpy())
-
-    def reaches(self, level: float) -> bool:
-        """Whether any element is beyond a level; of the wrong ones a few are asked first."""
-        some = tuple(torch.from_numpy(index[:_FEW]) for index in self.base.sample)
-        error, allowed = self.case.error[some].abs(), self.case.allowed[some]
-        if bool((~torch.isfinite(error) | (error > level * allowed)).any()):
-            return True
-        return bool((self.z > level).any())
-
-    def share_beyond(self, level: float) -> float:
-        """Of the elements that are not wrong and could be, how many are beyond a level, about."""
-        marks = self.base
-        some = np.arange(marks.wrong.size)
-        if marks.wrong.size > _SAMPLE:
-            some = np.random.default_rng(0).integers(marks.wrong.size, size=_SAMPLE)
-        kept = ~marks.wrong.reshape(-1)[some]
-        if marks.visible is not None:
-            kept &= marks.visible.reshape(-1)[some]
-        where = torch.from_numpy(some[kept])
-        if not len(where):
-            return 0.0
-        error = self.case.error.reshape(-1)[where].abs()
-        off = error > level * self.case.allowed.reshape(-1)[where]
-        return float(off.sum()) / len(where)
-
-    @functools.cached_property
-    def zeros(self) -> Bools:
-        """Where it should be zero."""
-        return ~self._nonzero
-
-    def are_lost(self) -> bool:
-        """Whether the wrong elements are all not finite, on one of the sides."""
-        wrong = self.case.wrong
-        given, right = self.case.given[wrong], self.case.right[wrong]
-        return not bool((torch.isfinite(given) & torch.isfinite(right)).any())
-
-    @property
-    def any_finite(self) -> bool:
-        """Whether any of the wrong elements is a number, in the candidate."""
-        case = self.case
-        return case.is_finite or bool(torch.isfinite(case.given[case.wrong]).any())
-
-    def marked_out(self, marks: Marked) -> tuple[Description, ...]:
-        """Regions of the reference's values that hold all wrong elements."""
-        return value_regions(marks, self.right, self.zeros) if isinstance(marks, Marks) else ()
-
-    def beyond(self, level: float) -> Marks:
-        """The elements off by more than so many times their noise; all the wrong ones are."""
-        return self._marks(self.base.wrong | (self.z > level))
-
-    def differing(self) -> Marks:
-        """The elements that are not the reference's own, bit for bit."""
-        candidate, reference = self.case.candidate.cpu(), self.case.reference.cpu()
-        both_nan = torch.isnan(candidate) & torch.isnan(reference)
-        apart = (candidate != reference) & ~both_nan
-        return self._marks(self.base.wrong | apart.numpy())
-
-    def chance_of_equality(self) -> float:
-        """How often a value, put in place of another of the tensor, happens to be equal to it."""
-        flat = self.right.reshape(-1)
-        flat = flat[:: max(1, flat.size // _SAMPLE)]
-        _, counts = np.unique(flat, return_counts=True)
-        return float(np.square(counts / flat.size).sum())
-
-    def _marks(self, wrong: Bools) -> Marks:
-        """With the zeros left out if none of them is wrong: they may hide the fault."""
-        return Marks(wrong, self._nonzero if self._hides(wrong) else None)
-
-    @functools.cached_property
-    def _nonzero(self) -> Bools:
-        return np.asarray(self.right != 0)
-
-    def _hides(self, wrong: Bools) -> bool:
-        return not self._nonzero.all() and not bool((wrong & ~self._nonzero).any())
-
-
-# --- Which elements of a large tensor show a fault, as counts -------------------------------------
 
 
 @dataclasses.dataclass
@@ -525,12 +394,23 @@ class _Extremes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CaseSurvey:
-    """A case as counts. It is gone over a few times, box by box."""
+    """A case as counts. It is gone over a few times, box by box.
+
+    Attributes:
+        case: the case.
+        most: a tensor of no more elements is one box.
+    """
 
     case: Case
+    most: int = MOST_ELEMENTS
+
+    @property
+    def is_one_box(self) -> bool:
+        """Whether it is so small that its masks are kept."""
+        return self.case.reference.numel() <= self.most
 
     @functools.cached_property
-    def base(self) -> TalliedMarks:
+    def base(self) -> Marks:
         """The wrong elements, as `Case.wrong` has them."""
         return self._found[0]
 
@@ -559,19 +439,17 @@ class CaseSurvey:
         """Whether the wrong elements are all not finite, on one of the sides."""
         return self.base.number > 0 and not self._extremes.any_pair
 
-    def beyond(self, level: float) -> TalliedMarks:
+    def beyond(self, level: float) -> Marks:
         """The elements off by more than so many times their noise; all the wrong ones are."""
         if level not in self._levels:
             self._levels[level] = self._counted(functools.partial(self._is_beyond, level))
         return self._levels[level]
 
-    def differing(self) -> TalliedMarks:
+    def differing(self) -> Marks:
         """The elements that are not the reference's own, bit for bit."""
 
         def mask(case: Case) -> Tensor:
-            candidate, reference = case.candidate.cpu(), case.reference.cpu()
-            both_nan = torch.isnan(candidate) & torch.isnan(reference)
-            return self._is_wrong(case) | ((candidate != reference) & ~both_nan)
+            return self._is_wrong(case) | ~same(case.candidate.cpu(), case.reference.cpu())
 
         return self._counted(mask)
 
@@ -580,53 +458,53 @@ class CaseSurvey:
         size = self.case.reference.numel()
         some = np.unravel_index(np.arange(0, size, max(1, size // _SAMPLE)), self.case.shape)
         whole = self.case.reference if self.case.arbiter is None else self.case.arbiter
-        values = whole.detach()[tuple(map(torch.from_numpy, some))].cpu()
-        values = values.to(torch.complex128 if values.is_complex() else torch.float64)
+        values = widen(whole[tuple(map(torch.from_numpy, some))])
         _, counts = np.unique(values.numpy(), return_counts=True)
         return float(np.square(counts / len(values)).sum())
 
-    def marked_out(self, marks: Marked) -> tuple[Description, ...]:
-        """The zeros of the reference, if all wrong elements are; paddings are not looked for."""
+    def marked_out(self, marks: Marks) -> tuple[Description, ...]:
+        """Regions of the reference's values that hold all wrong elements.
+
+        Paddings are looked for in one box only: elsewhere a line may be in several.
+        """
         zeros = self._sums[1]
-        if (
-            isinstance(marks, TalliedMarks)
-            and zeros < marks.size
-            and marks.at_zeros == marks.number
-        ):
-            return (Description("zeros", BITS_ZEROS, float(zeros)),)
-        return ()
+        found = []
+        if zeros < marks.size and marks.at_zeros == marks.number:
+            found.append(Description("zeros", _BITS_ZEROS, float(zeros)))
+        if self.is_one_box:
+            ((box, wrong),) = marks.walk()
+            found += _paddings(wrong, box.case.right.numpy())
+        return tuple(found)
 
     @functools.cached_property
-    def _levels(self) -> dict[float, TalliedMarks]:
+    def _levels(self) -> dict[float, Marks]:
         return {}
 
     @functools.cached_property
     def _sums(self) -> tuple[float, int]:
         """Squares of the right values, and how many of them are zero."""
         squares, zeros = 0.0, 0
-        for box in boxes(self.case):
+        for box in self._boxes():
             squares += float(box.case.magnitude.square().sum())
             zeros += int((box.case.right == 0).sum())
         return squares, zeros
 
     @functools.cached_property
-    def _nonzeros(self) -> tuple[AxisCounts, ...]:
-        axes = tuple(map(AxisCounts, self.case.shape))
-        for box in boxes(self.case):
-            count_axes(axes, box, np.asarray((box.case.right != 0).numpy()))
-        return axes
+    def _nonzeros(self) -> Nonzeros:
+        walk = self._walk(lambda case: case.right != 0)
+        return Nonzeros(self.case.shape, walk, self._sums[1])
 
     @functools.cached_property
-    def _found(self) -> tuple[TalliedMarks, _Extremes, Callable[[Case], Tensor]]:
+    def _found(self) -> tuple[Marks, _Extremes, Callable[[Case], Tensor]]:
         """The wrong elements, what was seen on the way, and how to tell them in a box."""
         seen = _Extremes()
 
         def is_beyond(case: Case) -> Tensor:
             return case.beyond
 
-        tally = self._counted(is_beyond, seen)
-        if tally.number:
-            return tally, seen, is_beyond
+        marks = self._counted(is_beyond, seen)
+        if marks.number:
+            return marks, seen, is_beyond
         # Only now it is known that no element is beyond its noise by itself.
         limit = outstanding_limit(seen.distance)
 
@@ -646,22 +524,32 @@ class CaseSurvey:
     def _is_wrong(self, case: Case) -> Tensor:
         return self._found[2](case)
 
-    def _counted(
-        self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None
-    ) -> TalliedMarks:
-        again = functools.partial(self._walk, mask)
-        walk = again if seen is None else functools.partial(self._walk, mask, seen)
-        found = tally_marks(self.case.shape, walk, self._sums[1], lambda: self._nonzeros)
-        return dataclasses.replace(found, walk=again)
-
-    def _walk(
-        self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None
-    ) -> Iterator[tuple[Box, Bools]]:
-        for box in boxes(self.case, self.scale):
-            wrong = mask(box.case)
+    def _counted(self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None) -> Marks:
+        def watched(case: Case) -> Tensor:
+            wrong = mask(case)
             if seen is not None:
-                seen.take(box.case, wrong)
-            yield box, np.asarray(wrong.numpy())
+                seen.take(case, wrong)
+            return wrong
+
+        found = count_marks(self.case.shape, self._walk(watched), self._nonzeros)
+        return found if self.is_one_box else dataclasses.replace(found, walk=self._walk(mask))
+
+    def _walk(self, mask: Callable[[Case], Tensor]) -> Walk:
+        """Goes over the boxes with a mask of each; that of a single box is made once."""
+
+        def walk() -> Iterator[tuple[Box, Bools]]:
+            for box in self._boxes(self.scale):
+                yield box, np.asarray(mask(box.case).numpy())
+
+        if not self.is_one_box:
+            return walk
+        kept = list(walk())
+        return lambda: iter(kept)
+
+    def _boxes(self, scale: float | None = None) -> Iterator[Box]:
+        if self.is_one_box:
+            return iter([Box((), 0, 0, self.case)] if self.case.reference.numel() else [])
+        return boxes(self.case, scale)
 
 
 def _error_over_noise(case: Case, wrong: Tensor) -> Tensor:

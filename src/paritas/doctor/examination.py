@@ -24,6 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from paritas.errors import in_one_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -75,9 +77,7 @@ def run_check(group: str, name: str, look: Callable[[], Check], advice: str) -> 
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  (it becomes a failed check; SystemExit, too)
-        text = " ".join(str(error).split())
-        kind = type(error).__name__
-        found = f"{kind}: {text}" if text else kind
+        found = in_one_line(error, _LONGEST, whole=True)
         return Check(group, name, FAILED, found[:_LONGEST], advice)
 
 

@@ -30,6 +30,7 @@ from paritas.files.folders import (
 )
 from paritas.files.safetensors_files import PackedPiece, complete, is_complete, read_entries
 from paritas.files.tensor_bytes import FilePlace, OpenFiles, typed
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     import os
@@ -374,8 +375,7 @@ def _found_ranks(root: Path) -> dict[int, Path]:
     if (root / HEADER).is_file():
         raise UsageError(f"{root} is one rank of a dump: give the folder above it, {root.parent}")
     names = sorted(path.name for path in root.iterdir())
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    found = ", ".join(names[:_MOST_NAMED]) + more if names else "nothing"
+    found = enumerated(names, _MOST_NAMED) or "nothing"
     raise UsageError(
         f"{root} is no dump of paritas: looked for rank0/{HEADER}, rank1/{HEADER} and so on, "
         f"found {found}"

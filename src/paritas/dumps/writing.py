@@ -48,6 +48,7 @@ from paritas.files.folders import (
 )
 from paritas.files.records import Entry, Payload, Record
 from paritas.files.safetensors_files import LARGEST_FILE, PackedFile, write_whole
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,8 +132,9 @@ def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) ->
         known = any(part.header.layout == header.layout for part in parts)
         foreign += [path for path in root.iterdir() if not (known and _is_of_old_tree(path))]
     if foreign:
+        names = enumerated((path.name for path in foreign), _MOST_NAMED)
         raise UsageError(
-            f"{root} is not empty: it holds {_list_paths(foreign)}, "
+            f"{root} is not empty: it holds {names}, "
             f"which is not of a dump of paritas and would not be removed: give a new folder"
         )
     others = [part for part in parts if part.is_in_the_way_of(header)]
@@ -179,8 +181,9 @@ def _is_of_old_tree(path: Path) -> bool:
 def _refuse_removal(folder: Path) -> None:
     stray = [path for path in folder.rglob("*") if not _is_ours(path, folder)]
     if stray:
+        names = enumerated((path.name for path in stray), _MOST_NAMED)
         raise UsageError(
-            f"{folder} holds {_list_paths(stray)}, which paritas did not write: "
+            f"{folder} holds {names}, which paritas did not write: "
             f"it is not overwritten; give a new folder"
         )
     if is_locked(folder / LOCK):
@@ -221,11 +224,6 @@ def _header_or_none(folder: Path) -> Header | None:
         return read_header(folder)
     except UsageError:
         return None
-
-
-def _list_paths(paths: list[Path]) -> str:
-    names = ", ".join(path.name for path in paths[:_MOST_NAMED])
-    return names if len(paths) <= _MOST_NAMED else f"{names} and {len(paths) - _MOST_NAMED} more"
 
 
 # --- The index and the data files of one folder ---------------------------------------------------

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paritas._torch.tensors import figures_of_pairs
-from paritas.numerics.criterion import difference_figures, relative_sizes
+from paritas.numerics.bits import INTEGERS
+from paritas.numerics.gates import difference_figures, relative_sizes
 from paritas.numerics.metrics import bitwise_equal, quickly_equal
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Where most of a pair's cost is that of calls, in elements; and how many are held at once.
 SMALL, MOST_TOGETHER = 1 << 14, 1 << 15
 _TOGETHER = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -43,7 +43,7 @@ def waits_for_device(reference: Tensor, candidate: Tensor) -> bool:
         and reference.shape == candidate.shape
         and reference.layout is candidate.layout is torch.strided
         and reference.numel() > 0
-        and reference.dtype.itemsize in _INTEGERS | {16: None}
+        and reference.dtype.itemsize in INTEGERS | {16: None}
     )
 
 
@@ -120,7 +120,7 @@ def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 def _same_in_one_call(a: Tensor, b: Tensor) -> bool:
     """Whether one call says of a small pair on the CPU that its bits are the same."""
-    integers = _INTEGERS.get(a.dtype.itemsize)
+    integers = INTEGERS.get(a.dtype.itemsize)
     return (
         integers is not None
         and a.dtype is b.dtype
@@ -138,7 +138,7 @@ def _same_bits(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
-    integers = _INTEGERS[a.dtype.itemsize]
+    integers = INTEGERS[a.dtype.itemsize]
     return (a.view(integers) == b.view(integers)).all()
 
 

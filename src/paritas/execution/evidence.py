@@ -16,6 +16,7 @@ import torch
 
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
+from paritas.errors import in_one_line
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     AFTER,
@@ -26,8 +27,8 @@ from paritas.execution.observation import (
 )
 from paritas.execution.program import Program
 from paritas.numerics.automatic import nonfinite_mismatch
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
-from paritas.numerics.flattening import is_inexact
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
@@ -349,8 +350,7 @@ def is_usable(seen: list[Observation], who: str, notes: list[str]) -> bool:
     for observation in seen:
         error = observation.error or observation.gradient_error
         if error is not None:
-            text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            notes.append(f"{who} raised {type(error).__name__}: {text:.100}")
+            notes.append(f"{who} raised {in_one_line(error, 100)}")
             return False
     return True
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paritas._torch.operators import WIDE
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.reachable import (
     GENERATORS,
     Reached,
@@ -154,12 +154,12 @@ class ProgramState:
         try:
             self.saved[name] = detached_copy(tensor)
         except Exception as error:  # noqa: BLE001  (a finding says that it could not be copied)
-            self.failures[name] = f"it cannot be copied: {_describe_error(error)}"
+            self.failures[name] = f"it cannot be copied: {in_one_line(error, 120)}"
             del self.tensors[name]
         try:
             self.gradients[name] = gradient, None if gradient is None else detached_copy(gradient)
         except Exception as error:  # noqa: BLE001  (it lay in a CUDA graph that has run since)
-            self.unreadable[f"{name}.grad"] = f"it cannot be read: {_describe_error(error)}"
+            self.unreadable[f"{name}.grad"] = f"it cannot be read: {in_one_line(error, 120)}"
 
     def _name(self, found: Reached) -> str:
         """Tied weights are one tensor in several places, known by its first name."""
@@ -225,7 +225,7 @@ class ProgramState:
                     if not is_same_leaf(before.get(path, MISSING), value, widened=self._is_wide):
                         changed[path] = detached_copy(value) if _is_tensor(value) else value
                 except Exception as error:  # noqa: BLE001  (the verdict lists it)
-                    self.unreadable[path] = f"it cannot be read: {_describe_error(error)}"
+                    self.unreadable[path] = f"it cannot be read: {in_one_line(error, 120)}"
         self._may_differ = bool(changed) or among is not None
         return changed
 
@@ -285,7 +285,7 @@ class ProgramState:
                 _put_back_flags(tensor, *self.flags[name])
                 _put_back_gradient(tensor, *self.gradients[name])
             except Exception as error:  # noqa: BLE001  (a finding names it)
-                self.failures[name] = f"it cannot be put back: {_describe_error(error)}"
+                self.failures[name] = f"it cannot be put back: {in_one_line(error, 120)}"
 
     def _restore_places(self) -> None:
         """What stands where: the tensors in their places, the attributes in their objects."""
@@ -293,7 +293,7 @@ class ProgramState:
             try:
                 held.put_back()
             except Exception as error:  # noqa: BLE001  (a finding names it)
-                self.failures[held.path] = f"it cannot be put back: {_describe_error(error)}"
+                self.failures[held.path] = f"it cannot be put back: {in_one_line(error, 120)}"
 
     # --- running on other tensors -----------------------------------------------------------------
 
@@ -640,8 +640,3 @@ def _numbered_paths(path: str) -> Iterator[str]:
     yield path
     for number in range(2, 1_000_000):
         yield f"{path} ({number})"
-
-
-def _describe_error(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]:.120}" if lines else repr(error)

@@ -23,8 +23,9 @@ from paritas.execution.isolation import (
     is_same_leaf,
 )
 from paritas.execution.saved_state import ProcessState, RandomState
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, map_leaves, same_leaf
-from paritas.numerics.flattening import Flat, as_plain, flattened, is_inexact
+from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paritas._torch.graphs import as_traced
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import Observation, note_decisions
-from paritas.numerics.flattening import is_inexact
+from paritas.numerics.bits import is_inexact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,6 +15,7 @@ import torch
 from paritas._torch.dynamo import CountingBackend, room_for_entries
 from paritas._torch.global_state import quietly, taking_stance
 from paritas._torch.operators import WIDE
+from paritas.errors import in_one_line
 from paritas.execution.evidence import WideDefault, completed, is_usable, run_quietly
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
@@ -33,8 +34,9 @@ from paritas.execution.program import Program, count_dtypes
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
-from paritas.numerics.flattening import as_plain, flattened, is_dense, is_inexact
+from paritas.numerics.flattening import as_plain, flattened, is_dense
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding
 from paritas.precision.widening import lifted_backend
 
@@ -278,8 +280,8 @@ class SubjectLift:
         try:
             lifted = program.lift(frozenset(self.evidence.dtypes))
         except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
-            text = " ".join(str(error).split())[:_LONGEST_REASON]
-            told = f"{program.name} cannot be made in float64: {type(error).__name__}: {text}"
+            text = in_one_line(error, _LONGEST_REASON, whole=True)
+            told = f"{program.name} cannot be made in float64: {text}"
             self.notes.append(f"only the native run was made: {told}")
             return None
         if lifted.leaks:

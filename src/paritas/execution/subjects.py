@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch import dynamo
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line
 from paritas.execution.isolation import ProgramState
 from paritas.execution.reachable import reachable_modules
 from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker, validate_checker
@@ -216,8 +216,7 @@ def usable_device(name: str | torch.device, said: str = "--device ") -> torch.de
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0][:160]
-        raise UsageError(f"{shown} cannot be used: {reason}") from error
+        raise UsageError(f"{shown} cannot be used: {first_line(error, 160)}") from error
     if device.type == "meta":
         raise UsageError(f"{shown} holds no values, so there is nothing to compare")
     return device

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,7 +202,7 @@ def _dequantised(tensor: Tensor) -> Tensor:
         return tensor.dequantize()
     except RuntimeError as error:
         raise UsageError(
-            f"a tensor of {tensor.dtype} could not be dequantised: {str(error).splitlines()[0]}"
+            f"a tensor of {tensor.dtype} could not be dequantised: {first_line(error, 1000)}"
         ) from error
 
 

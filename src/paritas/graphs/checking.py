@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.global_state import quietly
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.graphs.calls import (
     CallValues,
     draw_values,
@@ -376,7 +376,7 @@ def check_call(
             found = _CallOutcome(CallOutcome.UNSUPPORTED, str(error))
         except Exception as error:  # noqa: BLE001  (becomes the result of this call)
             found = _CallOutcome(
-                CallOutcome.UNSUPPORTED, f"checking it raised {_error_line(error)}"
+                CallOutcome.UNSUPPORTED, f"checking it raised {in_one_line(error)}"
             )
     return OperatorResult(
         key=key_of(call, settings),
@@ -596,7 +596,7 @@ class _Splits:
                 )
                 verdict, confirmation = self._confirmed(examined.verdict, option, ranks)
         except Exception as error:  # noqa: BLE001  (becomes the result of this split)
-            reason = str(error) if isinstance(error, UsageError) else _error_line(error)
+            reason = str(error) if isinstance(error, UsageError) else in_one_line(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
         whole, split = examined.native or (None, None)
         return {
@@ -708,8 +708,3 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
 def _list_reasons(reasons: list[str]) -> str:
     more = len(reasons) - _MOST_NAMED
     return "; ".join(reasons[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _error_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]:.200}" if lines else type(error).__name__

@@ -23,7 +23,7 @@ from paritas._torch.graphs import (
     size_number,
     symbol_ranges,
 )
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.subjects import Inputs
 from paritas.graphs.calls import Graph, GraphCall, Kind, TensorValue, tensor_values
 from paritas.graphs.exported import (
@@ -547,9 +547,8 @@ def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
     try:
         program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
         raise UsageError(
-            f"torch.export cannot export {name}: {type(error).__name__}: {first:.300}. Export it "
+            f"torch.export cannot export {name}: {in_one_line(error, 300)}. Export it "
             "yourself, or give a torch.fx.GraphModule"
         ) from error
     return read_program(program, name)

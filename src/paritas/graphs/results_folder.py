@@ -30,8 +30,9 @@ from paritas.graphs.script_text import (
 from paritas.placement.parts import name_of, tensors_in
 from paritas.reports.files import check_writable, write_whole
 from paritas.reports.graphs import counted
-from paritas.results.findings import Status, spell_nonfinite
+from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
+from paritas.results.report import json_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -463,8 +464,7 @@ class GraphJournal:
         self._lock.release()
 
     def _write(self, line: _JournalLine) -> None:
-        plain = spell_nonfinite(msgspec.to_builtins(line))
-        self._file.write(msgspec.json.encode(plain) + b"\n")
+        self._file.write(json_of(line) + b"\n")
         # As far as the system: that survives a kill of this process.
         self._file.flush()
 

@@ -13,7 +13,7 @@ import torch
 
 from paritas.comparison.dataflow import RecordedCall, RecordedCalls
 from paritas.dumps.opening import open_dump
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ParitasError, UsageError, first_line
 from paritas.execution.subjects import Inputs
 from paritas.files.dtypes import known_dtype
 from paritas.graphs.calls import CallValues, Graph, GraphCall, TensorValue, map_values
@@ -351,7 +351,7 @@ class _SampleRun:
                 self._take(call, self._result(call, given))
             except Exception as error:  # noqa: BLE001  (told of in the notes)
                 if not call.idle:
-                    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                    first = first_line(error) or type(error).__name__
                     told = first if isinstance(error, ParitasError) else f"{call.name}: {first}"
                     self._failed.append(told[:200])
         for value in (*call.tensors(), *call.outputs):

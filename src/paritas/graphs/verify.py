@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.executors import Failed, executor_of, run_batches
 from paritas.execution.subjects import usable_device
 from paritas.graphs.calls import (
@@ -87,8 +87,7 @@ def check_work(work: OperatorWork) -> OperatorResult:
     try:
         return check_call(work.call, work.settings, work.values)
     except Exception as error:  # noqa: BLE001  (becomes the result: the others are checked still)
-        text = (str(error).strip().splitlines() or [""])[0]
-        return _unsupported_result(work, f"checking it raised {type(error).__name__}: {text:.200}")
+        return _unsupported_result(work, f"checking it raised {in_one_line(error)}")
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:

@@ -18,6 +18,7 @@ from paritas.mutants.programs import (
     number_in,
     result_position,
 )
+from paritas.numerics.bits import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -320,11 +321,7 @@ _OTHER = {
     torch.int64: torch.int32,
     torch.int32: torch.int64,
 }
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_NARROWER.values(), *_OTHER)}
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+_DTYPES = {dtype_name(dtype): dtype for dtype in (*_NARROWER.values(), *_OTHER)}
 
 
 def _dtype_in(detail: str) -> torch.dtype:
@@ -339,7 +336,7 @@ def _narrowable(place: CallPlace) -> list[str]:
         return []
     dtypes = {part.dtype for _, part in place.parts()}
     # Which one is said here, since a run in float64 does not know what the program ran in.
-    return [f"in {_dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
+    return [f"in {dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
 
 
 def _narrowed(call: RunningCall, detail: str) -> Any:
@@ -394,7 +391,7 @@ def _retypable(place: CallPlace) -> list[str]:
         dtype = part_value.dtype
         key = result_position(part) if part else None
         if key in place.ends and dtype in _OTHER:
-            found.append(", ".join(filter(None, [part, f"as {_dtype_name(_OTHER[dtype])}"])))
+            found.append(", ".join(filter(None, [part, f"as {dtype_name(_OTHER[dtype])}"])))
     return found
 
 

@@ -31,8 +31,8 @@ from paritas.numerics.automatic import (
     RUNS,
     nonfinite_mismatch,
 )
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F64, Noise
-from paritas.numerics.flattening import is_inexact
 
 if TYPE_CHECKING:
     from paritas.mutants.programs import FaultRule, FlatProgram

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from paritas._torch.graphs import node_traits, trace_calls
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.numerics.contents import leaves, map_leaves
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def trace_program(
     try:
         return tracing.program(seed)
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        message = f"the model cannot be written down as one graph: {text:.200}"
+        message = f"the model cannot be written down as one graph: {in_one_line(error)}"
         raise UsageError(message) from error
 
 

@@ -9,12 +9,16 @@ import msgspec
 import torch
 
 from paritas.numerics import criterion
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, Noise, Scored
+from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
 from paritas.results.figures import Metrics
 from paritas.results.findings import Score, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
 
 
@@ -130,6 +134,18 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @dataclasses.dataclass(frozen=True)
+class _FloatCase:
+    """A pair, and what is known of it; `own_error` is the reference's, natively."""
+
+    reference: Tensor
+    candidate: Tensor
+    arbiter: Tensor | None
+    own_error: float
+    evidence: JudgeEvidence
+    gates: Collection[Gate]
+
+
+@dataclasses.dataclass(frozen=True)
 class _RunOutcome:
     """The end of one run's comparison."""
 
@@ -140,17 +156,30 @@ class _RunOutcome:
     spread: Tensor | None = None  # by which it was settled
 
 
-def judge_floats(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -> Judgement:
-    """Judge two floating or complex tensors of one shape."""
+def judge_floats(
+    reference: Tensor,
+    candidate: Tensor,
+    evidence: JudgeEvidence,
+    gates: Collection[Gate] = ALL_GATES,
+) -> Judgement:
+    """Judge two floating or complex tensors of one shape.
+
+    Args:
+        reference: the reference's native result.
+        candidate: the candidate's.
+        evidence: further runs of both.
+        gates: by which it may pass before noise is measured.
+    """
     same = bitwise_equal(reference, candidate)
     if same and not _hides_faults(reference, evidence):
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
     own_error = 0.0 if arbiter is None else criterion.rms_difference(reference, arbiter)
+    case = _FloatCase(reference, candidate, arbiter, own_error, evidence, gates)
     above: _RunOutcome | None = None
     if arbiter is not None and lifted is not None:
-        above = _judge_lifted(own_error, arbiter, lifted, evidence)
+        above = _judge_lifted(case, arbiter, lifted)
         if not above.passed:
             return Judgement(
                 status=Status.DIFFERENT,
@@ -161,15 +190,16 @@ def judge_floats(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) 
     lifted_score = above.scored.score if above else None
     if same or metrics is None:
         return Judgement(status=Status.IDENTICAL, lifted=lifted_score)
-    if arbiter is not None and above is not None and not above.shaky:
-        own = criterion.own_error_score(candidate, reference, arbiter)
+    settled = above is not None and not above.shaky
+    if arbiter is not None and settled and Gate.OWN_ERROR in gates:
+        own = own_error_score(candidate, reference, arbiter)
         if own.passed and metrics.nonfinite_mismatches == 0:
             # The meaning is settled above, and no accuracy is lost: no need to measure the noise.
             status, reason = _conclude_by_own_error(own_error, arbiter)
             return Judgement(
                 status=status, reason=reason, metrics=metrics, native=own, lifted=lifted_score
             )
-    native = _judge_native(reference, candidate, arbiter, own_error, metrics, evidence, above)
+    native = _judge_native(case, metrics, above)
     status, reason = _conclude(native, above)
     return Judgement(
         status=status,
@@ -216,10 +246,8 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -
     return Judgement(status=Status.DIFFERENT, reason=reason, metrics=metrics)
 
 
-def _judge_lifted(
-    own_error: float, arbiter: Tensor, lifted: Tensor, evidence: JudgeEvidence
-) -> _RunOutcome:
-    """`own_error` is the reference's, natively."""
+def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutcome:
+    evidence, own_error = case.evidence, case.own_error
     unit = evidence.lift_unit
     exact_inside = unit == UNIT_F64
     own_error = 0.0 if evidence.unit is None else own_error * unit / evidence.unit
@@ -231,7 +259,8 @@ def _judge_lifted(
         source="the reference's own error, scaled to float64",
     )
     scored = criterion.score(lifted, arbiter, scaled)
-    if scored.score.passed and mismatch is None:
+    passed = scored.score.passed and mismatch is None
+    if passed and (Gate.SCALED_OWN_ERROR in case.gates or evidence.spread(unit, RUNS[0]) is None):
         return _RunOutcome(scored, passed=True)
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
@@ -239,16 +268,10 @@ def _judge_lifted(
     return _judge_with_spread(lifted, arbiter, measured, mismatch, unit, evidence, scored)
 
 
-def _judge_native(
-    reference: Tensor,
-    candidate: Tensor,
-    arbiter: Tensor | None,
-    own_error: float,
-    metrics: Metrics,
-    evidence: JudgeEvidence,
-    above: _RunOutcome | None,
-) -> _RunOutcome:
+def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None) -> _RunOutcome:
     """`above` is how the lifted run ended, if there was one: well."""
+    reference, candidate, arbiter = case.reference, case.candidate, case.arbiter
+    own_error, evidence = case.own_error, case.evidence
     unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
@@ -272,26 +295,32 @@ def _judge_native(
         mismatch = mismatch & ~excused
         mismatch = mismatch if bool(mismatch.any()) else None
     scored = criterion.score(candidate, truth, noise)
-    if scored.score.passed and mismatch is None:
+    passed = scored.score.passed and mismatch is None
+    if passed and (Gate.KNOWN_NOISE in case.gates or not _has_spread(evidence)):
         shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
         return _RunOutcome(scored, passed=True, shaky=shaky)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
-    if arbiter is not None and least is not None and mismatch is None:
+    passable = least is not None and mismatch is None and Gate.LEAST_SPREAD in case.gates
+    if arbiter is not None and passable:
         outcome = _pass_by_least_spread(candidate, arbiter, known)
         if outcome is not None:
             return outcome
-    if evidence.unit is None or evidence.spread(evidence.unit, RUNS[0]) is None:
+    if evidence.unit is None or not _has_spread(evidence):
         if mismatch is not None:
             return _RunOutcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
         relative, source = _blind_noise(unit, reference.dtype, evidence)
         noise = dataclasses.replace(noise, relative=relative, factor=1.0, source=source)
         scored = criterion.score(candidate, truth, noise)
         return _RunOutcome(scored, passed=scored.score.passed)
-    where = "float64" if arbiter is not None else _dtype_name(reference.dtype)
+    where = "float64" if arbiter is not None else dtype_name(reference.dtype)
     noise = dataclasses.replace(known, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
+
+
+def _has_spread(evidence: JudgeEvidence) -> bool:
+    return evidence.unit is not None and evidence.spread(evidence.unit, RUNS[0]) is not None
 
 
 def _with_least_spread(noise: Noise, least: Tensor | None) -> Noise:
@@ -322,7 +351,7 @@ def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tu
     A float32 result of a program that rounds to bfloat16 inside is no better than that.
     """
     inside = 0.0 if evidence.unit is None else evidence.unit
-    named = _dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
+    named = dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
     share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
     return share, f"{named} alone, with no program to measure: weak"
 
@@ -435,7 +464,3 @@ def _nonfinite_reason(mismatch: Tensor) -> str:
     where = [int(i) for i in mismatch.nonzero()[0]]
     total = mismatch.numel()
     return f"{int(mismatch.sum())} of {total} NaN/Inf positions differ, the first at {where}"
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 # --- Bits: are they the same, and how many numbers lie between them? ------------------------------
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Integers as wide as a number of so many bytes.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 8
 # Bytes compared at once: few at first, for what differs often does so at once.
 _FEW_BYTES, _BYTES = 1 << 12, 1 << 21
 _PACKED = torch.float4_e2m1fn_x2  # two numbers to an element: no number of its own
-_UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
+UNSIGNED = torch.float8_e8m0fnu  # powers of two and NaN: no sign bit, no zero
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -126,8 +127,8 @@ def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
 def grid_distance(a: Tensor, b: Tensor) -> Tensor:
     """`ulp_distance` of chunks known to be finite; at a NaN or an infinity it means nothing."""
     x, y = _as_integers(a), _as_integers(b)
-    if a.dtype is _UNSIGNED:
-        return (x.double() - y.double()).abs_()
+    if a.dtype is UNSIGNED:
+        return (x.view(torch.uint8).double() - y.view(torch.uint8).double()).abs_()
     if x.dtype is not torch.int64:
         # Opposite signs may be further apart than the integer reaches, but float64 holds it all.
         return _as_ordered(x).double().sub_(_as_ordered(y).double()).abs_()
@@ -138,22 +139,8 @@ def grid_distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(opposite, x.double() + y.double(), (x - y).double()).abs_()
 
 
-def largest_grid_distance(a: Tensor, b: Tensor) -> Tensor:
-    """The largest of `grid_distance`, of at least one pair; most blocks need no float64 for it."""
-    if a.is_cpu and b.is_cpu and a.dtype is not _UNSIGNED:
-        x, y = (
-            bits.view(torch.int8) if bits.dtype is torch.uint8 else bits
-            for bits in map(_as_integers, (a, b))
-        )
-        if int((x ^ y).amin()) >= 0:  # no pair lies across zero: bits are as far apart as numbers
-            least, most = (int(end) for end in torch.aminmax(x - y))
-            return torch.tensor(float(max(-least, most)), dtype=torch.float64)
-    return grid_distance(a, b).amax()
-
-
 def _as_ordered(bits: Tensor) -> Tensor:
     """Sign and magnitude as one integer in the order of the numbers; both zeros become 0."""
-    bits = bits.view(torch.int8) if bits.dtype is torch.uint8 else bits
     # Without `where`, which is ten times slower: negation is to flip all bits and add one.
     sign = bits >> (8 * bits.dtype.itemsize - 1)
     magnitude = bits & torch.iinfo(bits.dtype).max
@@ -175,7 +162,7 @@ def _is_plain_on_cpu(bits: Tensor) -> bool:
 def _as_integers(chunk: Tensor) -> Tensor:
     """The bit patterns, as integers of the same width; a view."""
     chunk = torch.view_as_real(chunk) if chunk.is_complex() else chunk
-    return chunk.view(_INTEGERS[chunk.dtype.itemsize])
+    return chunk.view(INTEGERS[chunk.dtype.itemsize])
 
 
 def _as_components(chunk: Tensor) -> Tensor:
@@ -188,6 +175,14 @@ def _fills_words(bits: Tensor) -> bool:
     width = bits.dtype.itemsize
     whole = bits.numel() * width % _WORD == bits.storage_offset() * width % _WORD == 0
     return whole and bits.is_contiguous()
+
+
+def halves(integers: Tensor) -> tuple[Tensor, Tensor]:
+    """The upper and the lower 32 bits of each integer: float64 holds either, but not 64 bits."""
+    unsigned = integers.dtype is torch.uint64  # which torch does not shift
+    bits = integers.view(torch.int64) if unsigned else integers.to(torch.int64)
+    high = bits >> 32
+    return (high & 0xFFFFFFFF if unsigned else high).double(), (bits & 0xFFFFFFFF).double()
 
 
 # --- Any tensor as floats: which dtype holds its values, and in which order to walk them ----------
@@ -218,6 +213,16 @@ _FITS_FLOAT64 = {
     torch.float64,
     torch.complex128,
 }
+
+
+def is_inexact(value: object) -> bool:
+    """Whether a value is a floating or complex tensor."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is written without torch's name before it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def holds_numbers(dtype: torch.dtype) -> bool:
@@ -260,5 +265,10 @@ def as_floats(chunk: Tensor) -> Tensor:
 
 def has_flat_numpy_view(tensor: Tensor) -> bool:
     """Whether numpy may have a flat view of it as it is."""
-    fits = tensor.dtype in _NUMPY_FLOATS and tensor.is_cpu
-    return fits and tensor.is_contiguous() and not tensor.is_neg()
+    return tensor.dtype in _NUMPY_FLOATS and tensor.is_cpu and is_in_order(tensor)
+
+
+def is_in_order(tensor: Tensor) -> bool:
+    """Whether its numbers lie in memory as they are, one after the other."""
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return strided and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj())

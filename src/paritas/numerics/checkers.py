@@ -21,6 +21,7 @@ from paritas.numerics.automatic import (
     judge_exact,
     judge_floats,
 )
+from paritas.numerics.bits import halves, is_inexact
 from paritas.numerics.contents import Opaque, as_leaf, parts, same_leaf
 from paritas.numerics.metrics import pair_metrics
 from paritas.results.findings import Status
@@ -74,7 +75,7 @@ class AutomaticValueChecker:
         validate_checker(self)
         if not isinstance(reference, torch.Tensor) or not isinstance(candidate, torch.Tensor):
             return _check_objects(reference, candidate)
-        if not _is_inexact(reference) and not _is_inexact(candidate):
+        if not is_inexact(reference) and not is_inexact(candidate):
             if self.dissimilarity_threshold is not None and reference.dtype is torch.bool:
                 return _check_dissimilarity(reference, candidate, self.dissimilarity_threshold)
             return judge_exact(reference, candidate, evidence)
@@ -226,7 +227,7 @@ def validate_checker(checker: ValueChecker) -> None:
 
 
 def _is_close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) -> Tensor:
-    if not _is_inexact(reference) and not _is_inexact(candidate):
+    if not is_inexact(reference) and not is_inexact(candidate):
         return _integer_distance(reference, candidate) <= atol + rtol * reference.double().abs()
     wide = torch.complex128 if reference.is_complex() else torch.float64
     return torch.isclose(candidate.to(reference.device, wide), reference.to(wide), rtol, atol)
@@ -234,29 +235,17 @@ def _is_close(reference: Tensor, candidate: Tensor, rtol: float, atol: float) ->
 
 def _integer_distance(reference: Tensor, candidate: Tensor) -> Tensor:
     """|c - r| of integers: float64 by itself would not tell 2^60 from 2^60 + 1."""
-    (high, low), (my_high, my_low) = _halves(reference), _halves(candidate.to(reference.device))
+    (high, low), (my_high, my_low) = halves(reference), halves(candidate.to(reference.device))
     return ((my_high - high) * 2.0**32 + (my_low - low)).abs()
-
-
-def _halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of each integer, each exact in float64."""
-    unsigned = tensor.dtype is torch.uint64  # which torch does not shift
-    bits = tensor.view(torch.int64) if unsigned else tensor.to(torch.int64)
-    high = bits >> 32
-    return (high & 0xFFFFFFFF if unsigned else high).double(), (bits & 0xFFFFFFFF).double()
 
 
 def _describe_value(value: Any) -> str:
     return f"{type(value).__name__} {value!r:.60}"
 
 
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _as_inexact(tensor: Tensor) -> Tensor:
     """An integer compared with a float is compared as a float; dtypes are checked elsewhere."""
-    return tensor if _is_inexact(tensor) else tensor.double()
+    return tensor if is_inexact(tensor) else tensor.double()
 
 
 def _drop_none(**arguments: float | None) -> dict[str, float]:

@@ -50,11 +50,6 @@ def root_mean_square(parts: Iterable[Tensor]) -> float:
 
 MAX_Z = 12.0
 RMS_Z = 2.5
-# A candidate whose errors are no larger than these multiples of the reference's own, in the worst
-# element, in the mean square and in every slice, has lost no accuracy, whatever else is known.
-OWN_MAX = 1.5
-OWN_RMS = 1.25
-OWN_SLICE = 2.0
 # A spread above this share of the value's scale means that rounding decides the value itself.
 KNIFE_EDGE_SHARE = 0.1
 # Elements looked at together: on the CPU few enough for the caches, on a device many enough to
@@ -126,11 +121,11 @@ class Scored:
 def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     """Score `candidate` against `arbiter`; positions where either is not finite are left out."""
     is_complex = candidate.is_complex() or arbiter.is_complex()
-    candidate, arbiter, noise = _as_reals(candidate, arbiter, noise)
+    candidate, arbiter, noise = as_reals(candidate, arbiter, noise)
     scale = rms(arbiter)
     floor = max(rms(noise.spread) if noise.spread is not None else 0.0, noise.own_error) / 2
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
-    total = _ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
+    total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
     tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
     for place, parts in chunks(*tensors):
@@ -176,109 +171,14 @@ def _usual_spread(spread: Tensor | None, scale: float) -> float:
     return middle if middle <= KNIFE_EDGE_SHARE * scale else 0.0
 
 
-def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Score:
-    """The candidate's errors in multiples of the reference's own errors to the same arbiter."""
-    is_complex = candidate.is_complex() or arbiter.is_complex()
-    candidate, arbiter, _ = _as_reals(candidate, arbiter, Noise(unit=0.0))
-    reference = _real_view(reference)
-    totals = [_ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
-    for place, (r, c, e) in chunks(arbiter, candidate, reference):
-        true = r.double()
-        errors = [(side.double() - true).abs_() for side in (c, e)]
-        if not math.isfinite(sum(float(error.sum()) for error in errors)):
-            finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
-            errors = [torch.where(finite, error, 0.0) for error in errors]
-        for total, error in zip(totals, errors, strict=True):
-            total.add(place, error)
-    mine, own = totals
-    figures: dict[str, Any] = {}
-    for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
-        if left is None or right is None or mine.count == 0:
-            continue
-        typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared
-        ratios = (left / right.clamp(min=typical)).sqrt().nan_to_num(nan=0.0)
-        top = int(ratios.argmax())
-        if float(ratios[top]) > figures.get("slice_z", 0.0):
-            figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
-            figures["slice_limit"] = OWN_SLICE
-    return Score(
-        max_z=_error_ratio(mine.worst, own.worst),
-        max_limit=OWN_MAX,
-        rms_z=math.sqrt(_error_ratio(mine.squares, own.squares)),
-        rms_limit=OWN_RMS,
-        index=mine.index,
-        noise="the reference's own error, like for like",
-        **figures,
-    )
-
-
-def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, float] | None:
-    """The worst and the rms difference, in multiples of the reference's rms.
-
-    Of few operations, for use on every call; None where something is not finite or all is zero.
-    """
-    candidate, reference = _real_view(candidate), _real_view(reference)
-    if not reference.numel():
-        return None
-    # In pieces, lest a difference as large as the tensors is held beside them; not where each
-    # piece would be waited for.
-    whole = candidate, reference
-    pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
-    parts = [difference_figures(c, r) for c, r in pieces]
-    sizes, totals, least, most = zip(*(map(float, part) for part in parts), strict=True)
-    ends = min(least), max(most)
-    return relative_sizes(reference.numel(), math.hypot(*sizes), math.hypot(*totals), *ends)
-
-
-def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
-    """What `relative_sizes` needs to know, still where the tensors are."""
-    candidate, reference = _real_view(candidate), _real_view(reference)
-    apart = candidate - reference
-    norm = torch.linalg.vector_norm
-    # In the dtype itself, if that is not a half precision: it is the proportion that is asked for.
-    dtype = torch.float32 if reference.dtype.itemsize == 2 else None  # noqa: PLR2004
-    return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), *torch.aminmax(apart)]
-
-
-def relative_sizes(
-    numel: int, size: float, total: float, least: float, most: float
-) -> tuple[float, float] | None:
-    """The worst and the rms difference, relative, from norms and the ends of the difference."""
-    if not (math.isfinite(total) and math.isfinite(size) and size > 0):
-        return None
-    return max(abs(least), abs(most)) * math.sqrt(numel) / size, total / size
-
-
-def error_ratios(
-    candidate: Tensor, reference: Tensor, arbiter: Tensor
-) -> tuple[float, float] | None:
-    """The candidate's errors over the reference's own: the worst over the worst, rms over rms.
-
-    None where something is not finite, or where the reference has no error to compare with.
-    """
-    worst: list[float] = []
-    total: list[float] = []
-    for side in (candidate, reference):
-        largest, squares = 0.0, 0.0
-        for _, (mine, true) in chunks(_real_view(side), _real_view(arbiter)):
-            error = mine.to(torch.float64) - true
-            largest = max(largest, float(torch.linalg.vector_norm(error, math.inf)))
-            squares += float(torch.linalg.vector_norm(error)) ** 2
-        worst.append(largest)
-        total.append(squares)
-    if not all(map(math.isfinite, total)) or total[1] == 0:
-        return None
-    return worst[0] / worst[1], math.sqrt(total[0] / total[1])
-
-
 def rms(tensor: Tensor) -> float:
     """Root mean square over the finite elements, in float64; 0 for an empty tensor."""
-    return root_mean_square(part.double() for _, (part,) in chunks(_real_view(tensor)))
+    return root_mean_square(part.double() for _, (part,) in chunks(real_view(tensor)))
 
 
 def rms_difference(left: Tensor, right: Tensor) -> float:
     """Root mean square of the difference, where both are finite, in float64."""
-    pairs = chunks(_real_view(left), _real_view(right))
+    pairs = chunks(real_view(left), real_view(right))
     return root_mean_square(a.double() - b.double() for _, (a, b) in pairs)
 
 
@@ -312,7 +212,7 @@ def chunks(*tensors: Tensor) -> Iterator[tuple[tuple[int, int, int], list[Tensor
         yield (axis, start, length), [part.to(first.device) for part in parts]
 
 
-class _ScoreTotals:
+class ScoreTotals:
     """Sums of z squared, over everything and per slice along each axis."""
 
     def __init__(self, shape: torch.Size, device: torch.device, *, is_complex: bool) -> None:
@@ -332,6 +232,7 @@ class _ScoreTotals:
         ]
 
     def add(self, place: tuple[int, int, int], z: Tensor) -> None:
+        """Take the z of one piece, as `chunks` gives it."""
         axis, start, length = place
         squared = z.square()
         worst = float(z.max())
@@ -358,6 +259,7 @@ class _ScoreTotals:
             sums[here] += part
 
     def scored(self, source: str) -> Scored:
+        """The score of all pieces; `source` says whose noise it was."""
         rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z
         figures: dict[str, Any] = {}
@@ -389,17 +291,13 @@ class _ScoreTotals:
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
 
 
-def _error_ratio(mine: float, own: float) -> float:
-    if mine == 0:
-        return 0.0
-    return mine / own if own else math.inf
-
-
-def _real_view(tensor: Tensor) -> Tensor:
+def real_view(tensor: Tensor) -> Tensor:
+    """A complex tensor as one of reals, with an axis of two more."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Noise]:
+def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Noise]:
+    """The same pair and noise without complex numbers."""
     if not (candidate.is_complex() or arbiter.is_complex()):
         return candidate, arbiter, noise
     wide = torch.complex128

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas.errors import in_one_line
 from paritas.numerics.contents import ContainerKind, Opaque, Parts, attributes, same_leaf, walk
 
 if TYPE_CHECKING:
@@ -109,11 +110,6 @@ def is_dense(tensor: Tensor) -> bool:
     )
 
 
-def is_inexact(value: Any) -> bool:
-    """Whether a value is a floating or complex tensor."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
 def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> bool:
     """Whether two tensors of any kind are of the same kind, with the same parts by `same`."""
     if a.is_meta and b.is_meta:
@@ -141,8 +137,8 @@ def tensor_parts(tensor: Tensor) -> Parts | None:
     try:
         return _read_tensor(tensor)
     except Exception as error:  # noqa: BLE001  (a subclass may raise anything: it is unverified)
-        text = " ".join(str(error).split())[:120]
-        return _opaque_parts(tensor, f"cannot be read: {type(error).__name__}: {text}")
+        text = in_one_line(error, 120, whole=True)
+        return _opaque_parts(tensor, f"cannot be read: {text}")
 
 
 def _read_tensor(tensor: Tensor) -> Parts | None:

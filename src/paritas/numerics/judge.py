@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.bits import dtype_name
 from paritas.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import SEQUENCE, Opaque
 from paritas.numerics.flattening import Flat, flattened
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +143,8 @@ def _find_unlike_names(
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [_structure_finding(root, reason)] if checks.size else []
-    reason = f"the reference returns {_list_paths(gone)}, the candidate {_list_paths(new)}"
+    theirs, ours = (enumerated(paths, _MOST_NAMED) for paths in (gone, new))
+    reason = f"the reference returns {theirs}, the candidate {ours}"
     return [_structure_finding(root, reason)]
 
 
@@ -156,11 +159,6 @@ def _kind_name(side: Flat, path: str) -> str:
     return "a dense tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
 
 
-def _list_paths(paths: list[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
-
-
 def check_pair(
     path: str, reference: Any, candidate: Any, checks: Checks, evidence: JudgeEvidence = NO_EVIDENCE
 ) -> tuple[list[Finding], list[str]]:
@@ -169,7 +167,7 @@ def check_pair(
     notes: list[str] = []
     about: dict[str, Any] = {"path": path}
     if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
-        about |= {"dtype": _dtype_name(reference.dtype), "shape": tuple(reference.shape)}
+        about |= {"dtype": dtype_name(reference.dtype), "shape": tuple(reference.shape)}
         if reference.shape != candidate.shape:
             asked = checks.shape or reference.numel() != candidate.numel()
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
@@ -181,9 +179,7 @@ def check_pair(
             notes.append(f"{path}: {reason}; compared in order, as asked")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:
-            reason = (
-                f"dtype {_dtype_name(candidate.dtype)} instead of {_dtype_name(reference.dtype)}"
-            )
+            reason = f"dtype {dtype_name(candidate.dtype)} instead of {dtype_name(reference.dtype)}"
             if checks.dtype:
                 findings.append(
                     Finding(**about, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
@@ -246,7 +242,3 @@ def _structure_finding(path: str, reason: str, advice: str = "") -> Finding:
     return Finding(
         path=path, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason, advice=advice
     )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

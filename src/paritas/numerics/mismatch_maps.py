@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from paritas.numerics.bits import check_dtype, grid_distance, has_ulps, same_bits, ulp_distance
-from paritas.numerics.metrics import blocks
+from paritas.numerics.metrics import WIDE_INTEGERS, blocks
+from paritas.numerics.pair_totals import unravel
 from paritas.results.comparisons import Detail, HeatMap, WorstElement
 
 if TYPE_CHECKING:
@@ -102,7 +103,6 @@ _ROWS, _COLUMNS = 48, 96
 _MOST_WORST = 20
 # An element of a block takes some 100 bytes on the way.
 _BLOCK = 1 << 18
-_WIDE_INTEGERS = {torch.int64, torch.uint64}
 _MOST_EXPONENTS = 66
 
 
@@ -239,7 +239,7 @@ class _MismatchWalk:
         """The elements that are farthest off."""
         return tuple(
             WorstElement(
-                index=tuple(int(at) for at in _unravel(torch.tensor(flat), self._shape)),
+                index=unravel(flat, self._shape),
                 my=my,
                 golden=golden,
                 ulps=ulps if self._has_ulps else None,
@@ -325,7 +325,7 @@ def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tup
     It is 0 where they are equal, and infinite where one alone is not finite.
     """
     apart = (c - r).abs_()
-    if reference.dtype == candidate.dtype and reference.dtype in _WIDE_INTEGERS:
+    if reference.dtype == candidate.dtype and reference.dtype in WIDE_INTEGERS:
         # Two of 64 bits may be one and the same float64.
         unlike = reference.view(torch.int64) != candidate.view(torch.int64)
         return torch.where(unlike, apart.clamp_(min=1.0), 0.0), True

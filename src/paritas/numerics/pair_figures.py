@@ -3,206 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paritas.numerics.bits import (
-    check_dtype,
-    first_unequal,
-    fits_float32,
-    has_ulps,
-    holds_numbers,
-    in_order_of_memory,
-)
-from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
-from paritas.numerics.pair_totals import (
+from paritas.numerics.bits import check_dtype, holds_numbers, in_order_of_memory
+from paritas.numerics.block_sums import (
     BLOCK,
     FLOAT32_RANGE,
     ROOM,
     Array,
     OutOfRangeError,
-    PairTotals,
     SideTotals,
     SoftmaxDivergence,
     dot,
     is_safe,
     widened,
 )
+from paritas.numerics.metrics import (
+    WIDE_INTEGERS,
+    PairWalk,
+    bitwise_equal,
+    blocks,
+    is_ordinary,
+    pair_metrics,
+    small_numbers,
+    walk_pair,
+)
 from paritas.numerics.statistics import summarize_on_cpu
 from paritas.results.figures import Extremes, PairFigures, QuickFigures
-
-# --- Two tensors as flat arrays, block by block: their numbers, and the bits of these -------------
-
-# Up to so many elements calls cost more than numbers: they go in float64, and are exact.
-_SMALL = 1 << 12
-_WORD = 8
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# What numpy converts at least as fast as torch.
-_NUMPY = {
-    torch.float32,
-    torch.float64,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-}
-# For so many elements torch does not call up its threads: the caller has threads enough.
-_QUIET = 1 << 15
-# Up to one in so many numbers are picked one by one.
-_RARE = 64
-_UNSIGNED = torch.float8_e8m0fnu
-
-
-class NumberChunk(NamedTuple):
-    """A stretch of a tensor.
-
-    Attributes:
-        numbers: as float32 or float64; a view of the tensor, or room that the next chunk takes.
-        bits: as signed integers of their own width; a view.
-    """
-
-    numbers: Array
-    bits: Array
-
-
-class PairWalk:
-    """Real tensors of one shape on the CPU, walked together in row-major order.
-
-    If float32 holds the numbers of all of them, and they are not small, they are given as such.
-
-    Raises:
-        UsageError: (a `ValueError`) the shapes differ, or a tensor is sparse or quantized.
-    """
-
-    def __init__(self, *tensors: Tensor) -> None:
-        first = tensors[0]
-        self._tensors = tensors
-        self._numel = first.numel()
-        narrow = self._numel > _SMALL and all(fits_float32(t.dtype) for t in tensors)
-        self._work = torch.float32 if narrow else torch.float64
-        self._sources: list[_ChunkSource] | None = None
-        if all(_is_contiguous(t) and t.shape == first.shape for t in tensors):
-            self._sources = [_ChunkSource(t.view(-1), self._work, i) for i, t in enumerate(tensors)]
-        else:
-            blocks(*tensors)  # which refuses what must not be walked
-
-    def __iter__(self) -> Iterator[tuple[int, list[NumberChunk]]]:
-        """For every block the flat index of its first element, and a chunk of each tensor."""
-        if self._sources is not None:
-            for start in range(0, self._numel, BLOCK):
-                yield start, [source.chunk(start, start + BLOCK) for source in self._sources]
-            return
-        for offset, pieces in blocks(*self._tensors, block_size=BLOCK):
-            sources = [_ChunkSource(x.contiguous(), self._work, i) for i, x in enumerate(pieces)]
-            yield offset, [source.chunk(0, len(pieces[0])) for source in sources]
-
-    def is_identical(self) -> bool:
-        """`bitwise_equal` of the two."""
-        first, second = self._tensors
-        if self._sources is None or first.dtype != second.dtype:
-            return bitwise_equal(first, second)
-        x, y = (source.bits for source in self._sources)
-        at = _first_unequal_element(x, y)
-        if at is None:
-            return True
-        r, c = (float(source.flat[at]) for source in self._sources)
-        return math.isnan(r) and math.isnan(c) and bitwise_equal(first, second)
-
-
-def small_numbers(tensor: Tensor) -> Array | None:
-    """What a walk over one small tensor gives, without the walk; None where it takes one."""
-    if not 0 < tensor.numel() <= _SMALL or tensor.dtype not in _NUMPY or not _is_contiguous(tensor):
-        return None
-    flat: Array = tensor.numpy().reshape(-1)
-    return flat.astype(np.float64, copy=False)
-
-
-class _ChunkSource:
-    """A flat, contiguous tensor, to be had by the chunk."""
-
-    def __init__(self, flat: Tensor, work: torch.dtype, slot: int) -> None:
-        self.flat = flat
-        self.bits: Array = flat.view(_BITS[flat.dtype.itemsize]).numpy()
-        self._array: Array | None = flat.numpy() if flat.dtype in _NUMPY else None
-        self._room = f"numbers {slot}", np.float32 if work is torch.float32 else np.float64
-
-    def chunk(self, start: int, stop: int) -> NumberChunk:
-        bits = self.bits[start:stop]
-        name, dtype = self._room
-        if self._array is None:
-            numbers = ROOM.of(name, dtype, bits.size)
-            _copy_quietly(self.flat[start:stop], torch.from_numpy(numbers))
-        elif self._array.dtype == dtype:
-            numbers = self._array[start:stop]
-        else:
-            numbers = ROOM.of(name, dtype, bits.size)
-            np.copyto(numbers, self._array[start:stop])
-        return NumberChunk(numbers, bits)
-
-
-def _copy_quietly(source: Tensor, target: Tensor) -> None:
-    for start in range(0, len(target), _QUIET):
-        target[start : start + _QUIET].copy_(source[start : start + _QUIET])
-
-
-def same_array_bits(x: Array, y: Array) -> bool:
-    """Whether two flat arrays of bits are equal."""
-    return _first_unequal_element(x, y) is None
-
-
-def _first_unequal_element(x: Array, y: Array) -> int | None:
-    """Where two flat arrays first differ: compared by the word, which is fastest."""
-    if x.itemsize == _WORD or x.nbytes % _WORD:
-        return first_unequal(x, y)
-    at = first_unequal(x.view(np.int64), y.view(np.int64))
-    if at is None:
-        return None
-    start = at * (_WORD // x.itemsize)
-    few = slice(start, start + _WORD // x.itemsize)
-    return start + int((x[few] != y[few]).argmax())
-
-
-def _is_contiguous(tensor: Tensor) -> bool:
-    strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return strided and tensor.is_contiguous() and not tensor.is_neg()
-
-
-def largest_step(x: Array, y: Array, dtype: torch.dtype) -> float:
-    """The largest `ulp_distance` between finite numbers, of which these are the bits."""
-    if not x.size:
-        return 0.0
-    if dtype is _UNSIGNED:
-        x, y = (side.view(np.uint8).astype(np.int16) for side in (x, y))
-    apart = np.subtract(x, y, out=ROOM.get("apart", x))
-    signs = np.bitwise_xor(x, y, out=ROOM.get("signs", x))
-    across = 0.0
-    if int(np.minimum.reduce(signs)) < 0:
-        across = _largest_sum(x, y, apart, signs)
-    return max(across, float(np.maximum.reduce(apart)), -float(np.minimum.reduce(apart)))
-
-
-def _largest_sum(x: Array, y: Array, apart: Array, signs: Array) -> float:
-    """The largest distance across zero, where magnitudes add up; `apart` has wrapped: 0 instead."""
-    magnitude, unsigned = np.iinfo(x.dtype).max, f"u{x.itemsize}"
-    opposite = np.less(signs, 0, out=ROOM.of("mask", np.bool_, x.size))
-    if int(np.count_nonzero(opposite)) * _RARE < x.size:
-        at = np.flatnonzero(opposite)
-        sums = (x[at] & magnitude).view(unsigned) + (y[at] & magnitude).view(unsigned)
-        apart[at] = 0
-    else:
-        np.right_shift(signs, 8 * x.itemsize - 1, out=signs)  # all bits of the opposite ones
-        apart &= ~signs
-        sums = (x & magnitude).view(unsigned)
-        sums += (y & magnitude).view(unsigned)
-        sums &= signs.view(unsigned)
-    return float(np.maximum.reduce(sums))
-
 
 # --- The figures of pairs that take care: complex ones, and those whose squares leave float64 -----
 
@@ -271,9 +102,6 @@ def _as_doubles(chunk: Tensor) -> Array:
 # up in float64; all others, and those of small tensors, in float64 altogether. It is numpy's work:
 # its calls cost least, and it starts no threads of its own beside those of the caller.
 
-_WIDE_INTEGERS = {torch.int64, torch.uint64}
-_EXACT_INTEGER = 2.0**53
-
 
 class PairMeasure(NamedTuple):
     """The figures of a pair, and what the same pass tells besides.
@@ -313,14 +141,15 @@ def measure_pair(reference: Tensor, candidate: Tensor) -> PairMeasure:
     """`pair_figures`, and what else the same pass tells."""
     is_one = candidate is reference  # as of two records with one digest
     reference, candidate = reference.detach(), candidate.detach()
-    if is_one and _is_ordinary(reference) and reference.layout is torch.strided:
+    if is_one and is_ordinary(reference) and reference.layout is torch.strided:
         return _measure_identical(reference)
-    if _is_ordinary(reference) and _is_ordinary(candidate):
+    if is_ordinary(reference) and is_ordinary(candidate):
         walk = PairWalk(reference, candidate)
         if walk.is_identical():
             return _measure_identical(reference)
         try:
-            return _measure_walk(reference, candidate, walk)
+            totals = walk_pair(reference, candidate, walk, softmax=True)
+            return PairMeasure(totals.figures(tuple(reference.shape)), totals.spans[0].rms)
         except OutOfRangeError:
             pass
     elif bitwise_equal(reference, candidate):
@@ -337,12 +166,12 @@ def quick_figures(reference: Tensor, candidate: Tensor) -> QuickFigures:
         UsageError: as `pair_figures`.
     """
     reference, candidate = reference.detach(), candidate.detach()
-    if _is_ordinary(reference) and _is_ordinary(candidate):
+    if is_ordinary(reference) and is_ordinary(candidate):
         walk = PairWalk(reference, candidate)
         if walk.is_identical():
             rms = _measure_identical(reference).rms_reference
             return QuickFigures(True, 0.0, 0.0, 0.0, rms, 0)
-        if not _WIDE_INTEGERS.intersection((reference.dtype, candidate.dtype)):
+        if not WIDE_INTEGERS.intersection((reference.dtype, candidate.dtype)):
             found = _measure_quickly(walk)
             if found is not None:
                 return found
@@ -374,7 +203,7 @@ def _measure_identical(reference: Tensor) -> PairMeasure:
 def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
     if not holds_numbers(tensor.dtype):
         return Extremes(), math.nan, True
-    if not _is_ordinary(tensor):
+    if not is_ordinary(tensor):
         return careful_span(tensor)
     span = SideTotals()
     few = small_numbers(tensor)
@@ -385,25 +214,6 @@ def _measure_side(tensor: Tensor) -> tuple[Extremes, float, bool]:
         for _, (chunk,) in PairWalk(in_order_of_memory(tensor)):
             span.take(chunk.numbers)
     return span.extremes, span.rms, span.is_finite
-
-
-def _measure_walk(reference: Tensor, candidate: Tensor, walk: PairWalk) -> PairMeasure:
-    dtype = reference.dtype
-    ulps = has_ulps(dtype, candidate.dtype)
-    # Bits of one block are known to differ: else they would not be here.
-    like = dtype == candidate.dtype and reference.numel() > BLOCK
-    totals = PairTotals(has_ulps=ulps)
-    with np.errstate(all="ignore"):
-        for offset, (r, c) in walk:
-            same = like and same_array_bits(r.bits, c.bits)
-            kept = totals.take(offset, r.numbers, c.numbers, same=same)
-            if ulps and not same:
-                x, y = (r.bits, c.bits) if kept is None else (r.bits[kept], c.bits[kept])
-                totals.take_ulps(largest_step(x, y, dtype))
-    figures = totals.figures(tuple(reference.shape))
-    for tensor, side in ((reference, figures.reference), (candidate, figures.candidate)):
-        _check_integers(tensor, side)
-    return PairMeasure(figures, totals.spans[0].rms)
 
 
 def _measure_carefully(reference: Tensor, candidate: Tensor) -> PairMeasure:
@@ -449,15 +259,3 @@ def _quick_block(r: Array, c: Array) -> tuple[float, float, float]:
     if r.dtype == np.float64 or fits or math.isnan(largest):
         return largest, squares, own
     return _quick_block(widened(r, "wide r"), widened(c, "wide c"))
-
-
-def _check_integers(tensor: Tensor, side: Extremes) -> None:
-    if tensor.dtype in _WIDE_INTEGERS:
-        ends = (side.minimum or 0.0, side.maximum or 0.0)
-        if max(map(abs, ends)) >= _EXACT_INTEGER:
-            raise OutOfRangeError
-
-
-def _is_ordinary(tensor: Tensor) -> bool:
-    plain = type(tensor) is Tensor and tensor.is_cpu
-    return plain and not tensor.is_complex() and holds_numbers(tensor.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from paritas.errors import UsageError
 from paritas.numerics.bits import check_dtype, fits_float32, has_flat_numpy_view
+from paritas.numerics.block_sums import ROOM, Array
 from paritas.numerics.metrics import blocks
 
 # --- A pseudo-random sign for every index: the same on every machine, device and version ----------
@@ -52,7 +52,7 @@ def first_sign(block: Integer) -> Integer:
 
 
 @functools.cache
-def sign_table(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def sign_table(dtype: np.dtype[Any]) -> Array:
     """The table, for numpy to multiply with."""
     return _table_on(torch.device("cpu")).numpy().astype(dtype)
 
@@ -140,8 +140,6 @@ def _check_shard(shape: tuple[int, ...], whole: tuple[int, ...], origin: tuple[i
 # The expected square of a sketch's norm is that of the tensor's, to about sqrt(2/m) of it; and as a
 # sketch is linear, so is the difference of two sketches the sketch of the difference. It adds up
 # over the shards of a tensor, each placed by its index in the whole, and over partial sums.
-
-Array = np.ndarray[Any, Any]
 
 _MOST_BUCKETS = 1024
 # Runs of a shard that are at least so long are added one by one, shorter ones index by index.
@@ -334,7 +332,8 @@ def _finite_sums(values: Array, start: int, width: int) -> Array:
 
 def _run_sums(values: Array, start: int, width: int) -> Array:
     part = np.zeros(width)
-    room, narrow_room = _ROOM.get()
+    room = ROOM.of("signed", np.float64, SIGN_BLOCK)
+    narrow_room = ROOM.of("signed", np.float32, SIGN_BLOCK)
     wide = values.dtype == np.float64
     table = sign_table(values.dtype)
     done = 0
@@ -363,21 +362,6 @@ def _fold_into(sums: Array, signed: Array, first: int) -> None:
         sums += np.add.reduce(signed[head:tail].reshape(rows, width), axis=0)
     if tail < signed.size:
         sums[: signed.size - tail] += signed[tail:]
-
-
-class _SketchRoom(threading.local):
-    """Memory to work in, kept per thread: fresh pages for every tensor would cost more."""
-
-    def __init__(self) -> None:
-        self._arrays: tuple[Array, Array] | None = None
-
-    def get(self) -> tuple[Array, Array]:
-        if self._arrays is None:
-            self._arrays = (np.empty(SIGN_BLOCK), np.empty(SIGN_BLOCK, np.float32))
-        return self._arrays
-
-
-_ROOM = _SketchRoom()
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paritas.numerics.bits import as_floats, check_dtype, has_flat_numpy_view, in_order_of_memory
+from paritas.numerics.block_sums import BLOCK, ROOM, Array
 from paritas.numerics.metrics import blocks
 from paritas.numerics.sketch import SIGN_BLOCK, buckets, first_sign, sign_table, sketch
 
@@ -135,8 +135,6 @@ def _scale_or_infinity(number: float, exponent: int) -> float:
 # matrix, and each call is made once for all of them; it takes long enough for Python to let other
 # threads run beside it. What is found of a row does not depend on the others.
 
-Array = np.ndarray[Any, Any]
-
 _ROW_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _LONGEST_ROW = SIGN_BLOCK
 # Elements of a matrix: what is computed of it stays in a processor's cache.
@@ -185,33 +183,13 @@ def summarize_rows(tensors: Sequence[Tensor], *, sketches: bool) -> list[Sketche
     return found
 
 
-class _RowRoom(threading.local):
-    """Memory to work in, kept per thread: fresh pages for every matrix would cost more."""
-
-    def __init__(self) -> None:
-        self.values = torch.empty(0)
-        self.wide = np.empty(0)
-        self.fields = np.empty(0, np.uint32)
-
-    def reserve(self, size: int) -> None:
-        """Have so many of each."""
-        if self.wide.size < size:
-            self.values = torch.empty(size)
-            self.wide = np.empty(size)
-            self.fields = np.empty(size, np.uint32)
-
-
-_ROW_ROOM = _RowRoom()
-
-
 def _stack_rows(tensors: list[Tensor], size: int) -> Array:
-    _ROW_ROOM.reserve(len(tensors) * size)
     flat = [tensor.view(-1) for tensor in tensors]
     if tensors[0].dtype != torch.float32:
         return torch.cat(flat).float().numpy().reshape(-1, size)
     if len(tensors) == 1:
         return flat[0].numpy().reshape(1, size)
-    room = _ROW_ROOM.values[: len(tensors) * size]
+    room = torch.from_numpy(ROOM.of("rows", np.float32, len(tensors) * size))
     return torch.cat(flat, out=room).numpy().reshape(-1, size)
 
 
@@ -219,7 +197,7 @@ def _summarize_matrix(values: Array, *, sketches: bool) -> Iterator[SketchedStat
     with np.errstate(invalid="ignore", over="ignore"):
         least = np.minimum.reduce(values, axis=1) + 0.0  # a zero of either sign is one
         most = np.maximum.reduce(values, axis=1) + 0.0
-        wide = _ROW_ROOM.wide[: values.size].reshape(values.shape)
+        wide = ROOM.of("wide rows", np.float64, values.size).reshape(values.shape)
         np.copyto(wide, values)
         totals, squares = np.einsum("ij->i", wide), _row_squares(wide)
         drawn = _sketch_rows(wide) if sketches else [None] * len(values)
@@ -268,7 +246,7 @@ def _row_squares(wide: Array) -> Array:
 def _count_row_exponents(values: Array) -> tuple[list[tuple[tuple[int, int], ...]], Array]:
     """Count the normal values of each row by exponent; and how many others there are."""
     rows, size = values.shape
-    fields = _ROW_ROOM.fields[: values.size].reshape(rows, size)
+    fields = ROOM.of("fields", np.uint32, values.size).reshape(rows, size)
     np.right_shift(values.view(np.uint32), _FLOAT32_SHIFT, out=fields)
     if rows > 1:
         fields += np.arange(0, rows * _FLOAT32_FIELDS, _FLOAT32_FIELDS, dtype=np.uint32)[:, None]
@@ -309,7 +287,7 @@ def _sketch_rows(wide: Array) -> Sequence[Tensor]:
 # Block by block: memory stays flat, and a block stays in the cache. It is numpy's work, whose calls
 # cost least on small tensors. Sums are taken in float64, and exponents are read from the bits.
 
-_HOST_BLOCK = 1 << 16
+_HOST_BLOCK = BLOCK
 # Up to so many distinct exponents, comparing with each is faster than one table of counts.
 _FEW_EXPONENTS = 6
 # Up to so many elements numpy's table of counts is faster than torch's.
@@ -322,7 +300,7 @@ _SAFE_SIZE = 1e150
 def summarize_on_cpu(tensor: Tensor) -> Statistics:
     """Summarize a tensor, which is brought here block by block if it is elsewhere."""
     tally = StatisticsTally(tensor.numel())
-    room = _HOST_ROOM.get()
+    room = ROOM.of("wide", np.float64, _HOST_BLOCK), ROOM.of("fields", np.int16, _HOST_BLOCK)
     for values in _float_chunks(tensor):
         _add_block(tally, values, room)
     return tally.statistics()
@@ -367,21 +345,6 @@ _LAYOUTS = {
     np.dtype(np.float32): _FloatLayout(np.int32, np.uint8, 23, 0xFF, 127),
     np.dtype(np.float64): _FloatLayout(np.int64, np.int16, 52, 0x7FF, 1023),
 }
-
-
-class _HostRoom(threading.local):
-    """Memory to work in, kept per thread: fresh pages for every tensor would cost more."""
-
-    def __init__(self) -> None:
-        self._arrays: tuple[Array, Array] | None = None
-
-    def get(self) -> tuple[Array, Array]:
-        if self._arrays is None:
-            self._arrays = (np.empty(_HOST_BLOCK, np.float64), np.empty(_HOST_BLOCK, np.int16))
-        return self._arrays
-
-
-_HOST_ROOM = _HostRoom()
 
 
 def _add_block(tally: StatisticsTally, values: Array, room: tuple[Array, Array]) -> None:

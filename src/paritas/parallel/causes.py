@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.numerics.gates import Near
 from paritas.parallel.assembling import BUFFER, GRADIENT, INITIAL, LOSS, OUTPUT, PARAMETER
 from paritas.parallel.collective_faults import case_of_item, case_of_module, explain, swapped_shards
-from paritas.parallel.relating import Near, Related, Relation, alike, factor_of, relate
+from paritas.parallel.relating import Related, Relation, alike, factor_of, relate
 from paritas.parallel.traces import INPUT_SIDE, OUTPUT_SIDE
 from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, Status
 

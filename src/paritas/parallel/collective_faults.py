@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.numerics.gates import Near
     from paritas.parallel.causes import Location
     from paritas.parallel.plan import ParallelProgram
-    from paritas.parallel.relating import Near
     from paritas.parallel.verify import Judge, Judged
 
 

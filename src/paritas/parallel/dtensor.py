@@ -17,7 +17,7 @@ from paritas._torch.simulated_ranks import (
     simulated_ranks,
     watch_redistribution,
 )
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.evidence import Evidence, ItemEvidence
 from paritas.execution.observation import Observation, cotangent, note_decisions
 from paritas.execution.program import Program
@@ -392,7 +392,7 @@ class _Trial:
         if isinstance(seen.error, Redistributed):
             return DTensorClaim(words, "redistributed")
         if seen.error is not None:
-            return DTensorClaim(words, "refused", seen.results, reason=_error_text(seen.error))
+            return DTensorClaim(words, "refused", seen.results, reason=in_one_line(seen.error, 160))
         claim = DTensorClaim(words, "claimed", seen.results)
         return dataclasses.replace(claim, verdict=self._judge(claim, seen))
 
@@ -420,7 +420,7 @@ class _Trial:
             found = differentiate(whole, leaves, self.truth.program.cotangents or [])
             seen.gradients = {path: self._gradient(leaf) for path, leaf in found.items()}
         except Exception as error:  # noqa: BLE001  (a refusal, which is told)
-            seen.refused = f"backward raised {_error_text(error)}"
+            seen.refused = f"backward raised {in_one_line(error, 160)}"
 
     def _parts(self, leaf: Any) -> list[Any]:
         if isinstance(leaf, torch.Tensor):
@@ -521,11 +521,6 @@ def _is_same_value(left: Any, right: Any) -> bool:
 
 def _failed_finding(path: str, aspect: Aspect, reason: str) -> Finding:
     return Finding(path=path, aspect=aspect, status=Status.DIFFERENT, reason=reason)
-
-
-def _error_text(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]:.160}"
 
 
 def _operator_name(op: Callable[..., Any]) -> str:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import distributed
 
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ParitasError, UsageError, first_line, in_one_line
 from paritas.results.graph_reports import Confirm as Backend
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
     try:
         _join_group(rank, ranks, backend, folder)
     except Exception as error:  # noqa: BLE001  (the parent reports it)
-        _say(pipe, None, described(error))
+        _say(pipe, None, in_one_line(error, 300))
         return
     _say(pipe, None, None)
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
@@ -80,15 +80,9 @@ def _do_one(rank: int, ranks: int, pipe: Connection) -> None:
         value = task(rank, ranks, payload)
         answer = pickle.dumps((value, None))
     except Exception as error:  # noqa: BLE001  (the parent reports it)
-        _say(pipe, getattr(error, "so_far", None), described(error))
+        _say(pipe, getattr(error, "so_far", None), in_one_line(error, 300))
         return
     pipe.send_bytes(answer)
-
-
-def described(error: BaseException) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.300}"
 
 
 def _say(pipe: Connection, value: Any, error: str | None) -> None:
@@ -415,7 +409,7 @@ def _pack_task(task: Any, payload: Any) -> bytes:
     try:
         return pickle.dumps((task, payload))
     except Exception as error:  # noqa: BLE001  (what a user's object raises when pickled is its own)
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = first_line(error, 1000) or type(error).__name__
         raise UsageError(
             f"what a rank needs cannot be sent to another process: {text}; "
             "define the operator at the top of a module, where a rank can import it"

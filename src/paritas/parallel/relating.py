@@ -13,41 +13,11 @@ from paritas.parallel.assembling import assemble, natural_chunk, sample_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paritas.numerics.gates import Near
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece
 
 _MOST_PRODUCTS = 1 << 26
-
-
-class Near:
-    """Whether two values are the same but for what rounding of some size makes of them.
-
-    It is meant for telling patterns apart, not for verdicts: the reach is far more than noise and
-    far less than a fault.
-    """
-
-    def __init__(self, unit: float, floor: float = 0.0) -> None:
-        """`floor` is a typical value below which nothing is looked at, relative to `reach`."""
-        self.unit = unit
-        self.reach = unit**0.6
-        self.floor = floor
-
-    def __call__(self, value: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-        """`noise` is allowed on top, absolutely."""
-        if value.shape != expected.shape:
-            return False
-        if not value.numel():
-            return True
-        if not (expected.is_floating_point() or expected.is_complex()):
-            return torch.equal(value, expected.to(value.dtype))
-        value, expected = value.to(torch.float64), expected.to(torch.float64)
-        size = expected.abs()
-        typical = float(size.square().mean().sqrt())
-        allowed = self.reach * (size + typical + self.floor) + noise
-        apart = (value - expected).abs()
-        # Equal infinities and NaNs are the same value.
-        same = (value == expected) | (value.isnan() & expected.isnan())
-        return bool((same | (apart <= allowed)).all())
 
 
 class Relation(enum.IntEnum):

@@ -19,7 +19,7 @@ from torch import distributed, nn
 
 from paritas._torch.operators import WIDE, default_dtype
 from paritas._torch.simulated_ranks import run_in_threads
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import ParitasError, UsageError, in_one_line
 from paritas.execution.isolation import copy_inputs
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
@@ -30,7 +30,6 @@ from paritas.parallel.rank_pool import (
     LostRankError,
     RankAnswer,
     RankPool,
-    described,
     start_method,
     warm_pool,
 )
@@ -205,7 +204,8 @@ def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
     except Exception as error:
         if made is given:
             raise UsageError(
-                f"the model cannot be copied ({described(error)}): give a function that makes it"
+                f"the model cannot be copied ({in_one_line(error, 300)}): give a function that "
+                "makes it"
             ) from error
         model = made
     counts = collections.Counter[torch.dtype]()
@@ -224,7 +224,8 @@ def _make_model(factory: Any) -> nn.Module:
     try:
         made = factory()
     except Exception as error:
-        raise UsageError(f"the function that makes the model raised {described(error)}") from error
+        raised = in_one_line(error, 300)
+        raise UsageError(f"the function that makes the model raised {raised}") from error
     if not isinstance(made, nn.Module):
         raise UsageError(f"the function that makes the model gave {made!r:.80}, not a module")
     return made
@@ -246,7 +247,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
             with _seeded(program.seed + len(trace.steps), manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
     except Exception as error:
-        trace.error = described(error)
+        trace.error = in_one_line(error, 300)
         raise
     finally:
         watch.close()
@@ -401,7 +402,7 @@ def train_as_rank(
     try:
         parallel = parallel_model(program, built.model, manner.device)
     except Exception as error:
-        trace.error = f"while the plan was applied: {described(error)}"
+        trace.error = f"while the plan was applied: {in_one_line(error, 300)}"
         raise
     train(program, dataclasses.replace(built, model=parallel), manner, trace)
 
@@ -418,7 +419,7 @@ def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -
             built = build_model(task.program, task.manner)
             train_as_rank(task.program, built, task.manner, trace)
         except Exception as error:
-            trace.error = trace.error or described(error)
+            trace.error = trace.error or in_one_line(error, 300)
             raise RankFailedError(trace) from error
     return trace
 

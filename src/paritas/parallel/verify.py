@@ -16,8 +16,9 @@ from paritas.execution.evidence import NO_LIFT, Demand, Evidence, GivenLift, Ite
 from paritas.execution.observation import Observation
 from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64
-from paritas.numerics.flattening import is_inexact
+from paritas.numerics.gates import Near
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.parallel.assembling import (
@@ -30,7 +31,6 @@ from paritas.parallel.assembling import (
 )
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.plan import ParallelProgram, make_program
-from paritas.parallel.relating import Near
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.partition.split_evidence import (

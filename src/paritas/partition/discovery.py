@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paritas._torch.global_state import quietly
 from paritas.errors import UsageError
+from paritas.numerics.gates import agree
 from paritas.partition.grammar import (
     AnnotationSignature,
     Bounds,
@@ -31,7 +32,6 @@ from paritas.partition.trials import (
     DividedNumber,
     TrialCut,
     TrialSubject,
-    agree,
     argument,
     combined,
     common_units,

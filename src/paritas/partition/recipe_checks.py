@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from paritas.checks.failures import FailedSplit, remember_failed
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line, in_one_line
 from paritas.execution.observation import AFTER
 from paritas.numerics import criterion
 from paritas.parallel.rank_pool import LostRankError
@@ -25,7 +25,7 @@ from paritas.partition.split_evidence import (
     path_of,
     run_items,
 )
-from paritas.placement.parts import RankError, argument_words, device_of, error_words, name_of
+from paritas.placement.parts import RankError, argument_words, device_of, name_of
 from paritas.placement.recipes import Group, Recipe, Whole
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 
@@ -351,8 +351,7 @@ class RecipeCheck:
     def _structure(self, whole: OperatorRun, split: OperatorRun) -> Verdict | None:
         """The end, where the results do not correspond and gradients would not either."""
         if whole.error is not None:
-            text = f"{type(whole.error).__name__}: {whole.error}".splitlines()[0]
-            reason = f"the operator cannot be run in float64: {text:.200}"
+            reason = f"the operator cannot be run in float64: {in_one_line(whole.error)}"
             return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
         findings: list[Finding] = []
         for path, value in whole.results.items():
@@ -378,12 +377,12 @@ class RecipeCheck:
 
     def _failed(self, error: Exception, *, whole: bool = False) -> Verdict:
         """The end, where a forward pass raised."""
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = first_line(error, 1000)
         if isinstance(error, RankError):
             return self._ended(Status.DIFFERENT, Aspect.EXCEPTION, text)
         if isinstance(error, UsageError):
             return self._ended(Status.UNVERIFIED, Aspect.HARNESS, text)
-        words = f"{type(error).__name__}: {text:.200}"
+        words = in_one_line(error)
         if whole:
             reason = f"the operator itself fails: {words}"
             return self._ended(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
@@ -489,7 +488,7 @@ class RecipeCheck:
     ) -> list[Finding]:
         for whole, split in (lifted, native):
             if whole.gradient_error is not None:
-                words = error_words(whole.gradient_error)
+                words = in_one_line(whole.gradient_error)
                 if "derivative for" in words and "is not implemented" in words:
                     self.skipped.append("gradients: torch has no derivative of this operator")
                     return []
@@ -497,7 +496,7 @@ class RecipeCheck:
                 return [_finding("gradients", Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
             if split.gradient_error is not None:
                 reason = (
-                    f"the backward pass of the ranks raised {error_words(split.gradient_error)}"
+                    f"the backward pass of the ranks raised {in_one_line(split.gradient_error)}"
                 )
                 return [_finding("gradients", Status.DIFFERENT, reason, Aspect.EXCEPTION)]
             if bool(whole.gradients) != bool(split.gradients):

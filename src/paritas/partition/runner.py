@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.operators import WIDE, default_dtype, map_tensors
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.observation import AFTER
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
@@ -22,7 +22,6 @@ from paritas.placement.parts import (
     combine,
     combine_written,
     device_of,
-    error_words,
     name_of,
     split_values,
     tensors_in,
@@ -453,7 +452,7 @@ class Runner:
             except UsageError:
                 raise
             except Exception as error:
-                raise RankError(f"{where} raised {error_words(error)}") from error
+                raise RankError(f"{where} raised {in_one_line(error)}") from error
             return self.named(result, mine)
         (recipe, ranks), below = levels[0], levels[1:]
         parts = split_values(values, recipe, ranks, terms)
@@ -502,7 +501,7 @@ class Runner:
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
                 reason = f"{path}: the parts, of shapes {shapes}, cannot be put together"
-                raise RankError(f"{reason}: {error_words(error)}") from error
+                raise RankError(f"{reason}: {in_one_line(error)}") from error
         outputs = sum(isinstance(first[path], torch.Tensor) for path in first if AFTER not in path)
         if outputs != len(recipe.outputs):
             message = f"the rule tells of {len(recipe.outputs)} results, the operator gives"

@@ -13,10 +13,10 @@ from paritas.checks.failures import Explainer, call_context, likely_mixups
 from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, RunOptions
 from paritas.execution.program import Program, count_dtypes
-from paritas.numerics import criterion
+from paritas.numerics import criterion, gates
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.criterion import UNIT_F64
-from paritas.numerics.flattening import is_inexact
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
 from paritas.partition.runner import GRADIENT
@@ -97,9 +97,9 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
     unit = criterion.unit_roundoff(reference.dtype)
     if bool((mine <= size.add_(typical).mul_(NATIVE_ROUNDINGS * unit)).all()):
         return Status.EQUIVALENT
-    worst = float(mine.max()) <= criterion.OWN_MAX * float(own.max())
+    worst = float(mine.max()) <= gates.OWN_MAX * float(own.max())
     norm = torch.linalg.vector_norm
-    usual = float(norm(mine)) <= criterion.OWN_RMS * float(norm(own))
+    usual = float(norm(mine)) <= gates.OWN_RMS * float(norm(own))
     return Status.EQUIVALENT if worst and usual else None
 
 

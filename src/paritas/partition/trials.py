@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.numerics.contents import leaves
+from paritas.numerics.gates import agree
 from paritas.placement.recipes import (
     Combine,
     Concat,
@@ -219,36 +220,6 @@ def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[
 
 
 # --- Which ways of putting the ranks' results together give the whole -----------------------------
-
-# In float64, rounding is near 1e-15 of the largest value; what is wrong is many orders above it.
-CLOSE_F64 = 1e-9
-# In a narrower dtype, so many units of its last place; what does not fit is not claimed.
-CLOSE_UNITS = 64
-
-
-def closeness(dtype: torch.dtype) -> float:
-    """How near values are that differ by rounding, relative to the largest of them."""
-    if dtype in (torch.float64, torch.complex128):
-        return CLOSE_F64
-    return CLOSE_UNITS * torch.finfo(dtype).eps
-
-
-def agree(found: torch.Tensor, truth: torch.Tensor, floor: float = 0.0) -> bool:
-    """Whether two tensors are the same but for rounding; NaN and infinities by their places.
-
-    Args:
-        floor: an absolute difference that is rounding in any case.
-    """
-    if found.shape != truth.shape or found.dtype != truth.dtype:
-        return False
-    if not (truth.is_floating_point() or truth.is_complex()):
-        return torch.equal(found, truth)
-    size = truth.abs().max().item() if truth.numel() else 0.0
-    if not size < float("inf"):  # NaN, too
-        finite = truth[truth.isfinite()]
-        size = finite.abs().max().item() if finite.numel() else 0.0
-    near = closeness(truth.dtype) * size + floor
-    return torch.allclose(found, truth, rtol=0.0, atol=near, equal_nan=True)
 
 
 def is_telling(whole: torch.Tensor) -> bool:
@@ -622,7 +593,7 @@ class Bench:
         try:
             return TrialDraw(own, self.run_whole(own))
         except Exception as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            told = in_one_line(error, 300, whole=True)
             raise UsageError(f"the operator itself fails on these arguments: {told}") from error
 
     def _more_telling(self, tensors: Tensors) -> TrialDraw | None:

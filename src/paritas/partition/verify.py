@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from paritas.checks.failures import FailedSplit, remember_failed
-from paritas.errors import ParityWarning, UsageError
+from paritas.errors import ParityWarning, UsageError, first_line
 from paritas.execution.subjects import usable_device
 from paritas.numerics.contents import leaves
 from paritas.partition.annotation import Annotation, Option
@@ -29,6 +29,7 @@ from paritas.partition.runner import Streams
 from paritas.placement.parts import device_of, on_device
 from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from paritas.partition.configuration.inputs import VerifyConfig
@@ -72,15 +73,10 @@ def describe_refused(verdict: Verdict) -> str:
     reason = f" ({worst.reason})" if worst.reason else ""
     parts = [f"{worst.path} is {worst.status}{reason}"]
     if len(wrong) > 1:
-        parts.append(f"wrong too: {_list_paths(wrong[1:])}")
+        parts.append(f"wrong too: {enumerated(wrong[1:], _MOST_TOLD)}")
     if right:
-        parts.append(f"right: {_list_paths(right)}")
+        parts.append(f"right: {enumerated(right, _MOST_TOLD)}")
     return "; ".join(parts)
-
-
-def _list_paths(paths: list[str]) -> str:
-    more = len(paths) - _MOST_TOLD
-    return ", ".join(paths[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- The check of a configuration -----------------------------------------------------------------
@@ -223,8 +219,7 @@ def _run_whole(call: OperatorCall, noutputs: int) -> _Whole:
             torch.default_generator.manual_seed(call.seed)
             result = call.function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001  (the operator's own; it becomes a finding)
-        told = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {told[0] if told else 'no message'}"
+        text = f"{type(error).__name__}: {first_line(error, 1000) or 'no message'}"
         return _Whole(fault=_fault(call, f"the operator itself fails, unsplit: {text}"))
     finally:
         before.restore()

@@ -483,9 +483,3 @@ def agreed_object(path: str, values: list[Any]) -> Any:
             found = f"{value!r:.60}, rank 0 gives {values[0]!r:.60}"
             raise RankError(f"{path}: rank {rank} of {len(values)} gives {found}")
     return values[0]
-
-
-def error_words(error: Exception) -> str:
-    """What was raised, in one line."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text:.200}"

@@ -18,7 +18,7 @@ import torch
 
 from paritas._torch.operators import call_rounds, map_tensors
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
-from paritas.numerics.flattening import is_inexact
+from paritas.numerics.bits import is_inexact
 from paritas.precision.accumulation import UnperturbedCall, accumulation
 from paritas.precision.lifting import LiftMode
 

@@ -24,6 +24,7 @@ from paritas._torch.graphs import (
 )
 from paritas._torch.kernels import float64_kernel
 from paritas._torch.operators import WIDE, takes_dtype, traits
+from paritas.numerics.bits import is_inexact
 from paritas.precision.lifting import is_rounding
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _state_dtype(module: GraphModule, node: Node) -> None:
 def _is_inexact(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_is_inexact(item) for item in value)
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return is_inexact(value)
 
 
 def _float64_example(value: Any) -> Any:

@@ -13,6 +13,9 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.pytest import PROPERTY
+from paritas.reports.files import write_verdict, write_whole
+from paritas.results.findings import Status
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -143,6 +146,11 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     golden: str = ""
     page: str = ""
 
+    @property
+    def what(self) -> str:
+        """Which check it is of."""
+        return f"{self.kind} {self.name}".strip()
+
     def encode(self) -> str:
         """As one line of JSON."""
         return msgspec.json.encode(self).decode()
@@ -206,16 +214,61 @@ def short_outcome(
     outcome = msgspec.structs.replace(outcome_of(kind, verdict), **facts)
     if options.report is None or outcome.passed or not outcome.enabled:
         return outcome
-    from paritas.pytest.pages import write_page
-
     page = write_page(options.report, verdict, outcome, title, number)
     return msgspec.structs.replace(outcome, page=os.path.relpath(page, options.root))
 
 
+# --- A page and a JSON file for each verdict that does not pass, and a list of all ----------------
+
+
+def write_page(
+    folder: Path, verdict: Verdict, outcome: CheckOutcome, test: str, number: int
+) -> Path:
+    """Write the page of one verdict, and beside it the JSON with every finding.
+
+    Args:
+        folder: where it goes; it is made.
+        test: the node id.
+        number: which verdict of the test it is.
+    """
+    from paritas.reports.pages import verdict_page
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--paritas-report {str(folder)!r}: {error.strerror or error}; name a folder"
+        raise UsageError(message) from error
+    path = folder / f"{safe_name(test.replace('/', '.').replace('::', '.'))}-{number}.html"
+    beside = path.with_suffix(".json")
+    write_verdict(beside, verdict)
+    page = verdict_page(verdict, test, outcome.what, beside.name)
+    write_whole(path, page.encode(errors="backslashreplace"))
+    return path
+
+
+def write_index(folder: Path, told: Sequence[ReportedOutcome]) -> None:
+    """Write the list of the pages of a run."""
+    from paritas.reports.pages import PageLink, index_page
+
+    links = [
+        PageLink(
+            test=one.test,
+            what=one.outcome.what,
+            status=one.outcome.status,
+            worst=one.outcome.worst,
+            href=one.outcome.page.replace("\\", "/").rpartition("/")[2],
+        )
+        for one in told
+        if one.outcome.page
+    ]
+    page = index_page(links, verdicts=len(told))
+    write_whole(folder / "index.html", page.encode(errors="backslashreplace"))
+
+
 # --- The lines that pytest prints at its end ------------------------------------------------------
 
-# Gravest first. Spelled out, because the list itself lives where torch is imported.
-STATUSES = ("different", "degraded", "unverified", "unstable", "equivalent", "identical")
+# Gravest first.
+STATUSES = tuple(reversed(Status))
 MOST_SHOWN = 20
 _IN_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD")
 
@@ -250,8 +303,6 @@ def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> No
     if options.report is not None:
         pages = [*told, *(ReportedOutcome(OUTSIDE, outcome) for outcome in session.account.outside)]
         if any(one.outcome.page for one in pages):
-            from paritas.pytest.pages import write_index
-
             write_index(options.report, pages)
     if lines:
         terminal.section("paritas")
@@ -288,10 +339,10 @@ def _verdicts(told: Sequence[ReportedOutcome]) -> Iterator[str]:
     if judged:
         counts = Counter(one.outcome.status for one in judged)
         each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        tests = _counted(len({one.test for one in judged}), "test")
-        yield f"{_counted(len(judged), 'verdict')} in {tests}: {each}"
+        tests = counted(len({one.test for one in judged}), "test")
+        yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
     if off:
-        yield f"{_counted(off, 'check')} switched off: nothing was compared there"
+        yield f"{counted(off, 'check')} switched off: nothing was compared there"
 
 
 def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
@@ -301,8 +352,8 @@ def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterato
             sum(getattr(outcome, name) for outcome in guards)
             for name in ("graphs", "calls", "checked")
         )
-        called = _counted(calls, "call")
-        yield f"guarded: {_counted(graphs, 'graph')}, {checked} of {called} checked"
+        called = counted(calls, "call")
+        yield f"guarded: {counted(graphs, 'graph')}, {checked} of {called} checked"
     elif options.guard:
         yield "guarded: nothing, because no test called anything that torch.compile made"
 
@@ -327,8 +378,7 @@ def _goldens(told: Sequence[ReportedOutcome]) -> Iterator[str]:
 def _failures(told: Sequence[ReportedOutcome]) -> Iterator[str]:
     failed = [one for one in told if one.outcome.enabled and not one.outcome.passed]
     for test, outcome in failed[:MOST_SHOWN]:
-        what = f"{outcome.kind} {outcome.name}".strip()
-        yield f"{outcome.status}: {test} ({what}) {outcome.worst}".rstrip()
+        yield f"{outcome.status}: {test} ({outcome.what}) {outcome.worst}".rstrip()
     if len(failed) > MOST_SHOWN:
         yield f"and {len(failed) - MOST_SHOWN} more that do not pass"
 
@@ -337,7 +387,7 @@ def _pages(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[
     pages = [one.outcome.page for one in told if one.outcome.page]
     if pages and options.report is not None:
         index = os.path.relpath(options.report / "index.html", Path.cwd())
-        yield f"{_counted(len(pages), 'page')} about what does not pass: {index}"
+        yield f"{counted(len(pages), 'page')} about what does not pass: {index}"
 
 
 def _unused(
@@ -356,7 +406,3 @@ def _unused(
         yield f"unused golden: {near}; no test asks for it, so delete it or find out why"
     if len(unused) > MOST_SHOWN:
         yield f"and {len(unused) - MOST_SHOWN} more goldens that no test asks for"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -26,6 +26,7 @@ from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
 from paritas.pytest.outcomes import Recorder, golden_folder, outcome_of, test_folder
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.wording import enumerated
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -197,8 +198,8 @@ def judge_golden(
     gone = [path for path in golden.values if path not in present.values]
     new = [path for path in present.values if path not in golden.values]
     if gone or new:
-        told = [f"{len(gone)} gone ({_enumerate_paths(gone)})"] if gone else []
-        told += [f"{len(new)} new ({_enumerate_paths(new)})"] if new else []
+        told = [f"{len(gone)} gone ({enumerated(gone, _MOST_NAMED)})"] if gone else []
+        told += [f"{len(new)} new ({enumerated(new, _MOST_NAMED)})"] if new else []
         findings.append(_structure(f"the values have other names: {', '.join(told)}"))
     for path in dict.fromkeys((*golden.containers, *present.containers)):
         if path in golden.values and path not in golden.containers:
@@ -249,11 +250,6 @@ def _class_name(leaf: Any) -> str:
 
 def _structure(reason: str) -> Finding:
     return Finding(path=_ROOT, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
-
-
-def _enumerate_paths(paths: list[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return f"{', '.join(paths[:_MOST_NAMED])}{more}"
 
 
 # --- The fixture ----------------------------------------------------------------------------------

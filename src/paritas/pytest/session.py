@@ -11,6 +11,7 @@ import msgspec
 from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
 from paritas.errors import UsageError
 from paritas.pytest.outcomes import OUTSIDE, CheckOutcome, test_folder
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -81,7 +82,7 @@ class SuiteGuard:
             return ()
         notes = self._journal.verdict().notes
         if count := self._journal.raised:
-            calls = f"{count} call{'' if count == 1 else 's'}"
+            calls = counted(count, "call")
             notes += (f"{calls} raised, the compiled code and its graph alike: nothing to compare",)
         return notes
 

@@ -21,7 +21,7 @@ from paritas.reports import graphs
 from paritas.reports.terminal import with_near_paths
 from paritas.results.findings import Aspect, Status
 from paritas.results.graph_reports import CallOutcome
-from paritas.results.wording import MEANING, finding_lines, headline
+from paritas.results.wording import MEANING, enumerated, finding_lines, headline
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def github_lines(account: Account) -> str:
         lines += [_github_line(same) for same in shown]
         if dropped:
             items = [one for same in dropped for one in same]
-            named = _enumerated([one.title for one in items])
+            named = enumerated([one.title for one in items], _MOST_NAMED)
             rest = dataclasses.replace(
                 items[0], title=f"{len(items)} more", message=named, path="", line=0
             )
@@ -319,14 +319,9 @@ def _github_line(same: list[ItemAnnotation]) -> str:
     properties["title"] = f"paritas: {first.title}"
     message = first.message or first.title
     if others:
-        message += f"\nlikewise: {_enumerated([one.item for one in others])}"
+        message += f"\nlikewise: {enumerated([one.item for one in others], _MOST_NAMED)}"
     given = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
     return f"::{first.level} {given}::{_escape_message(message)}"
-
-
-def _enumerated(items: list[str]) -> str:
-    more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
-    return f"{', '.join(items[:_MOST_NAMED])}{more}"
 
 
 def _escape_message(text: str) -> str:

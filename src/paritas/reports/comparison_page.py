@@ -14,21 +14,23 @@ from paritas.reports.pages import (
     SIGNS,
     PageLayout,
     comparison_headline,
-    divergence_story,
     figure,
     number_column,
     packed,
     render_page,
+    stories,
     text_column,
     work_done,
 )
+from paritas.results.comparisons import beginnings
 from paritas.results.figures import Metrics
-from paritas.results.findings import Status, spell_nonfinite
+from paritas.results.findings import Status
+from paritas.results.report import spell_nonfinite
+from paritas.results.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paritas.reports.pages import Story
     from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, SideFacts
 
 
@@ -41,51 +43,58 @@ _IN_ORDER = 8
 CallKey = tuple[int, int | None, str]
 
 
+def call_key(row: ComparisonRow) -> CallKey:
+    """Of which call a row is."""
+    return (row.step, row.rank, row.call or row.name)
+
+
+def group_calls(rows: Sequence[ComparisonRow]) -> dict[CallKey, list[ComparisonRow]]:
+    """The inputs and outputs of each call, in the order of the program."""
+    calls: dict[CallKey, list[ComparisonRow]] = defaultdict(list)
+    for row in rows:
+        calls[call_key(row)].append(row)
+    return calls
+
+
+def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, list[CallKey]]:
+    """The calls from whose values each was computed.
+
+    Data does not flow between steps or ranks as far as is recorded.
+    """
+    homes = {row.index: call for call, rows in calls.items() for row in rows}
+    found = {}
+    for call, rows in calls.items():
+        sources = (homes.get(index, call) for row in rows for index in row.sources)
+        found[call] = [one for one in dict.fromkeys(sources) if one != call and one[:2] == call[:2]]
+    return found
+
+
 def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
     """Nodes, nearest to the first divergence first, and edges between them.
 
     A node is a call: all its inputs and outputs. Nothing where there is no divergence.
     """
-    start = comparison.first or comparison.first_non_finite
-    rows = comparison.rows
-    by_index = {row.index: place for place, row in enumerate(rows)}
-    if start is None or start.row not in by_index:
+    begins = beginnings(comparison)
+    if not begins:
         return None
-    centre = _call_key(rows[by_index[start.row]])
-    members: dict[CallKey, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        # Data does not flow between steps or ranks as far as is recorded.
-        if (row.step, row.rank) == centre[:2]:
-            members[_call_key(row)].append(place)
-    edges = _edges(rows, by_index, members)
+    start = begins[0]
+    centre = call_key(start.row)
+    members = {
+        call: rows for call, rows in group_calls(comparison.rows).items() if call[:2] == centre[:2]
+    }
+    edges = [(a, b) for b, sources in call_sources(members).items() for a in sources]
     flows = any(centre in edge for edge in edges)
     if not flows:
         edges = _in_order(list(members), centre)
     chosen = _nearest(centre, edges)
     numbers = {call: place for place, call in enumerate(chosen)}
+    places = {row.index: place for place, row in enumerate(comparison.rows)}
     return {
         "flows": flows,
         "calls": len(members),
-        "nodes": [_graph_node(rows, members[call], by_index[start.row]) for call in chosen],
+        "nodes": [_graph_node(members[call], start.row, places) for call in chosen],
         "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
     }
-
-
-def _call_key(row: ComparisonRow) -> CallKey:
-    return (row.step, row.rank, row.call or row.name)
-
-
-def _edges(
-    rows: Sequence[ComparisonRow], by_index: dict[int, int], members: dict[CallKey, list[int]]
-) -> list[tuple[CallKey, CallKey]]:
-    found = {
-        (_call_key(rows[by_index[source]]), call): None
-        for call, places in members.items()
-        for place in places
-        for source in rows[place].sources
-        if source in by_index
-    }
-    return [(a, b) for a, b in found if a != b and a in members]
 
 
 def _in_order(calls: list[CallKey], centre: CallKey) -> list[tuple[CallKey, CallKey]]:
@@ -108,15 +117,15 @@ def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[
     return list(found)
 
 
-def _graph_node(rows: Sequence[ComparisonRow], places: list[int], start: int) -> dict[str, Any]:
+def _graph_node(
+    rows: list[ComparisonRow], start: ComparisonRow, places: dict[int, int]
+) -> dict[str, Any]:
     """A call: its gravest status, and the row to go to: the gravest of its outputs."""
-    worst = max(places, key=lambda place: rows[place].status.gravity)
-    outputs = [place for place in places if rows[place].side == "output"] or places
-    shown = max(outputs, key=lambda place: rows[place].status.gravity)
-    row = rows[start if start in places else shown]
+    outputs = [row for row in rows if row.side == "output"] or rows
+    row = start if start in rows else max(outputs, key=lambda row: row.status.gravity)
     return {
-        "row": start if start in places else shown,
-        "status": rows[worst].status.gravity,
+        "row": places[row.index],
+        "status": max(row.status.gravity for row in rows),
         "op": row.op,
         "label": row.module or row.call or row.name,
         "fused": len(row.nodes) if len(row.nodes) > 1 else 0,
@@ -175,17 +184,6 @@ def _slice_words(row: ComparisonRow) -> str:
 
 def _index_words(values: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, values))}]"
-
-
-def ranges(values: tuple[int, ...]) -> str:
-    """Whole numbers in few words: `0-3, 8`."""
-    joined: list[list[int]] = []
-    for value in values:
-        if joined and joined[-1][1] == value - 1:
-            joined[-1][1] = value
-        else:
-            joined.append([value, value])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in joined)
 
 
 def _diagnosis_words(row: ComparisonRow) -> str:
@@ -350,17 +348,6 @@ def html_report(comparison: Comparison) -> str:
         failures=len(failing),
         data=packed(comparison_payload(comparison)),
     )
-
-
-def stories(comparison: Comparison) -> list[Story]:
-    """Where the two begin to differ, in words."""
-    first, bad = comparison.first, comparison.first_non_finite
-    told = [divergence_story(comparison, first, "First divergence")]
-    if bad is not None and first is not None and bad.row == first.row:
-        told = [divergence_story(comparison, first, "First divergence, and first NaN or Inf")]
-    else:
-        told.append(divergence_story(comparison, bad, "First NaN or Inf"))
-    return [story for story in told if story is not None]
 
 
 def small_figure(value: float | None) -> str:

@@ -6,18 +6,17 @@ one line.
 
 from __future__ import annotations
 
+import itertools
 import re
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich import box
 from rich.console import Group
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paritas.reports.dump_records import number
 from paritas.reports.terminal import (
     STYLES,
     details,
@@ -27,18 +26,33 @@ from paritas.reports.terminal import (
     listed,
     near_path,
     remarks,
+    small_table,
 )
-from paritas.results.comparisons import finding_of
+from paritas.results.comparisons import beginnings, finding_of
 from paritas.results.findings import Aspect, Status
-from paritas.results.wording import MEANING, MOST_SHOWN, finding_lines, size
+from paritas.results.wording import MEANING, MOST_SHOWN, counted, finding_lines, ranges, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from paritas.dumps.survey import ChecksumFacts, DumpSummary, NameFacts, NonFinite, RankFacts
-    from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
+    from paritas.dumps.survey import (
+        ChecksumFacts,
+        DumpSummary,
+        ExaminedRecord,
+        NameFacts,
+        NonFinite,
+        RankFacts,
+    )
+    from paritas.numerics.statistics import Statistics
+    from paritas.results.comparisons import (
+        Beginning,
+        Comparison,
+        ComparisonRow,
+        Divergence,
+        DumpFacts,
+    )
     from paritas.results.findings import Verdict
 
 
@@ -61,7 +75,7 @@ _STATES = {"being written": "is still being written", "ended early": "was cut of
 
 def dump_report(summary: DumpSummary) -> Group:
     """The whole of it; print with `crop=False`, so that the last line stays one line."""
-    parts: list[RenderableType] = [_dump_heading(summary), Text()]
+    parts: list[RenderableType] = [_heading(_facts(summary)), Text()]
     if summary.names:
         parts += [
             _chosen(summary),
@@ -79,10 +93,10 @@ def dump_report(summary: DumpSummary) -> Group:
 
 def dump_verdict_line(summary: DumpSummary) -> str:
     """Whether all of it is there and readable, in one line."""
-    amount = f"{_counted(summary.records, 'record')} of {_counted(len(summary.ranks), 'rank')}"
+    amount = f"{counted(summary.records, 'record')} of {counted(len(summary.ranks), 'rank')}"
     checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
     if summary.problems:
-        problems = _counted(len(summary.problems), "problem")
+        problems = counted(len(summary.problems), "problem")
         return f"incomplete: {amount} can be read; {problems}{checked}"
     return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
 
@@ -90,7 +104,7 @@ def dump_verdict_line(summary: DumpSummary) -> str:
 def _checksums(found: ChecksumFacts) -> str:
     if not found.values:
         return "there are no stored values to check"
-    of = f"of {_counted(found.values, 'stored value')}"
+    of = f"of {counted(found.values, 'stored value')}"
     words = [
         f"{found.fit} {of} match their checksums" if found.fit else "",
         f"{found.damaged} {of} damaged" if found.damaged else "",
@@ -104,11 +118,12 @@ def _checksums(found: ChecksumFacts) -> str:
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def _dump_heading(summary: DumpSummary) -> RenderableType:
+def _heading(facts: Iterable[tuple[str, str]]) -> RenderableType:
+    """A label and what is said of it, line by line."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
-    for label, words in _facts(summary):
+    for label, words in facts:
         grid.add_row(label, Text(words))
     return grid
 
@@ -137,7 +152,7 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     others = summary.records - summary.tensors
     values = f"; {others} of them no tensor" if others else ""
     yield "records", f"{summary.records}{f' ({levels})' if levels else ''}{values}"
-    yield "on disk", f"{size(summary.bytes_on_disk)} in {_counted(summary.files, 'file')}"
+    yield "on disk", f"{size(summary.bytes_on_disk)} in {counted(summary.files, 'file')}"
     if summary.payload_bytes:
         yield "dedupe", _dedupe(summary)
     if summary.checksums is not None:
@@ -147,10 +162,10 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
 
 
 def _ranks(summary: DumpSummary) -> str:
-    there = ranges([(facts.rank, facts.rank) for facts in summary.ranks])
+    there = ranges(facts.rank for facts in summary.ranks)
     words = [f"{there} (the run has {summary.header.world_size})"]
     if summary.missing:
-        words.append(f"nothing of {ranges([(rank, rank) for rank in summary.missing])}")
+        words.append(f"nothing of {ranges(summary.missing)}")
     unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
     words += [_unclosed(facts) for facts in unclosed[:MOST_SHOWN]]
     if len(unclosed) > MOST_SHOWN:
@@ -160,8 +175,8 @@ def _ranks(summary: DumpSummary) -> str:
 
 def _unclosed(facts: RankFacts) -> str:
     end = f"the last is {facts.last} of step {facts.last_step}" if facts.last else "none at all"
-    counted = _counted(facts.records, "record")
-    return f"rank {facts.rank} {_STATES[facts.state]} ({counted}, {end})"
+    records = counted(facts.records, "record")
+    return f"rank {facts.rank} {_STATES[facts.state]} ({records}, {end})"
 
 
 def _dedupe(summary: DumpSummary) -> str:
@@ -180,7 +195,7 @@ def _observation(summary: DumpSummary) -> str:
             f"{item.graph}{f' ({item.detail})' if item.detail else ''}"
             for item in (graphs[:MOST_SHOWN] if status != "unchanged" else [])
         ]
-        of = f"{len(graphs)} of {_counted(len(summary.observed), 'graph')}"
+        of = f"{len(graphs)} of {counted(len(summary.observed), 'graph')}"
         told = {
             "changed": f"recording CHANGED the outputs of {of}",
             "unchecked": f"not known of {of} whether recording changed the outputs",
@@ -194,23 +209,17 @@ def _observation(summary: DumpSummary) -> str:
 
 
 def _chosen(summary: DumpSummary) -> RenderableType:
-    counted = f"{_counted(summary.selected, 'record')} under {_counted(len(summary.names), 'name')}"
+    amount = f"{counted(summary.selected, 'record')} under {counted(len(summary.names), 'name')}"
     read = summary.from_payloads
     source = (
         f"; statistics of {read} were not in the index and taken from the values" if read else ""
     )
-    return Text(f"{counted}{source}")
+    return Text(f"{amount}{source}")
 
 
 def name_table(names: Sequence[NameFacts]) -> Table:
     """One row per name, in the order in which they were first recorded."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=0,
-        header_style="bold",
-    )
+    table = small_table(padding=0)
     for column in NAME_COLUMNS:
         table.add_column(
             column,
@@ -278,22 +287,22 @@ def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
     yield Text(f"first {item.kind}: rank {item.rank}, step {item.step}, {item.id}", style="bold")
     of_module = f" in {site.module}" if site.module and site.module != site.name else ""
     by = f"by {site.op or site.name}{of_module}"
-    yield _indent(f"{item.count} of {_counted(item.of, 'value')}, {by}")
+    yield indented(f"{item.count} of {counted(item.of, 'value')}, {by}")
     if site.nodes and site.nodes != (site.name,):
         kernel = f"; written by {site.kernel}" if site.kernel else ""
-        yield _indent(f"stands for {', '.join(site.nodes)}{kernel}")
+        yield indented(f"stands for {', '.join(site.nodes)}{kernel}")
     if site.line:
-        yield _indent(f"{near_path(site.line)}{f': {site.code}' if site.code else ''}")
-    yield _indent(_origin(item))
+        yield indented(f"{near_path(site.line)}{f': {site.code}' if site.code else ''}")
+    yield indented(_origin(item))
 
 
 def _origin(item: NonFinite) -> str:
-    inputs = f"{_counted(item.inputs, 'recorded input')} of this call"
+    inputs = f"{counted(item.inputs, 'recorded input')} of this call"
     if item.origin == "made":
         finite = "is finite" if item.inputs == 1 else "are finite"
         module = ", so its code or its parameters did it" if item.site.level == "module" else ""
         return f"made here: the {inputs} {finite}{module}"
-    tensors = f"{_counted(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
+    tensors = f"{counted(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
     earlier = f"{tensors} recorded before it"
     if item.origin == "unknown":
         return f"made here or not: no input of this call is recorded; {earlier}"
@@ -306,21 +315,6 @@ def _origin(item: NonFinite) -> str:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
-
-
-def ranges(spans: Sequence[tuple[int, int]]) -> str:
-    """First and last of each, with those that adjoin made one: `0-3, 7`."""
-    joined: list[list[int]] = []
-    for first, last in spans:
-        if joined and joined[-1][1] == first - 1:
-            joined[-1][1] = last
-        else:
-            joined.append([first, last])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined)
-
-
 def _listed(label: str, items: Sequence[str]) -> Iterator[RenderableType]:
     for item in items[:MOST_SHOWN]:
         yield Text(f"{label}: {item}")
@@ -328,8 +322,48 @@ def _listed(label: str, items: Sequence[str]) -> Iterator[RenderableType]:
         yield Text(f"{label}: {len(items) - MOST_SHOWN} more")
 
 
-def _indent(words: str) -> RenderableType:
-    return Padding(Text(words), (0, 0, 0, 2), expand=False)
+# --- Single records, in plain text: there may be millions of them ---------------------------------
+
+
+def record_lines(examined: ExaminedRecord, width: int = 80) -> list[str]:
+    """One record: where it is from, and what it holds."""
+    record = examined.record
+    lines = (f"rank {record.rank} step {record.step} {record.id}", f"  {_held(examined)}")
+    return [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, width, subsequent_indent="    ", drop_whitespace=True, break_on_hyphens=False
+        )
+    ]
+
+
+def _held(examined: ExaminedRecord) -> str:
+    record = examined.record
+    if not record.is_tensor:
+        return str(record.value)
+    words = [record.kind]
+    words += ["no statistics"] if examined.statistics is None else _statistics(examined.statistics)
+    if record.payload is not None:
+        words.append(size(record.payload.nbytes))
+    if record.alias_of is not None:
+        words.append(f"shares memory with record {record.alias_of}")
+    return "; ".join(words)
+
+
+def _statistics(statistics: Statistics) -> Iterator[str]:
+    names = {"minimum": "min", "maximum": "max", "mean": "mean", "l2": "l2"}
+    yield " ".join(f"{name} {number(getattr(statistics, field))}" for field, name in names.items())
+    infinities = statistics.positive_infinities + statistics.negative_infinities
+    counts = (("zero", statistics.zeros), ("NaN", statistics.nans), ("Inf", infinities))
+    found = ", ".join(f"{count} {name}" for name, count in counts if count)
+    if found:
+        yield found
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash where there is none."""
+    return "-" if value is None else f"{value:.4g}"
 
 
 # --- A comparison of two dumps --------------------------------------------------------------------
@@ -351,6 +385,11 @@ _HOW_ATTRIBUTED = {
     "estimated": "estimated from the errors of its inputs",
     "": "",
 }
+_TITLES = {
+    "values": "first divergence",
+    "both": "first divergence; also the first NaN or infinity",
+    "non-finite": "first NaN or infinity",
+}
 _KINDS = {
     "made": "made here",
     "given": "not made here: it was in what the program was given",
@@ -366,7 +405,7 @@ _NEXT = {
 def comparison_report(comparison: Comparison, *remarked: str) -> Group:
     """The whole of it, with remarks of the caller's; print with `crop=False`."""
     verdict = comparison.verdict
-    parts: list[RenderableType] = [_comparison_heading(comparison), Text()]
+    parts: list[RenderableType] = [_heading(_compared(comparison)), Text()]
     if comparison.rows:
         parts += [count_table(comparison), Text()]
     gravest = _gravest(comparison)
@@ -378,8 +417,9 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
             if column.header in ROW_LEGENDS
         ]
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
+    begin = beginnings(comparison)
     for told in (
-        _divergences(comparison),
+        itertools.chain.from_iterable(map(divergence_lines, begin)),
         _other_failures(comparison, verdict),
         _problems(comparison),
     ):
@@ -407,16 +447,11 @@ def comparison_verdict_line(comparison: Comparison) -> Text:
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def _comparison_heading(comparison: Comparison) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
-    grid.add_row("my", Text(_dump_words(comparison.my)))
-    grid.add_row("golden", Text(_dump_words(comparison.golden)))
+def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    yield "my", _dump_words(comparison.my)
+    yield "golden", _dump_words(comparison.golden)
     if comparison.nbytes:
-        amount = f"{size(comparison.nbytes)} in {comparison.seconds:.3g} s"
-        grid.add_row("compared", Text(amount))
-    return grid
+        yield "compared", f"{size(comparison.nbytes)} in {comparison.seconds:.3g} s"
 
 
 def _dump_words(dump: DumpFacts) -> str:
@@ -424,7 +459,7 @@ def _dump_words(dump: DumpFacts) -> str:
     for thing, numbers in (("step", dump.steps), ("rank", dump.ranks)):
         if numbers:
             plural = "" if len(numbers) == 1 else "s"
-            words.append(f"{thing}{plural} {ranges([(n, n) for n in sorted(numbers)])}")
+            words.append(f"{thing}{plural} {ranges(sorted(numbers))}")
     if dump.sources:
         fusion = f" with fusion {dump.fusion}" if dump.fusion and "fused" in dump.sources else ""
         words.append(f"{', '.join(dump.sources)}{fusion}")
@@ -439,7 +474,7 @@ def count_table(comparison: Comparison) -> Table:
     """How many rows ended how, gravest first, by phase and level."""
     counts = Counter((row.status, row.phase, row.level) for row in comparison.rows)
     kinds = list(dict.fromkeys((row.phase, row.level) for row in comparison.rows))
-    table = _table()
+    table = small_table()
     table.add_column("rows")
     for phase, level in kinds:
         table.add_column(f"{phase}\n{level}", justify="right")
@@ -451,22 +486,12 @@ def count_table(comparison: Comparison) -> Table:
     return table
 
 
-def _table() -> Table:
-    return Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
-
-
 # --- the gravest rows -----------------------------------------------------------------------------
 
 
 def _gravest(comparison: Comparison) -> list[ComparisonRow]:
     """Rows worth a line: where it begins, then by gravity; those that only inherit it last."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     wanting = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
     if wanting:
         return sorted(
@@ -477,13 +502,9 @@ def _gravest(comparison: Comparison) -> list[ComparisonRow]:
     return [row for row in near[:_NEAR_THEIR_LIMITS] if row.status is Status.EQUIVALENT]
 
 
-def _beginnings(comparison: Comparison) -> set[int]:
-    return {first.row for first in (comparison.first, comparison.first_non_finite) if first}
-
-
 def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
     """The first of these rows, and how many more there are."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     followers = [row for row in rows if row.made == "before" and row.index not in begin]
     shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
     shorten = _Shortening(comparison)
@@ -495,7 +516,7 @@ def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
             (status, item, off_by, Text(_figure(row.own)), Text(_figure(row.inherited)), worst)
         )
     filled = [place for place in range(len(ROW_COLUMNS)) if any(line[place] for line in lines)]
-    table = _table()
+    table = small_table()
     for place in filled:
         table.add_column(ROW_COLUMNS[place], overflow="fold", no_wrap=ROW_COLUMNS[place] != "item")
     for line in lines:
@@ -535,24 +556,13 @@ def _figure(value: float | None) -> str:
 # --- where it begins ------------------------------------------------------------------------------
 
 
-def _divergences(comparison: Comparison) -> Iterator[RenderableType]:
-    first, other = comparison.first, comparison.first_non_finite
-    also = "; also the first NaN or infinity" if first and other and first.row == other.row else ""
-    if first is not None:
-        yield from divergence_lines(comparison, first, f"first divergence{also}")
-    if other is not None and not also:
-        yield from divergence_lines(comparison, other, "first NaN or infinity")
-
-
-def divergence_lines(
-    comparison: Comparison, divergence: Divergence, title: str
-) -> Iterator[RenderableType]:
+def divergence_lines(begins: Beginning) -> Iterator[RenderableType]:
     """One of them in words: what, how many, the worst, where, who made it, what to do."""
-    row = next(row for row in comparison.rows if row.index == divergence.row)
+    row, divergence = begins.row, begins.divergence
     # The place and what to do are told below, after the figures.
     bare = msgspec.structs.replace(row, made="", line="", advice="")
     heading, *lines = finding_lines(finding_of(bare))
-    yield Text(f"{title}: {heading.strip()}", style=STYLES[row.status])
+    yield Text(f"{_TITLES[begins.of]}: {heading.strip()}", style=STYLES[row.status])
     for line in lines:
         words = line.lstrip()
         yield indented(words, len(line) - len(words) - 2)
@@ -594,7 +604,7 @@ def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator
 
 def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
     """What failed and follows from nothing above: what could not be compared, or is unstable."""
-    begin = _beginnings(comparison)
+    begin = {one.row.index for one in beginnings(comparison)}
     told = [
         finding_of(row)
         for row in comparison.rows

@@ -143,7 +143,7 @@ def _encoded(comparison: Comparison) -> bytes:
     try:
         return comparison.to_json()
     except UnicodeEncodeError:  # a file's name need not be text; the results are worth keeping
-        from paritas.results.findings import spell_nonfinite
+        from paritas.results.report import spell_nonfinite
 
         plain = spell_nonfinite(msgspec.to_builtins(comparison))
         return msgspec.json.encode(_spelled(plain))

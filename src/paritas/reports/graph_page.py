@@ -14,7 +14,6 @@ from paritas.reports.graphs import (
     confirmation_words,
     counted,
     duration,
-    enumerated,
     failing,
     failing_options,
     graph_label,
@@ -28,9 +27,9 @@ from paritas.reports.graphs import (
 )
 from paritas.reports.pages import SIGNS, PageLayout, figure, packed, render_page
 from paritas.reports.terminal import finding_cells
-from paritas.results.findings import spell_nonfinite
 from paritas.results.graph_reports import CallOutcome
-from paritas.results.wording import finding_lines
+from paritas.results.report import spell_nonfinite
+from paritas.results.wording import enumerated, finding_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -359,7 +358,7 @@ def graph_page_name(number: int) -> str:
 
 
 def _modules(one: OperatorResult) -> str:
-    return enumerated(dict.fromkeys(site.module for site in one.sites if site.module))
+    return enumerated(dict.fromkeys(site.module for site in one.sites if site.module), 3)
 
 
 def _loss(value: float | None) -> str:

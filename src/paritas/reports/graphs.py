@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich import box
 from rich.console import Group
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from paritas.reports.terminal import STYLES as STATUS_STYLES
-from paritas.reports.terminal import indented, listed, near_path
+from paritas.reports.terminal import indented, listed, near_path, small_table
+from paritas.results import wording
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome
-from paritas.results.wording import MOST_SHOWN
+from paritas.results.wording import MOST_SHOWN, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +38,9 @@ _ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
     CallOutcome.NOTHING: "with nothing to check"
 }
 _MINUTE = 60.0
+_MOST_NAMES = 3
+# `1 call`, `12,000 calls`.
+counted = functools.partial(wording.counted, thousands=",")
 _WORD = re.compile(r"\w+")
 
 
@@ -205,24 +208,12 @@ def loss_gap(option: OptionResult) -> float | None:
     return abs(split - whole) / abs(whole) if whole else abs(split - whole) * math.inf
 
 
-def counted(count: int, thing: str) -> str:
-    """`1 call`, `36 calls`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
 def duration(seconds: float) -> str:
     """Seconds, or minutes and seconds where there are many."""
     if seconds < _MINUTE:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
-
-
-def enumerated(items: Iterable[str], most: int = 3) -> str:
-    """The first few, and how many more there are."""
-    found = list(items)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return f"{', '.join(found[:most])}{more}"
 
 
 # --- The report for a terminal --------------------------------------------------------------------
@@ -307,13 +298,7 @@ def _failure_table(
     pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
 ) -> RenderableType:
     """A row for each split that is wrong: the call, the split, and the user's own line."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = small_table()
     table.add_column("status", no_wrap=True)
     table.add_column("call and split", overflow="fold", max_width=width // 2)
     table.add_column("source line", overflow="fold")
@@ -359,7 +344,7 @@ def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[R
         yield indented(one.reason)
     modules = list(dict.fromkeys(site.module for site in one.sites if site.module))
     if modules:
-        yield indented(f"in module {enumerated(modules)}")
+        yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
     if one.script:
         yield indented(f"run it by itself: python {near_path(str(folder / one.script))}")
 
@@ -389,7 +374,7 @@ def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[
     yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_STYLES[outcome])
     for reason in found[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
-        which = f" ({enumerated(names)})" if names else ""
+        which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
         yield indented(f"{reason.calls:,}: {reason.words}{which}")
     if len(found) > MOST_SHOWN:
         yield indented(f"and {len(found) - MOST_SHOWN} more reasons")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paritas.reports.comparison_page import call_sources, group_calls
 from paritas.reports.files import write_whole
 from paritas.results.comparisons import row_path
 from paritas.results.findings import Status
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paritas.reports.comparison_page import CallKey
     from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
     from paritas.results.graph_reports import GraphReport, OperatorResult
 
@@ -66,16 +68,15 @@ def write_graph_report(path: Path, report: GraphReport) -> None:
 
 def comparison_graphs(comparison: Comparison) -> Json:
     """A collection of graphs, one for each step and rank."""
-    homes = {row.index: (_graph_id(row), _node_id(row)) for row in comparison.rows}
-    first = None if comparison.first is None else homes.get(comparison.first.row)
-    graphs = []
-    for graph, calls in _calls(comparison).items():
-        nodes = [
-            _node(call, rows, homes, is_first=first == (graph, call))
-            for call, rows in calls.items()
-        ]
-        graphs.append({"id": graph, "nodes": nodes})
-    return {"label": f"{comparison.my.path} against {comparison.golden.path}", "graphs": graphs}
+    first = None if comparison.first is None else comparison.first.row
+    calls = group_calls(comparison.rows)
+    graphs: defaultdict[str, list[Json]] = defaultdict(list)
+    for call, sources in call_sources(calls).items():
+        graphs[_graph_id(call)].append(_node(call, calls[call], sources, first))
+    return {
+        "label": f"{comparison.my.path} against {comparison.golden.path}",
+        "graphs": [{"id": graph, "nodes": nodes} for graph, nodes in graphs.items()],
+    }
 
 
 def status_data(comparison: Comparison) -> Json:
@@ -129,20 +130,20 @@ def graph_report_data(report: GraphReport) -> Json:
 def _calls(comparison: Comparison) -> dict[str, dict[str, list[ComparisonRow]]]:
     """Graph -> call -> its rows, in the order of the program."""
     found: defaultdict[str, dict[str, list[ComparisonRow]]] = defaultdict(dict)
-    for row in comparison.rows:
-        found[_graph_id(row)].setdefault(_node_id(row), []).append(row)
+    for call, rows in group_calls(comparison.rows).items():
+        found[_graph_id(call)][call[2]] = rows
     return found
 
 
 def _node(
-    call: str, rows: Sequence[ComparisonRow], homes: dict[int, tuple[str, str]], *, is_first: bool
+    call: CallKey, rows: Sequence[ComparisonRow], sources: list[CallKey], first: int | None
 ) -> Json:
     shown = next((row for row in rows if row.side == "output"), rows[0])
     status = _gravest(rows)
     told = max(rows, key=lambda row: row.status.gravity)
     attributes = {
         "status": status,
-        "first divergence": "yes" if is_first else "",
+        "first divergence": "yes" if any(row.index == first for row in rows) else "",
         "value": row_path(told),
         "reason": told.reason,
         "advice": told.advice,
@@ -155,26 +156,17 @@ def _node(
         "nodes": ", ".join(shown.nodes),
     }
     return {
-        "id": call,
-        "label": shown.op or shown.name.rpartition(".")[2] or call,
+        "id": call[2],
+        "label": shown.op or shown.name.rpartition(".")[2] or call[2],
         "namespace": shown.module.replace(".", "/"),
         "attrs": _pairs(attributes),
-        "incomingEdges": _edges(call, rows, homes),
+        "incomingEdges": [
+            {"sourceNodeId": source[2], "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+            for place, source in enumerate(sources)
+        ],
         "outputsMetadata": [_metadata(row) for row in rows if row.side == "output"],
         "style": {"backgroundColor": COLOURS[status]},
     }
-
-
-def _edges(
-    call: str, rows: Sequence[ComparisonRow], homes: dict[int, tuple[str, str]]
-) -> list[Json]:
-    graph = _graph_id(rows[0])
-    sources = [homes[index] for row in rows for index in row.sources if index in homes]
-    wanted = dict.fromkeys(node for home, node in sources if home == graph and node != call)
-    return [
-        {"sourceNodeId": node, "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
-        for place, node in enumerate(wanted)
-    ]
 
 
 def _metadata(row: ComparisonRow) -> Json:
@@ -211,14 +203,9 @@ def _gravest(rows: Sequence[ComparisonRow]) -> Status:
     return max((row.status for row in rows), key=lambda status: status.gravity)
 
 
-def _graph_id(row: ComparisonRow) -> str:
-    if row.rank is None:
-        return f"step {row.step}, all ranks"
-    return f"step {row.step}, rank {row.rank}"
-
-
-def _node_id(row: ComparisonRow) -> str:
-    return row.call or row.name
+def _graph_id(call: CallKey) -> str:
+    step, rank, _ = call
+    return f"step {step}, all ranks" if rank is None else f"step {step}, rank {rank}"
 
 
 def _pairs(attributes: dict[str, str]) -> list[Json]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas.reports.comparison_page import small_figure, step_and_rank, stories
+from paritas.reports.comparison_page import small_figure, step_and_rank
 from paritas.reports.graph_page import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.reports.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
 from paritas.reports.pages import (
@@ -22,6 +22,7 @@ from paritas.reports.pages import (
     finding_row,
     finding_story,
     render_fragment,
+    stories,
     work_done,
 )
 from paritas.reports.terminal import (

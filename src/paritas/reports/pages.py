@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import msgspec
 
+from paritas.reports.graphs import counted
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.results.comparisons import beginnings
 from paritas.results.findings import Status
 from paritas.results.wording import finding_lines, size
 from paritas.results.wording import headline as verdict_line
@@ -187,6 +189,11 @@ MEANINGS = {
     Status.DEGRADED: "the same function, less accurate than rounding explains",
     Status.DIFFERENT: "computes something else",
 }
+_TITLES = {
+    "values": "First divergence",
+    "both": "First divergence, and first NaN or Inf",
+    "non-finite": "First NaN or Inf",
+}
 _HOW_ATTRIBUTED = {
     "replayed": "measured by running the operator again",
     "estimated": "estimated from the errors of its inputs",
@@ -229,11 +236,11 @@ def comparison_headline(comparison: Comparison) -> str:
     if not compared:
         return "Nothing was compared, so nothing is shown to be right."
     if failing:
-        return f"{failing:,} of {_counted(rows, 'row')} {_verb(failing, 'does', 'do')} not pass."
+        return f"{failing:,} of {counted(rows, 'row')} {_verb(failing, 'does', 'do')} not pass."
     few, unread = comparison.of_summaries, comparison.by_digest
-    weaker = f" Of {_counted(few, 'row')} only statistics or sketches were compared." if few else ""
+    weaker = f" Of {counted(few, 'row')} only statistics or sketches were compared." if few else ""
     if unread:
-        weaker += f" Of {_counted(unread, 'row')} only digests were compared, and not the data."
+        weaker += f" Of {counted(unread, 'row')} only digests were compared, and not the data."
     if comparison.status is Status.IDENTICAL:
         same = "the same in all that is recorded" if few or unread else "equal bit for bit"
         return f"{_all_rows(rows)} {same}.{weaker}"
@@ -247,22 +254,18 @@ def work_done(comparison: Comparison) -> str:
     return " in ".join(filter(None, (read, took)))
 
 
-def divergence_story(
-    comparison: Comparison, divergence: Divergence | None, title: str
-) -> Story | None:
-    """The row that a divergence points at, in words; None where there is no divergence."""
-    if divergence is None:
-        return None
-    for place, row in enumerate(comparison.rows):
-        if row.index == divergence.row:
-            return Story(
-                title=title,
-                sentence=_divergence_sentence(row, divergence),
-                facts=tuple(_divergence_facts(row, divergence)),
-                place=place,
-                status=row.status,
-            )
-    return None
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two begin to differ, in words."""
+    return [
+        Story(
+            title=_TITLES[of],
+            sentence=_divergence_sentence(row, divergence),
+            facts=tuple(_divergence_facts(row, divergence)),
+            place=place,
+            status=row.status,
+        )
+        for of, divergence, row, place in beginnings(comparison)
+    ]
 
 
 def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
@@ -334,10 +337,6 @@ def figure(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.4g}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def _verb(count: int, one: str, many: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from paritas.errors import UsageError
 from paritas.reports.files import write_whole
 from paritas.reports.graphs import confirmation_words, graph_label, loss_gap, option_words
-from paritas.results.findings import spell_nonfinite
+from paritas.results.report import spell_nonfinite
 from paritas.results.wording import MEANING
 
 if TYPE_CHECKING:

@@ -29,8 +29,10 @@ from paritas.results.power_reports import (
 )
 from paritas.results.wording import (
     MOST_SHOWN,
+    counted,
     deciding_figure,
     deciding_score,
+    enumerated,
     finding_lines,
     headline,
     is_inexact,
@@ -101,13 +103,7 @@ def findings_table(verdict: Verdict) -> Table:
         if folded:
             more = f"{folded} more items" if shown else f"{folded} items"
             rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = small_table()
     filled = [
         place
         for place in range(len(FINDING_COLUMNS))
@@ -118,6 +114,17 @@ def findings_table(verdict: Verdict) -> Table:
     for row in rows:
         table.add_row(*(row[place] for place in filled))
     return table
+
+
+def small_table(padding: int = 1) -> Table:
+    """A table without a frame, its columns this far apart."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, padding, 0, 0),
+        header_style="bold",
+    )
 
 
 def _fold_findings(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
@@ -187,7 +194,7 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
             words = line.lstrip()
             yield indented(words, len(line) - len(words) - 2)
         if others:
-            yield indented(f"likewise: {_enumerated([finding.path for finding in others])}")
+            yield indented(f"likewise: {enumerated([finding.path for finding in others])}")
     left = len(found) - sum(len(members) for _, members in shown)
     if left:
         yield Text(f"and {left} more")
@@ -226,11 +233,6 @@ def listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
         yield indented(f"{label}: {item}")
     if len(found) > MOST_SHOWN:
         yield indented(f"{label}: {len(found) - MOST_SHOWN} more")
-
-
-def _enumerated(items: list[str]) -> str:
-    more = f" and {len(items) - MOST_SHOWN} more" if len(items) > MOST_SHOWN else ""
-    return f"{', '.join(items[:MOST_SHOWN])}{more}"
 
 
 def indented(words: str, left: int = 2) -> RenderableType:
@@ -275,13 +277,7 @@ def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
 
 def graph_table(graphs: Sequence[GraphCounts]) -> Table:
     """One row per graph, in the order in which they were compiled."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = small_table()
     for place, name in enumerate(GUARD_COLUMNS):
         number = 0 < place <= GUARD_NUMBERS
         table.add_column(name, justify="right" if number else "left", overflow="fold")
@@ -336,9 +332,7 @@ def _failures_of(graph: GraphCounts, verdict: Verdict) -> list[Finding]:
 
 def _followers_line(label: str, followers: list[Finding]) -> str:
     names = [finding.path.removeprefix(f"{label}: ") for finding in followers]
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    plural = "" if len(names) == 1 else "s"
-    return f"and with it, {len(names)} value{plural}: {', '.join(names[:MOST_SHOWN])}{more}"
+    return f"and with it, {counted(len(names), 'value')}: {enumerated(names)}"
 
 
 def _with_findings(verdict: Verdict, findings: list[Finding]) -> Verdict:
@@ -395,13 +389,7 @@ def power_report(report: PowerReport) -> Group:
 
 
 def _power_table(report: PowerReport) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+    table = small_table()
     for place, name in enumerate(POWER_COLUMNS):
         table.add_column(name, justify="left" if place == 0 else "right", no_wrap=place == 0)
     for row in power_rows(report):

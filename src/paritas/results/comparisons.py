@@ -5,12 +5,10 @@ Everything here is data. `paritas.comparison` fills it in, `paritas.reports` put
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from paritas.errors import MismatchError, UsageError
-from paritas.results import callbacks
 from paritas.results.figures import PairFigures
 from paritas.results.findings import (
     Aspect,
@@ -22,9 +20,8 @@ from paritas.results.findings import (
     Score,
     Status,
     Verdict,
-    json_of_each,
-    spell_nonfinite,
 )
+from paritas.results.report import Report, json_of_each, spell_nonfinite
 
 FORMAT = 1
 
@@ -32,6 +29,8 @@ FORMAT = 1
 MatchedBy = Literal["id", "node", "module", "rename", "order", ""]
 # How an error was divided into what came in and what was added.
 Attributed = Literal["replayed", "estimated", ""]
+# What begins to differ: values, NaNs and infinities, or both at once.
+BeginningOf = Literal["values", "both", "non-finite"]
 # Whether a failing row's difference was made there, or came in with its inputs.
 Made = Literal["here", "before", ""]
 
@@ -213,7 +212,7 @@ class DumpFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     problems: tuple[str, ...] = ()
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Two dumps, compared. True in a boolean context only if every row passes.
 
     Attributes:
@@ -224,6 +223,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         seconds: how long it took.
         nbytes: how many bytes of values were compared, both sides.
     """
+
+    _called: ClassVar[str] = "a comparison"
 
     my: DumpFacts
     golden: DumpFacts
@@ -259,16 +260,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return max(found, key=lambda status: status.gravity)
 
     @property
-    def passed(self) -> bool:
-        """Whether the two are the same but for rounding."""
-        return self.status.passes(strict=self.strict)
-
-    @property
     def exit_code(self) -> int:
         """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
-        if self.passed:
-            return 0
-        return 3 if self.status is Status.UNVERIFIED else 1
+        return self.status.exit_code(strict=self.strict)
 
     @property
     def of_summaries(self) -> int:
@@ -280,38 +274,35 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """How many rows had their digests compared, and not their values."""
         return sum(row.is_by_digest for row in self.rows)
 
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __str__(self) -> str:
-        return str(self.verdict)
-
-    def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
-
-    def raise_if_failed(self) -> None:
-        """Raise `MismatchError`, carrying the verdict, unless it passed."""
-        if not self.passed:
-            verdict = self.verdict
-            raise MismatchError(str(verdict), verdict)
-
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal comparison."""
         rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
         # Row by row: as plain objects, all rows at once take ten times the memory of their text.
         return msgspec.json.encode(spell_nonfinite(rest) | {"rows": json_of_each(self.rows)})
 
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Decode what `to_json` wrote; an unknown field or status is an error."""
-        try:
-            found: Any = msgspec.json.decode(data)
-            # Lax mode reads the spelled-out "nan" and "inf" as floats.
-            return msgspec.convert(found, cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"not a comparison in JSON: {error}; it starts with {data[:80]!r}"
-            ) from None
+
+class Beginning(NamedTuple):
+    """Where the two begin to differ, with the row itself and its place in the table."""
+
+    of: BeginningOf
+    divergence: Divergence
+    row: ComparisonRow
+    place: int
+
+
+def beginnings(comparison: Comparison) -> list[Beginning]:
+    """The first divergence and the first NaN or infinity, which may be one."""
+    first, bad = comparison.first, comparison.first_non_finite
+    found: dict[BeginningOf, Divergence | None] = {"values": first, "non-finite": bad}
+    if first is not None and bad is not None and first.row == bad.row:
+        found = {"both": first}
+    return [
+        Beginning(of, divergence, row, place)
+        for of, divergence in found.items()
+        if divergence is not None
+        for place, row in enumerate(comparison.rows)
+        if row.index == divergence.row
+    ]
 
 
 def finding_of(row: ComparisonRow) -> Finding:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
-import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from paritas.errors import MismatchError, UsageError
 from paritas.results import callbacks
 from paritas.results.figures import Metrics
+from paritas.results.report import Report
 
 if TYPE_CHECKING:
     import os
@@ -100,6 +99,12 @@ class Status(enum.StrEnum):
         if self is Status.EQUIVALENT or self is Status.IDENTICAL:
             return True
         return self is Status.UNSTABLE and not strict
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
+        if self.passes(strict=strict):
+            return 0
+        return 3 if self is Status.UNVERIFIED else 1
 
 
 class Aspect(enum.StrEnum):
@@ -248,9 +253,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Verdict(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True, dict=True
+    Report, frozen=True, kw_only=True, forbid_unknown_fields=True, weakref=True, dict=True
 ):
     """The roll-up of findings, with coverage. True in a boolean context only if it passed."""
+
+    _called: ClassVar[str] = "a verdict"
 
     findings: tuple[Finding, ...] = ()
     coverage: Coverage = Coverage()
@@ -267,9 +274,9 @@ class Verdict(
         return max(statuses, key=lambda status: status.gravity)
 
     @property
-    def passed(self) -> bool:
-        """Whether the candidate computes what the reference computes."""
-        return self.enabled and self.status.passes(strict=self.strict)
+    def verdict(self) -> Verdict:
+        """This one: every report has a verdict, and a verdict is a report."""
+        return self
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -280,20 +287,12 @@ class Verdict(
     @property
     def exit_code(self) -> int:
         """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
-        if self.passed:
-            return 0
-        return 3 if not self.enabled or self.status is Status.UNVERIFIED else 1
-
-    def __bool__(self) -> bool:
-        return self.passed
+        return self.status.exit_code(strict=self.strict) if self.enabled else 3
 
     def __str__(self) -> str:
         from paritas.results.wording import verdict_text
 
         return verdict_text(self)
-
-    def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
 
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying this verdict, unless it passed.
@@ -301,8 +300,8 @@ class Verdict(
         A verdict of `enabled=False` compared nothing because the caller asked for that: it is
         not a pass, and not an error either.
         """
-        if self.enabled and not self.passed:
-            raise MismatchError(str(self), self)
+        if self.enabled:
+            Report.raise_if_failed(self)
 
     def shrink(
         self,
@@ -332,21 +331,6 @@ class Verdict(
         return callbacks.shrink(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
-
-    def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal verdict, NaN and infinity included."""
-        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Decode what `to_json` wrote; an unknown field or status is an error."""
-        try:
-            # Lax mode reads the spelled-out "nan" and "inf" of `spell_nonfinite` as floats.
-            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            shown = data[:80]
-            message = f"not a verdict in JSON: {error}; it starts with {shown!r}"
-            raise UsageError(message) from None
 
     @classmethod
     def merge(cls, verdicts: Iterable[Verdict]) -> Verdict:
@@ -382,37 +366,3 @@ def _with_unverified_finding(verdict: Verdict) -> Verdict:
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(items))
-
-
-def spell_nonfinite(value: Any) -> Any:
-    """Replace NaN and infinities by words: JSON has no such numbers and msgspec writes null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: spell_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [spell_nonfinite(item) for item in value]
-    return value
-
-
-# --- Structs as JSON, in which NaN and infinities are words ---------------------------------------
-
-# A double in MessagePack whose exponent is all ones: NaN or an infinity. Other bytes may look the
-# same, which costs time and no more.
-_NONFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-
-
-def json_of(value: msgspec.Struct) -> bytes:
-    """Encode one struct; to look at every number by itself is left to those that need it."""
-    try:
-        is_plain = _NONFINITE.search(msgspec.msgpack.encode(value)) is None
-    except OverflowError:  # a whole number of more than 64 bits, which JSON takes
-        is_plain = False
-    if is_plain:
-        return msgspec.json.encode(value)
-    return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(value)))
-
-
-def json_of_each(values: Iterable[msgspec.Struct]) -> list[msgspec.Raw]:
-    """Encode many, to be put into what is encoded around them."""
-    return [msgspec.Raw(json_of(value)) for value in values]

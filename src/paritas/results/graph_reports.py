@@ -6,13 +6,12 @@ Everything here is data. `paritas.graphs` fills it in, `paritas.reports` puts it
 from __future__ import annotations
 
 import enum
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
 import msgspec
 
-from paritas.errors import MismatchError, UsageError
-from paritas.results import callbacks
-from paritas.results.findings import Coverage, Finding, Status, Verdict, spell_nonfinite
+from paritas.results.findings import Coverage, Finding, Status, Verdict
+from paritas.results.report import Report
 
 FORMAT = 1
 
@@ -133,7 +132,7 @@ class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return tuple(sorted(bad, key=lambda one: -one.status.gravity))
 
 
-class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All operators of a graph.
 
     Attributes:
@@ -152,10 +151,12 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         others: the other graphs of the folder; exit code and verdict are not about them.
     """
 
+    _called: ClassVar[str] = "the results of a graph"
+
     graph: str
     kind: str
-    settings: dict[str, str] = {}
-    versions: dict[str, str] = {}
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
     operators: tuple[OperatorResult, ...] = ()
     calls: int = 0
     notes: tuple[str, ...] = ()
@@ -203,39 +204,9 @@ class GraphReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return 3
         return 0
 
-    @property
-    def passed(self) -> bool:
-        """Whether every call is accounted for, and all that could be checked is right."""
-        return self.exit_code == 0
-
-    def __bool__(self) -> bool:
-        return self.passed
-
     def __str__(self) -> str:
-        return f"{self._counted()}\n{self.verdict}"
+        return f"{self._failure_text()}\n{self.verdict}"
 
-    def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
-
-    def raise_if_failed(self) -> None:
-        """Raise `MismatchError` unless it passed."""
-        if not self.passed:
-            raise MismatchError(self._counted(), self.verdict)
-
-    def _counted(self) -> str:
+    def _failure_text(self) -> str:
         counts = ", ".join(f"{n} {outcome}" for outcome, n in self.counts().items() if n)
         return f"{self.graph}: {counts or 'no calls'}"
-
-    def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal report."""
-        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Decode what `to_json` wrote; an unknown field or status is an error."""
-        try:
-            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"not the results of a graph in JSON: {error}; it starts with {data[:80]!r}"
-            ) from None

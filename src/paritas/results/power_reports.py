@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from paritas.errors import UsageError
-from paritas.results import callbacks
-from paritas.results.findings import Status, spell_nonfinite
-from paritas.results.wording import MOST_SHOWN
+from paritas.results.findings import Status
+from paritas.results.report import Result
+from paritas.results.wording import MOST_SHOWN, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +155,7 @@ class BlindSpot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tried: int
 
 
-class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `paritas.verify` would have caught in one model on one set of inputs.
 
     Attributes:
@@ -175,6 +174,8 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         stopped: why it ended early; empty if it did not.
         notes: what a reader should know.
     """
+
+    _called: ClassVar[str] = "a report of detection power"
 
     dtypes: tuple[str, ...] = ()
     operators: int = 0
@@ -261,25 +262,7 @@ class PowerReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return 0 if clear.value >= at_least else 1
 
     def __str__(self) -> str:
-
         return "\n".join(power_lines(self))
-
-    def _repr_html_(self) -> str:
-        return callbacks.html_of(self)
-
-    def to_json(self) -> bytes:
-        """Encode as JSON; `from_json` gives back an equal report, infinities included."""
-        return msgspec.json.encode(spell_nonfinite(msgspec.to_builtins(self)))
-
-    @classmethod
-    def from_json(cls, data: bytes | str) -> Self:
-        """Decode what `to_json` wrote; an unknown field or status is an error."""
-        try:
-            return msgspec.convert(msgspec.json.decode(data), cls, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"not a report of detection power in JSON: {error}; it starts with {data[:80]!r}"
-            ) from None
 
 
 # --- The data in plain words ----------------------------------------------------------------------
@@ -325,8 +308,8 @@ def power_subject(report: PowerReport) -> str:
     """What was looked at."""
     backward = f", {report.backward} of them backward" if report.backward else ""
     return (
-        f"{_count_noun(report.operators, 'operator')}{backward}; "
-        f"{_count_noun(report.results, 'result')}; "
+        f"{counted(report.operators, 'operator')}{backward}; "
+        f"{counted(report.results, 'result')}; "
         f"{', '.join(report.dtypes) or 'no floating dtype'}; seed {report.seed}"
     )
 
@@ -358,7 +341,7 @@ def _describe_smallest(report: PowerReport) -> list[str]:
     if not report.grades:
         return ["not measured: no result could be scaled, or the time was over"]
     lines = []
-    places = f"at {100 * USUAL:.0f} % of {_count_noun(len(report.grades), 'place')}"
+    places = f"at {100 * USUAL:.0f} % of {counted(len(report.grades), 'place')}"
     for native, name in ((False, "lifted and native"), (True, "native run alone")):
         size = report.smallest(native=native)
         if size is None:
@@ -409,7 +392,7 @@ def _describe_silent(report: PowerReport) -> list[str]:
 def _alarms_title(report: PowerReport) -> str:
     if not report.reorderings:
         return "false alarms: not tried, no operator of this model has a harmless rewrite here"
-    many = _count_noun(len(report.reorderings), "harmless rewrite")
+    many = counted(len(report.reorderings), "harmless rewrite")
     return f"false alarms: {len(report.false_alarms)} of {many}"
 
 
@@ -424,9 +407,9 @@ def _describe_limits(report: PowerReport) -> Iterator[str]:
         reason = why or "a scale has no effect there"
         yield f"graded faults at {left} of {report.planned_grades} places: {reason}"
     if report.unverified:
-        many = _count_noun(len(report.unverified), "fault")
+        many = counted(len(report.unverified), "fault")
         yield f"{many} could not be compared: neither caught nor missed"
-    yield f"{_count_noun(report.sites, 'fault')} could have been planted, all of kinds known here"
+    yield f"{counted(report.sites, 'fault')} could have been planted, all of kinds known here"
     yield from report.notes
 
 
@@ -441,7 +424,3 @@ def percent(share: float) -> str:
 
 def _confidence(share: Share) -> str:
     return f"at least {percent(share.least)} with 95 % confidence"
-
-
-def _count_noun(many: int, thing: str) -> str:
-    return f"{many} {thing}{'' if many == 1 else 's'}"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from paritas.results.findings import Aspect, OriginKind, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from paritas.results.findings import Finding, Origin, Score, Verdict
 
 MOST_SHOWN = 10
@@ -42,7 +44,7 @@ def headline(verdict: Verdict) -> str:
     if not verdict.enabled:
         return "not verified: comparison was switched off (enabled=False); both sides ran"
     compared = verdict.coverage.compared
-    items = f"{compared} item{'' if compared == 1 else 's'} compared"
+    items = f"{counted(compared, 'item')} compared"
     status = verdict.status
     if verdict.passed:
         warning = " (a warning, not a failure)" if status is Status.UNSTABLE else ""
@@ -50,8 +52,8 @@ def headline(verdict: Verdict) -> str:
     failed = len(verdict.failures)
     if compared == 0 and not failed:
         return "unverified: nothing was compared"
-    plural = "" if failed == 1 else "s"
-    return f"{status.value}: the candidate {MEANING[status]}; {failed} finding{plural}, {items}"
+    findings = counted(failed, "finding")
+    return f"{status.value}: the candidate {MEANING[status]}; {findings}, {items}"
 
 
 def finding_text(finding: Finding) -> str:
@@ -198,6 +200,33 @@ def _origin_words(origin: Origin) -> list[str]:
             where = f"module {origin.name}" if plain else f"the {origin.name or 'model itself'}"
             return [f"first in {where}{kind}{ranks}"]
     return [f"{what}: {called}" if called else what]
+
+
+# --- Counts, lists and sizes ----------------------------------------------------------------------
+
+
+def counted(count: int, thing: str, *, thousands: str = "") -> str:
+    """`1 call`, `36 calls`; with `thousands=","` also `12,000 calls`."""
+    return f"{count:{thousands}} {thing}{'' if count == 1 else 's'}"
+
+
+def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = ", ") -> str:
+    """The first few, and how many more there are: `a, b and 3 more`."""
+    found = list(items)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return f"{between.join(found[:most])}{more}"
+
+
+def ranges(spans: Iterable[int | tuple[int, int]]) -> str:
+    """Numbers, or the first and last of some, with those that adjoin made one: `0-3, 7`."""
+    joined: list[list[int]] = []
+    for span in spans:
+        first, last = (span, span) if isinstance(span, int) else span
+        if joined and joined[-1][1] == first - 1:
+            joined[-1][1] = last
+        else:
+            joined.append([first, last])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined)
 
 
 def size(count: float) -> str:

@@ -9,9 +9,8 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 import torch
 from torch.fx import GraphModule, Node
 
@@ -19,6 +18,8 @@ from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.results.findings import Diagnosis
 from paritas.results.progress import Progress
+from paritas.results.report import Result
+from paritas.results.wording import counted
 from paritas.shrinking.nodes import reduce_nodes, wrong_part
 from paritas.shrinking.programs import (
     EXCEPTION,
@@ -591,7 +592,7 @@ def _describe_size(program: FailingProgram) -> str:
 # --- The report -----------------------------------------------------------------------------------
 
 
-class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A script, and how it came about.
 
     Attributes:
@@ -610,6 +611,8 @@ class ShrinkReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         interrupted: it was Ctrl-C that stopped it.
         said: what the script printed last.
     """
+
+    _called: ClassVar[str] = "a report on what was shrunk"
 
     script: str
     shows: bool
@@ -643,8 +646,8 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         data=None if written.data_path is None else str(written.data_path),
         shows=written.failed,
         what=shrunk.signature.sentence,
-        before=_count_calls(shrunk.nodes_before),
-        after=_count_calls(shrunk.nodes_after),
+        before=counted(shrunk.nodes_before, "operator call"),
+        after=counted(shrunk.nodes_after, "operator call"),
         diagnosis=shrunk.diagnosis,
         steps=shrunk.steps,
         remedies=shrunk.remedies,
@@ -654,7 +657,3 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         interrupted=shrunk.interrupted,
         said=lines[-1] if lines else "",
     )
-
-
-def _count_calls(count: int) -> str:
-    return f"{count} operator call{'' if count == 1 else 's'}"

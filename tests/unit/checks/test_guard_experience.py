@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from paritas.checks.guarded_calls import MOST_LEARNED, Experience
-from paritas.numerics.criterion import error_ratios, relative_difference
+from paritas.checks.guarded_calls import Experience
+from paritas.numerics.gates import MOST_LEARNED, error_ratios, relative_difference
 
 
 def test_without_experience_nothing_is_explained():

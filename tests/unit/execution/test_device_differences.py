@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paritas.execution.differences import MOST_TOGETHER, SMALL, all_equal, differences
-from paritas.numerics.criterion import relative_difference
+from paritas.numerics.gates import relative_difference
 from paritas.numerics.metrics import bitwise_equal
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paritas.numerics import metrics as pair_chunks
 from paritas.numerics import pair_figures
-from paritas.numerics import pair_figures as pair_chunks
-from paritas.numerics.pair_totals import BLOCK
+from paritas.numerics.block_sums import BLOCK
 
 # What is worked on in float64 throughout, and what in float32.
 EXACT, NARROW = 1e-12, 1e-6

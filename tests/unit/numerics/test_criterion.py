@@ -12,12 +12,12 @@ from paritas.numerics.criterion import (
     MAX_Z,
     RMS_Z,
     Noise,
-    own_error_score,
     rms,
     rms_difference,
     score,
     slice_limit,
 )
+from paritas.numerics.gates import own_error_score
 
 U32 = 2.0**-24
 SHAPES = [(), (1,), (7,), (64,), (5, 8), (3, 4, 6), (2, 1, 9)]

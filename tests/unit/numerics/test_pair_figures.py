@@ -14,9 +14,9 @@ from hypothesis import given
 
 from paritas.errors import UsageError
 from paritas.numerics import bits
+from paritas.numerics.block_sums import BLOCK, dot, total
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.numerics.pair_figures import measure_pair, pair_figures, quick_figures
-from paritas.numerics.pair_totals import BLOCK, dot, total
 from paritas.numerics.statistics import summarize
 from paritas.results.figures import Extremes
 from unit.numerics.exact import DTYPES, INF, NAN, SHAPES, arrays, laid_out, pairs

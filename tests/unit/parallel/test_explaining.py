@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paritas.numerics.gates import Near
 from paritas.parallel.collective_faults import CollectiveCase, explain
 from paritas.parallel.plan import make_program
-from paritas.parallel.relating import Near
 
 NEAR = Near(2.0**-53)
 

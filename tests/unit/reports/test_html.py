@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from paritas.reports.comparison_page import MOST_NODES, html_report, neighbourhood
-from paritas.reports.pages import comparison_headline, divergence_story, number_column, text_column
+from paritas.reports.pages import comparison_headline, number_column, stories, text_column
 from paritas.results.comparisons import Comparison, Divergence
 from paritas.results.findings import Status
 from unit.results.comparison_extremes import (
@@ -115,8 +115,8 @@ def test_verdict_dumps_counts_and_coverage_are_on_the_page():
 
 
 def test_the_first_divergence_is_told_in_words():
-    story = divergence_story(transformer(), transformer().first, "First divergence")
-    assert story is not None
+    (story,) = stories(transformer())
+    assert story.title == "First divergence"
     assert story.sentence == (
         "It starts at step 0, rank 0, module layers.7.mlp.act: "
         "forward/graph_0/layers_7_mlp_act#0 (aten.gelu.default). "
@@ -145,8 +145,7 @@ def test_the_first_divergence_is_told_in_words():
 )
 def test_a_divergence_that_no_call_is_known_to_have_made_says_so(kind, reason, words):
     divergence = Divergence(kind=kind, row=85, reason=reason)
-    story = divergence_story(transformer(), divergence, "First divergence")
-    assert story is not None
+    (story,) = stories(msgspec.structs.replace(transformer(), first=divergence))
     assert story.sentence.endswith(words)
 
 

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from paritas.results.findings import json_of, json_of_each, spell_nonfinite
+from paritas.results.report import json_of, json_of_each, spell_nonfinite
 
 
 class Line(msgspec.Struct):

@@ -10,17 +10,12 @@ import torch
 
 from paritas.diagnosis.scores import (
     Weight,
-    beyond_noise,
-    both_finite,
-    noise_of,
-    own_unit,
     proportion,
     refined_proportion,
     robust_proportion,
     weigh,
 )
 from paritas.numerics.criterion import unit_roundoff
-from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.case import Case
+    from paritas.results.findings import Pattern
 
 
 # --- Signs ----------------------------------------------------------------------------------------
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
 def propose_signs(case: Case) -> list[Pattern]:
     """`sign`: the negative of it; of truths the inverse, of complex numbers the conjugate."""
-    if not beyond_noise(case):
+    if not case.is_beyond_noise:
         return []
     if case.reference.dtype == torch.bool:
         # Where a truth is wrong it is the inverse: that says something only of the whole.
@@ -44,21 +40,12 @@ def propose_signs(case: Case) -> list[Pattern]:
         weight = weigh(case, 1.0 - case.right)
         sentence = "every truth value is inverted"
     else:
-        weight = weigh(case, -case.right, bits=1.0)
+        weight = weigh(case, -case.right, cost=1.0)
         sentence = _describe_sign(case)
         if weight is None and case.right.is_complex():
-            weight = weigh(case, case.right.conj().resolve_conj(), bits=1.0)
+            weight = weigh(case, case.right.conj().resolve_conj(), cost=1.0)
             sentence = "the sign of the imaginary part is flipped: the complex conjugate"
-    if weight is None:
-        return []
-    return [
-        Pattern(
-            kind="sign",
-            confidence=weight.confidence,
-            sentence=sentence,
-            evidence=weight.evidence,
-        )
-    ]
+    return [] if weight is None else [weight.pattern("sign", sentence)]
 
 
 def _describe_sign(case: Case) -> str:
@@ -116,7 +103,7 @@ def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
     names = []
     for factor in named_factors(case):
         size = abs(factor.value)
-        tolerance = max(_STANDARD_ERRORS * error, 2 * own_unit(case) * size, 1e-12 * size)
+        tolerance = max(_STANDARD_ERRORS * error, 2 * case.own_unit * size, 1e-12 * size)
         tolerance = min(tolerance, _CLOSEST * size, _APART * abs(factor.value - 1))
         if abs(value - factor.value) <= tolerance:
             names.append(factor)
@@ -200,7 +187,7 @@ _SIGN = -1.0
 
 def propose_scales(case: Case) -> list[Pattern]:
     """A `scale`, or where there is none an `axis scale`."""
-    if case.reference.dtype == torch.bool or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
         return []
     return _one_factor(case) or _factor_per_index(case)
 
@@ -219,20 +206,19 @@ def _one_factor(case: Case) -> list[Pattern]:
         return []
     names = name_factor(case, factor, error)
     if names:
-        weight = weight.charged(bits=math.log2(len(named_factors(case)) + 1))
+        weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
         text, known = f"scaled by {names[0].name}", names[0].name
     else:
         weight = weight.charged(parameters=1.0)
         text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
     if weight is None:
         return []
-    evidence = {"factor": factor, "standard error": error, **weight.evidence}
+    figures: dict[str, float | str] = {"factor": factor, "standard error": error}
     if known:
-        evidence["name"] = known
+        figures["name"] = known
     if len(names) > 1:
-        evidence["or"] = "; ".join(other.name for other in names[1:3])
-    confidence = weight.confidence
-    return [Pattern(kind="scale", confidence=confidence, sentence=text, evidence=evidence)]
+        figures["or"] = "; ".join(other.name for other in names[1:3])
+    return [weight.pattern("scale", text, figures)]
 
 
 def _weigh_factor(case: Case, factor: float) -> Weight | None:
@@ -258,7 +244,7 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         others = [dim for dim in range(case.right.dim()) if dim != axis]
         touched = case.wrong.any(dim=others)
         used = factors[touched]
-        if float(used.abs().max()) <= own_unit(case) or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
+        if float(used.abs().max()) <= case.own_unit or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
             continue  # zeros and signs have words of their own
         weight = weigh(
             case,
@@ -273,12 +259,8 @@ def _factor_per_index(case: Case) -> list[Pattern]:
             f"scaled by another factor at each index of dimension {axis}: {low:.4g} to {high:.4g}"
         )
         text = _name_vector(case, factors) or text
-        pattern = Pattern(
-            kind="axis scale",
-            confidence=0.95 * weight.confidence,
-            sentence=text,
-            evidence={"axis": float(axis), "least": low, "most": high, **weight.evidence},
-        )
+        figures = {"axis": float(axis), "least": low, "most": high}
+        pattern = weight.pattern("axis scale", text, figures, trust=0.95)
         best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
     return best
 
@@ -287,7 +269,7 @@ def _in_units_of_noise(case: Case) -> tuple[Tensor, Tensor]:
     """What it should be and what it is, where it is wrong; 0 elsewhere."""
     if case.given.is_complex():
         return case.right, case.given
-    weight = torch.where(case.wrong & both_finite(case), 1 / noise_of(case), 0.0)
+    weight = torch.where(case.wrong & case.both_finite, 1 / case.unit, 0.0)
     return (case.right * weight).nan_to_num(0.0), (case.given * weight).nan_to_num(0.0)
 
 
@@ -331,16 +313,13 @@ def propose_addends(case: Case) -> list[Pattern]:
             case.right + times * tensor,
             parameters=0.0 if text else 1.0,
             slack=max(1.0, abs(times)),
-            bits=3.0 if text else 0.0,
+            cost=3.0 if text else 0.0,
         )
         if weight is None or _is_like(case, tensor):
             continue
         sentence = text or f"{times:.4g} times {name} is added beside what should be"
-        evidence = {"times": times, "standard error": error, "tensor": name, **weight.evidence}
-        confidence = weight.confidence * (1.0 if text else 0.9)
-        found.append(
-            Pattern(kind=kind, confidence=confidence, sentence=sentence, evidence=evidence)
-        )
+        figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
+        found.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
 
 
@@ -403,7 +382,7 @@ def _describe_times(case: Case, name: str, times: float, error: float) -> str:
                 (1 - 1.0 / size, f"{name} is added whole where 1 / {size} of it belongs"),
             ]
     for value, text in meanings:
-        tolerance = max(_STANDARD_ERRORS * error, 2 * own_unit(case) * abs(value), 1e-9)
+        tolerance = max(_STANDARD_ERRORS * error, 2 * case.own_unit * abs(value), 1e-9)
         if abs(times - value) <= min(tolerance, 0.05 * abs(value)):
             return text
     return ""
@@ -420,7 +399,7 @@ _OFFSET_STANDARD_ERRORS = 8.0
 
 def propose_offsets(case: Case) -> list[Pattern]:
     """Known tensors first; then one number; then a vector that is nowhere known."""
-    if case.reference.dtype == torch.bool or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
         return []
     known = propose_addends(case)
     return known + (_one_number(case) or ([] if known else _offsets_along_axes(case)))
@@ -436,13 +415,10 @@ def _one_number(case: Case) -> list[Pattern]:
         return []
     if weight.whole:
         offset, error = refined_proportion(case, ones, case.error, offset)
-    evidence = {"offset": offset, "standard error": error, **weight.evidence}
     sentence = (
         f"{_describe_amount(case, offset, error)} is {'added' if offset > 0 else 'subtracted'}"
     )
-    return [
-        Pattern(kind="offset", confidence=weight.confidence, sentence=sentence, evidence=evidence)
-    ]
+    return [weight.pattern("offset", sentence, {"offset": offset, "standard error": error})]
 
 
 def _weigh_offset(case: Case, offset: float) -> Weight | None:
@@ -455,7 +431,7 @@ def _noise_growth(case: Case, offset: float) -> float:
     """How much more noise there is: sums with a large number are rounded at its size."""
     if case.is_exact:
         return 1.0
-    usual = float(noise_of(case).median())
+    usual = float(case.unit.median())
     return max(1.0, unit_roundoff(case.candidate.dtype) * abs(offset) / usual)
 
 
@@ -483,8 +459,8 @@ def _offsets_along_axes(case: Case) -> list[Pattern]:
     kept: list[tuple[int, ...]] = [(dim,) for dim in dims]
     if len(dims) > 2:  # noqa: PLR2004
         kept += [tuple(other for other in dims if other != dim) for dim in dims]
-    mask = case.wrong & both_finite(case)
-    weight = torch.where(mask, noise_of(case) ** -2, 0.0)
+    mask = case.wrong & case.both_finite
+    weight = torch.where(mask, case.unit**-2, 0.0)
     error = (weight * torch.where(mask, case.error, torch.zeros_like(case.error)), weight)
     found = [pattern for keep in kept if (pattern := _axis_offset(case, keep, error)) is not None]
     # The one with the fewest numbers in it that explains as much.
@@ -499,21 +475,21 @@ def _axis_offset(
     above, below = (part.sum(dim=dims, keepdim=True) for part in weighted)
     vector = above / torch.where(below > 0, below, 1.0)
     touched = int((below > 0).sum())
-    verdict = weigh(
+    weight = weigh(
         case,
         case.right + vector,
         parameters=touched,
         slack=_noise_growth(case, float(vector.abs().median())),
     )
-    if verdict is None:
+    if weight is None:
         return None
     name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
     size = float(vector.abs().square().mean().sqrt())
-    return Pattern(
-        kind="axis offset",
-        confidence=(0.95 if len(keep) == 1 else 0.9) * verdict.confidence,
-        sentence=f"off by a vector along {name}, as a bias that is missing or added twice",
-        evidence={"axis": _join_axes(keep), "rms": size, **verdict.evidence},
+    return weight.pattern(
+        "axis offset",
+        f"off by a vector along {name}, as a bias that is missing or added twice",
+        {"axis": _join_axes(keep), "rms": size},
+        trust=0.95 if len(keep) == 1 else 0.9,
     )
 
 

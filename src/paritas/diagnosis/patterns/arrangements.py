@@ -14,13 +14,13 @@ from paritas.diagnosis.scores import (
     Probe,
     WrongBlock,
     axis_name,
-    beyond_noise,
     supported_pattern,
     unravel,
     wrong_block,
 )
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,11 +110,10 @@ def describe_order(source: Tensor) -> str:
     blocks = _exchanged_blocks(moved, taken)
     if blocks:
         return blocks
-    listed = ", ".join(f"{taken[one]} at {one}" for one in moved[:_NAMED])
-    more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
+    listed = enumerated((f"{taken[one]} at {one}" for one in moved), _NAMED)
     if len(set(taken)) < len(taken):
-        return f"slices taken from the wrong place: slice {listed}{more}"
-    return f"slices are permuted: slice {listed}{more}"
+        return f"slices taken from the wrong place: slice {listed}"
+    return f"slices are permuted: slice {listed}"
 
 
 def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
@@ -141,7 +140,7 @@ _SAME = 0.98
 
 def propose_permutations(case: Case) -> list[Pattern]:
     """The simplest reordering of the right values that gives the wrong ones."""
-    if not beyond_noise(case) or not case.shape or case.reference.numel() < 2:  # noqa: PLR2004
+    if not case.is_beyond_noise or not case.shape or case.reference.numel() < 2:  # noqa: PLR2004
         return []
     part = wrong_block(case)
     blocks = [case]
@@ -332,7 +331,7 @@ _FILLS = ("wrap", "zeros", "edge", "kept")
 
 def propose_shifts(case: Case) -> list[Pattern]:
     """Rolled or shifted by k along an axis, in the whole or inside the block that is wrong."""
-    if not beyond_noise(case) or not case.shape or case.given.is_complex():
+    if not case.is_beyond_noise or not case.shape or case.given.is_complex():
         return []
     part = wrong_block(case)
     axes = range(len(case.shape))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, noise_of, sample_wrong, weigh
+from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _ROWS = frozenset(
     """
-    softmax _softmax log_softmax _log_softmax logsumexp scaled_dot_product_attention layer_norm
+    softmax log_softmax logsumexp scaled_dot_product_attention layer_norm
     native_layer_norm rms_norm normalize norm linalg_vector_norm var std mean sum nanmean
     cosine_similarity group_norm batch_norm
     """.split()  # noqa: SIM905  (quoted names are harder to read)
 )
 _EXPONENTIALS = frozenset(
     """
-    softmax _softmax log_softmax _log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
+    softmax log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
     logaddexp gelu mish log_sigmoid elu expm1 scaled_dot_product_attention
     """.split()  # noqa: SIM905
 )
@@ -73,11 +73,6 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
             yield cause
 
 
-def _operator_name(case: Case) -> str:
-    parts = case.context.operator.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
     """The inputs that can be laid over the result element by element."""
     found = []
@@ -92,7 +87,7 @@ def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
 
 
 def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
-    inputs, name = _elementwise(case), _operator_name(case)
+    inputs, name = _elementwise(case), case.context.operator_name
     for first, a in inputs:
         for second, b in inputs:
             if first == second:
@@ -111,7 +106,7 @@ def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 
 def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
-    name = _operator_name(case)
+    name = case.context.operator_name
     for place, x in _elementwise(case):
         yield NonfiniteCause(
             "NaN of an input", f"that came in with input {place}", torch.isnan(x), True
@@ -144,7 +139,7 @@ def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
 
 def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
     """Conditions on a row of the first input as a whole."""
-    name = _operator_name(case)
+    name = case.context.operator_name
     if not case.context.inputs or name not in _ROWS:
         return
     x = case.context.inputs[0].detach().cpu()
@@ -172,7 +167,7 @@ def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
     """0 * inf and inf - inf among the terms of a matrix product."""
-    if _operator_name(case) not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
+    if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
         return
     a, b = (tensor.detach().cpu().double() for tensor in case.context.inputs)
     if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
@@ -358,7 +353,7 @@ LIMITS = {
 
 def propose_clipping(case: Case) -> list[Pattern]:
     """`clipped`: all beyond a bound is the bound, and nothing is beyond it."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
     if not _may_be_cut_off(case):
         return []
@@ -373,27 +368,17 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []  # nothing that went through: a constant, rather
     bounds = [bound for bound in (low, high) if bound is not None]
     known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
-    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), bits=2.0)
+    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), cost=2.0)
     if weight is None or not weight.whole:
         return []
-    evidence = dict(weight.evidence)
-    if low is not None:
-        evidence["lower bound"] = low
-    if high is not None:
-        evidence["upper bound"] = high
-    return [
-        Pattern(
-            kind="clipped",
-            confidence=weight.confidence,
-            sentence=_describe_bounds(low, high),
-            evidence=evidence,
-        )
-    ]
+    named = {"lower bound": low, "upper bound": high}
+    figures = {name: bound for name, bound in named.items() if bound is not None}
+    return [weight.pattern("clipped", _describe_bounds(low, high), figures)]
 
 
 def _may_be_cut_off(case: Case) -> bool:
     """Whether there are no more than two values, by a look at some of them."""
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     ends = (some == some.amax()) | (some == some.amin()) | ~torch.isfinite(some)
     middle = some.median()
     return float((ends | (some == middle)).double().mean()) >= 1 - 2 * (1 - _MOST)
@@ -409,7 +394,7 @@ def _bound(case: Case, side: float) -> float | None:
     if float((values == bound).double().mean()) < _MOST:
         return None
     # Nothing may be beyond a bound.
-    beyond = side * (case.given - bound) > MAX_Z * noise_of(case) * (0 if case.is_exact else 1)
+    beyond = side * (case.given - bound) > MAX_Z * case.unit * (0 if case.is_exact else 1)
     return None if float(beyond.double().mean()) > 1 - _MOST else bound
 
 
@@ -435,9 +420,9 @@ _WIDTHS = (4, 8, 16, 32)
 
 def propose_wrapped(case: Case) -> list[Pattern]:
     """`wrapped`: modulo a power of two, signed or not; also of whole numbers kept in floats."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not beyond_noise(case):
+    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
         return []
     # Of floats, the rounding to whole numbers came before.
@@ -445,19 +430,13 @@ def propose_wrapped(case: Case) -> list[Pattern]:
     for bits in _WIDTHS:
         for signed in (True, False):
             wrapped = _wrap(_as_int64(case, whole), bits, signed=signed)
-            weight = weigh(case, wrapped.double(), bits=3.0)
+            weight = weigh(case, wrapped.double(), cost=3.0)
             if weight is None:
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
-            evidence = {"bits": float(bits), "signed": str(signed).lower(), **weight.evidence}
-            return [
-                Pattern(
-                    kind="wrapped",
-                    confidence=weight.confidence,
-                    sentence=f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it",
-                    evidence=evidence,
-                )
-            ]
+            sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
+            known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
+            return [weight.pattern("wrapped", sentence, known)]
     return []
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, supported_pattern
-from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.diagnosis.case import near, roundoff, widen
+from paritas.diagnosis.scores import supported_pattern
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Of the right values, as many have to come out of the plain formula.
 _MOST_UNLIKE = 0.02
-_OVERLOADED = ("aten", "prims")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,31 +68,21 @@ def operation_of(case: Case, inputs: int = 1) -> Operation | None:
     context = case.context
     if not context.operator or len(context.inputs) < inputs or case.given.is_complex():
         return None
-    parts = context.operator.replace("::", ".").split(".")
-    name = parts[1] if len(parts) > 1 and parts[0] in _OVERLOADED else parts[-1]
-    wide = tuple(_widen_input(one) for one in context.inputs)
-    if any(one.is_complex() for one in wide):
+    if any(one.is_complex() for one in context.inputs):
         return None
-    return Operation(name.lower().strip("_"), wide, context)
-
-
-def _widen_input(value: Tensor) -> Tensor:
-    value = value.detach().cpu()
-    if value.dtype == torch.bool or value.is_complex():
-        return value
-    return value.to(torch.float64)
+    # Of truths, masks stay what they are.
+    wide = (one.cpu() if one.dtype == torch.bool else widen(one) for one in context.inputs)
+    return Operation(context.operator_name, tuple(wide), context)
 
 
 def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
     """What a plain formula gives, if that is right: only then may a variant of it be tried."""
-    value = attempt(compute)
-    if value is None or tuple(value.shape) != case.shape:
+    value = attempt(compute, case.shape)
+    if value is None:
         return None
     value = value.double()
-    apart = (value - case.right).abs()
-    same = (value == case.right) | (value.isnan() & case.right.isnan())
-    near = same | (apart <= MAX_Z * case.allowed)
-    return value if float((~near).double().mean()) <= _MOST_UNLIKE else None
+    fits = near(value, case.right, case.allowed)
+    return value if float((~fits).double().mean()) <= _MOST_UNLIKE else None
 
 
 def first_variant(
@@ -107,8 +96,8 @@ def first_variant(
     if plain is None or trusted_formula(case, plain) is None:
         return []
     for sentence, compute in variants:
-        value = attempt(compute)
-        if value is None or tuple(value.shape) != case.shape:
+        value = attempt(compute, case.shape)
+        if value is None:
             continue
         pattern = supported_pattern(
             case,
@@ -123,12 +112,68 @@ def first_variant(
     return []
 
 
-def attempt(compute: Callable[[], Tensor | None]) -> Tensor | None:
-    """A variant's value; None where inputs and arguments do not go together so."""
+def attempt(
+    compute: Callable[[], Tensor | None], shape: tuple[int, ...] | None = None
+) -> Tensor | None:
+    """A variant's value; None where inputs and arguments do not go together so.
+
+    Args:
+        shape: that it has to have.
+    """
     try:
-        return compute()
+        value = compute()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
+    fits = value is not None and shape in {None, tuple(value.shape)}
+    return value if fits else None
+
+
+# --- Formulas by name -----------------------------------------------------------------------------
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
+    3: torch.nn.functional.conv1d,
+    4: torch.nn.functional.conv2d,
+    5: torch.nn.functional.conv3d,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """left @ right + added."""
+
+    left: Tensor
+    right: Tensor
+    added: Tensor | None
+
+    def value(self) -> Tensor:
+        """What it gives."""
+        value = torch.matmul(self.left, self.right)
+        return value if self.added is None else value + self.added
+
+
+def product_of(operation: Operation) -> Product | None:
+    """An operator as a matrix product, if it is one."""
+    name, inputs = operation.name, operation.inputs
+    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
+    if name in ("addmm", "baddbmm") and three:
+        return Product(inputs[1], inputs[2], inputs[0])
+    if name == "linear" and two:
+        return Product(inputs[0], inputs[1].mT, inputs[2] if three else None)
+    if name in ("mm", "bmm", "matmul", "dot") and two:
+        return Product(inputs[0], inputs[1], None)
+    return None
+
+
+def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
+    """How a convolution is computed of input, weight and bias, if the operator is one."""
+    if not operation.name.startswith("conv") or len(operation.inputs) < 2:  # noqa: PLR2004
+        return None
+    known = operation.context.arguments
+    way = _CONVOLUTIONS.get(operation.inputs[1].dim())
+    if way is None or known.get("transposed", False):
+        return None
+    options = ("stride", "padding", "dilation", "groups")
+    return functools.partial(way, **{name: known[name] for name in options if name in known})
 
 
 # --- Operands exchanged or transposed -------------------------------------------------------------
@@ -147,14 +192,13 @@ _PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "gt": ("b > a in place of a > b", torch.gt),
     "ge": ("b >= a in place of a >= b", torch.ge),
 }
-_PRODUCTS = frozenset({"mm", "bmm", "matmul", "dot", "linear", "addmm", "baddbmm"})
 _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 def propose_operands(case: Case) -> list[Pattern]:
     """What the operator gives if its operands are exchanged or transposed, if that is it."""
     operation = operation_of(case, inputs=2)
-    if operation is None or not beyond_noise(case):
+    if operation is None or not case.is_beyond_noise:
         return []
     return first_variant(case, operation, "swapped operands", *_operand_variants(operation))
 
@@ -176,8 +220,12 @@ def _operand_variants(operation: Operation) -> _Variants:
         return lambda: torch.where(test.bool(), a, b), [
             (said, lambda: torch.where(test.bool(), b, a))
         ]
-    if name in _PRODUCTS:
-        return _product_variants(operation)
+    product = product_of(operation)
+    if product is not None:
+        return product.value, [
+            (text, Product(*pair, product.added).value)
+            for text, pair in _other_products(product.left, product.right)
+        ]
     if name in _JOINED:
         join: Any = torch.stack if name == "stack" else torch.cat
         dim = operation.argument("dim", 1, 0)
@@ -186,29 +234,6 @@ def _operand_variants(operation: Operation) -> _Variants:
             (said, lambda: join(list(inputs)[::-1], dim=dim))
         ]
     return None, []
-
-
-def _product_variants(operation: Operation) -> _Variants:
-    inputs = operation.inputs
-    added: Tensor | None = None
-    if operation.name in ("addmm", "baddbmm"):
-        if len(inputs) < 3:  # noqa: PLR2004
-            return None, []
-        added, a, b = inputs[:3]
-    else:
-        a, b = inputs[:2]
-        if operation.name == "linear":
-            b = b.mT
-            added = inputs[2] if len(inputs) > 2 else None  # noqa: PLR2004
-
-    def sum_of(left: Tensor, right: Tensor) -> Callable[[], Tensor]:
-        def compute() -> Tensor:
-            product = torch.matmul(left, right)
-            return product if added is None else product + added
-
-        return compute
-
-    return sum_of(a, b), [(text, sum_of(*pair)) for text, pair in _other_products(a, b)]
 
 
 def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
@@ -238,7 +263,7 @@ _ATTENTIONS = frozenset(
 def propose_masks(case: Case) -> list[Pattern]:
     """The operator without its mask, or with its mask off by one, if that is what came out."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case):
+    if operation is None or not case.is_beyond_noise:
         return []
     return first_variant(case, operation, "mask", *_mask_variants(operation))
 
@@ -342,8 +367,8 @@ def propose_selections(case: Case) -> list[Pattern]:
         return []
     ways = [way for step in range(1, _FARTHEST + 1) for way in (step, -step)]
     for way in ways:
-        value = attempt(lambda way=way: _take_farther_on(operation, way))  # type: ignore[misc]
-        if value is None or tuple(value.shape) != case.shape:
+        value = attempt(functools.partial(_take_farther_on, operation, way), case.shape)
+        if value is None:
             continue
         where = "too late" if way > 0 else "too early"
         count = "one index" if abs(way) == 1 else f"{abs(way)} indices"
@@ -388,7 +413,7 @@ _ROUNDINGS = 4.0
 def propose_ties(case: Case) -> list[Pattern]:
     """A different choice among ties, if every differing index is one."""
     operation = operation_of(case)
-    if operation is None or not case.is_exact or not beyond_noise(case):
+    if operation is None or not case.is_exact or not case.is_beyond_noise:
         return []
     if operation.name not in _ALONG | _ONE or case.reference.dtype == torch.bool:
         return []
@@ -399,7 +424,7 @@ def propose_ties(case: Case) -> list[Pattern]:
     mine, theirs, distinct = found
     wrong = case.wrong
     apart = (mine - theirs)[wrong].abs()
-    unit = _score_roundoff(case.context.inputs[0])
+    unit = roundoff(case.context.inputs[0])
     scale = torch.maximum(mine.abs(), theirs.abs())[wrong]
     if not distinct or not bool((apart <= _ROUNDINGS * unit * scale).all()):
         return []
@@ -449,7 +474,3 @@ def _scores_of(
         distinct = not bool((ordered.diff(dim=dim) == 0).any())
     picked = [scores.gather(dim, one).reshape(case.shape) for one in (mine, theirs)]
     return picked[0], picked[1], distinct
-
-
-def _score_roundoff(scores: Tensor) -> float:
-    return unit_roundoff(scores.dtype) if scores.is_floating_point() else 0.0

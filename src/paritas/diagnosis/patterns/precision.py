@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, own_unit, sample_wrong, weigh
+from paritas.diagnosis.case import roundoff
+from paritas.diagnosis.patterns.operations import (
+    Operation,
+    attempt,
+    convolution_of,
+    operation_of,
+    product_of,
+    trusted_formula,
+)
+from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern
 
@@ -78,6 +88,12 @@ FORMATS = (
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
+_ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    "mul": torch.mul,
+    "add": torch.add,
+    "sub": torch.sub,
+    "div": torch.div,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,27 +108,27 @@ class Recomputed:
 
 def recomputations(case: Case) -> Iterator[Recomputed]:
     """The results on rounded inputs; none if the operator is not known or too large."""
-    formula = _formula_of(case)
-    if formula is None:
+    operation = operation_of(case, inputs=2)
+    given = case.context.inputs
+    if operation is None or not all(one.is_floating_point() for one in given):
         return
-    compute, operands = formula
-    inputs = [tensor.detach().cpu().double() for tensor in case.context.inputs]
-    plain = _compute_or_none(compute, inputs, case.shape)
+    compute = functools.partial(_compute, work=math.prod(case.shape))
     # The formula must be the one the reference used.
-    if plain is None or not _agrees(case, plain):
+    if trusted_formula(case, functools.partial(compute, operation)) is None:
         return
-    units = [unit_roundoff(tensor.dtype) for tensor in case.context.inputs]
-    choices = [operands, *((place,) for place in operands)] if len(operands) > 1 else [operands]
+    operands = (1, 2) if operation.name in {"addmm", "baddbmm"} else (0, 1)
+    choices = [operands, *((place,) for place in operands)]
     for form in FORMATS:
-        if form.name == "float16" or not all(form.unit > units[place] for place in operands):
+        if form.name == "float16" or any(form.unit <= roundoff(given[one]) for one in operands):
             continue  # tf32 has as many digits and the wider range
         for how, change in (("rounded", form.rounded), ("cut off", form.truncated)):
             for chosen in choices:
-                changed = [
+                changed = tuple(
                     change(tensor) if place in chosen else tensor
-                    for place, tensor in enumerate(inputs)
-                ]
-                value = _compute_or_none(compute, changed, case.shape)
+                    for place, tensor in enumerate(operation.inputs)
+                )
+                changed_operation = dataclasses.replace(operation, inputs=changed)
+                value = attempt(functools.partial(compute, changed_operation), case.shape)
                 if value is not None:
                     name = "tf32 or float16" if form.name == "tf32" else form.name
                     yield Recomputed(value, name, _name_inputs(chosen, operands), how)
@@ -122,72 +138,17 @@ def _name_inputs(chosen: Sequence[int], operands: Sequence[int]) -> str:
     return "inputs" if len(chosen) == len(operands) else f"input {chosen[0]}"
 
 
-def _agrees(case: Case, value: Tensor) -> bool:
-    finite = torch.isfinite(value) & torch.isfinite(case.right)
-    apart = (value - case.right)[finite].square().sum()
-    error = case.error[torch.isfinite(case.error)].square().sum()
-    return bool(finite.any()) and float(apart) <= float(error) / 16
-
-
-def _compute_or_none(
-    compute: Callable[..., Tensor], inputs: list[Tensor], shape: tuple[int, ...]
-) -> Tensor | None:
-    """The result, unless the inputs do not go with the formula."""
-    try:
-        value = compute(*inputs)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+def _compute(operation: Operation, *, work: int) -> Tensor | None:
+    """By the formula of its name; None if there is none, or it takes too long."""
+    if operation.name in _ELEMENTWISE:
+        return _ELEMENTWISE[operation.name](*operation.inputs)
+    if work * max(max(one.shape, default=1) for one in operation.inputs) > _MOST_WORK:
         return None
-    return value if tuple(value.shape) == shape else None
-
-
-def _formula_of(case: Case) -> tuple[Callable[..., Tensor], tuple[int, ...]] | None:
-    """How to compute it, and which of the inputs are multiplied."""
-    inputs = case.context.inputs
-    if len(inputs) < 2 or not all(tensor.is_floating_point() for tensor in inputs):  # noqa: PLR2004
-        return None
-    parts = case.context.operator.split(".")
-    name = parts[1] if len(parts) > 1 else parts[0]
-    elementwise: dict[str, Callable[..., Tensor]] = {
-        "mul": torch.mul,
-        "add": torch.add,
-        "sub": torch.sub,
-        "div": torch.div,
-    }
-    if name in elementwise:
-        return elementwise[name], (0, 1)
-    work = math.prod(case.shape) * max(max(tensor.shape, default=1) for tensor in inputs)
-    if work > _MOST_WORK:
-        return None
-    if name in {"mm", "bmm", "matmul"}:
-        return torch.matmul, (0, 1)
-    if name == "linear":
-        return torch.nn.functional.linear, (0, 1)
-    if name in {"addmm", "baddbmm"} and len(inputs) == 3:  # noqa: PLR2004
-        return _add_product, (1, 2)
-    if name.startswith("conv") and inputs[1].dim() in {3, 4, 5}:
-        return _convolution(case), (0, 1)
-    return None
-
-
-def _add_product(start: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    return start + left @ right
-
-
-def _convolution(case: Case) -> Callable[..., Tensor]:
-    convolve: Callable[..., Tensor] = {
-        3: torch.nn.functional.conv1d,
-        4: torch.nn.functional.conv2d,
-        5: torch.nn.functional.conv3d,
-    }[case.context.inputs[1].dim()]
-    known = case.context.arguments
-    options = {
-        name: known[name] for name in ("stride", "padding", "dilation", "groups") if name in known
-    }
-
-    def compute(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return convolve(value, weight, bias, **options)
-
-    return compute
+    product = product_of(operation)
+    if product is not None:
+        return product.value()
+    convolve = convolution_of(operation)
+    return None if convolve is None else convolve(*operation.inputs)
 
 
 # --- Few levels: quantised with a scale -----------------------------------------------------------
@@ -198,16 +159,16 @@ _FEWEST_ON_LEVELS = 8
 
 def propose_levels(case: Case) -> list[Pattern]:
     """`precision`: each value is the nearest of the levels that a scaled int8 or float8 has."""
-    if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or own_unit(case) > 2.0**-11:
+    if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or case.own_unit > 2.0**-11:
         return []  # a half-precision value is near a level of int8 by chance
-    places = sample_wrong(case)
+    places = case.some_wrong
     given, error = (one.reshape(-1)[places] for one in (case.given, case.error.abs()))
     right, allowed = (one.reshape(-1)[places] for one in (case.right, case.allowed))
     for full, extent in _scales(case):
         scale = full.expand(case.shape).reshape(-1)[places] if full.dim() else full
         for name, levels in _nearest_levels(right / scale):
             predicted = levels * scale
-            room = 8 * own_unit(case) * predicted.abs() + 2 * allowed
+            room = 8 * case.own_unit * predicted.abs() + 2 * allowed
             share = float(((given - predicted).abs() <= room).double().mean())
             # Levels that lie as close as the noise would fit anything.
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
@@ -269,7 +230,7 @@ def propose_noise(case: Case) -> list[Pattern]:
         return []
     size = _rms(error)
     share = size / _rms(right)
-    if not own_unit(case) < share <= _LARGEST_SHARE:
+    if not case.own_unit < share <= _LARGEST_SHARE:
         return []
     relative = error / right.abs().clamp(min=share * _rms(right))
     evener = min(_kurtosis(_even_out(case)), _kurtosis(error), _kurtosis(relative))
@@ -384,7 +345,7 @@ def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
     length = max((max(tensor.shape, default=1) for tensor in case.context.inputs), default=0)
     most = math.sqrt(length or _USUAL_LENGTH)
     for form in FORMATS[2:4]:
-        if own_unit(case) < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
+        if case.own_unit < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
             return form
     return None
 
@@ -402,9 +363,9 @@ _ENOUGH_BITS = 20.0
 
 def propose_precision(case: Case) -> list[Pattern]:
     """`precision`: of the output, of the inputs, of levels, and last what only looks like it."""
-    if case.is_exact or case.given.is_complex() or not beyond_noise(case):
+    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
         return []
-    if not bool(torch.isfinite(case.error.reshape(-1)[sample_wrong(case)]).all()):
+    if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
         return []
     return (
         _rounded_output(case)
@@ -419,7 +380,7 @@ def _rounded_output(case: Case) -> list[Pattern]:
     given, right = case.given[case.wrong], case.right[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
         return _computed_narrowly(case)
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
@@ -516,16 +477,9 @@ def _rounded_inputs(case: Case) -> list[Pattern]:
     """What the operator makes of inputs that were rounded first."""
     found: list[Pattern] = []
     for recomputed in recomputations(case):
-        weight = weigh(case, recomputed.value, bits=4.0)
-        if weight is None:
-            continue
-        evidence = {"format": recomputed.format, "inputs": recomputed.which, **weight.evidence}
-        found.append(
-            Pattern(
-                kind="precision",
-                confidence=weight.confidence,
-                sentence=f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}",
-                evidence=evidence,
-            )
-        )
+        weight = weigh(case, recomputed.value, cost=4.0)
+        if weight is not None:
+            sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
+            figures = {"format": recomputed.format, "inputs": recomputed.which}
+            found.append(weight.pattern("precision", sentence, figures))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paritas.diagnosis.patterns.operations import Operation, attempt, operation_of, trusted_formula
-from paritas.diagnosis.scores import Probe, beyond_noise, supported_pattern, unravel
-from paritas.numerics.criterion import MAX_Z, unit_roundoff
+from paritas.diagnosis.case import near, roundoff, widen
+from paritas.diagnosis.patterns.operations import (
+    Operation,
+    Product,
+    attempt,
+    convolution_of,
+    operation_of,
+    product_of,
+    trusted_formula,
+)
+from paritas.diagnosis.scores import Probe, supported_pattern, unravel
+from paritas.numerics.criterion import MAX_Z
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,59 +59,57 @@ class Contraction(Protocol):
 def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
     """An operator as a contraction of that shape, if it is one."""
     inputs, name = operation.inputs, operation.name
-    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
-    if name in ("mm", "bmm", "matmul") and two and min(x.dim() for x in inputs[:2]) >= 2:  # noqa: PLR2004
-        return _Product(inputs[0], inputs[1], None, shape)
-    if name in ("addmm", "baddbmm") and three:
-        return _Product(inputs[1], inputs[2], inputs[0], shape)
-    if name == "linear" and two and inputs[0].dim():
-        return _Product(inputs[0], inputs[1].mT, inputs[2] if three else None, shape)
+    product = product_of(operation)
+    if product is not None:
+        flat = name != "linear" and min(product.left.dim(), product.right.dim()) < 2  # noqa: PLR2004
+        return None if flat or not product.left.dim() else _ProductTerms(product, shape)
     if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
         x = inputs[0].movedim(operation.dims[0], -1)
-        return _Product(x, torch.ones(x.shape[-1], 1, dtype=x.dtype), None, shape)
-    return _convolution_of(operation, shape) if name.startswith("conv") and two else None
+        ones = torch.ones(x.shape[-1], 1, dtype=x.dtype)
+        return _ProductTerms(Product(x, ones, None), shape)
+    return _convolution_terms(operation, shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Product:
-    """left @ right + added."""
+class _ProductTerms:
+    """A matrix product as a sum over the inner dimension."""
 
-    left: Tensor
-    right: Tensor
-    added: Tensor | None
+    factors: Product
     shape: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        return self.left.shape[-1]
+        return self.factors.left.shape[-1]
 
     @property
     def adds(self) -> bool:
-        return self.added is not None
+        return self.factors.added is not None
 
     def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        value = (self.left[..., chosen] @ self.right[..., chosen, :]).reshape(self.shape) * times
-        return value if self.added is None else value + self.added
+        left, right, added = self.factors.left, self.factors.right, self.factors.added
+        value = (left[..., chosen] @ right[..., chosen, :]).reshape(self.shape) * times
+        return value if added is None else value + added
 
     def terms(self, places: Tensor) -> Tensor:
-        columns = self.right.shape[-1]
-        lead = torch.broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
-        rows = self.left.shape[-2] if self.left.dim() > 1 else 1
+        left, right = self.factors.left, self.factors.right
+        columns = right.shape[-1]
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        rows = left.shape[-2] if left.dim() > 1 else 1
         at = unravel(places, (*lead, rows, columns))
         batch, row, column = at[:-2], at[-2], at[-1]
-        a = self.left.expand(*lead, rows, self.length)[(*batch, row)]
-        b = self.right.expand(*lead, *self.right.shape[-2:]).mT[(*batch, column)]
+        a = left.expand(*lead, rows, self.length)[(*batch, row)]
+        b = right.expand(*lead, *right.shape[-2:]).mT[(*batch, column)]
         return a * b
 
 
 @dataclasses.dataclass(frozen=True)
-class _Convolution:
+class _ConvolutionTerms:
     """A convolution as a sum over the channels that go in."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    convolve: Callable[[Tensor, Tensor], Tensor]
+    convolve: Callable[..., Tensor]
 
     @property
     def length(self) -> int:
@@ -124,25 +131,15 @@ class _Convolution:
         return torch.stack([part.flatten()[places] for part in parts], dim=1)
 
 
-def _convolution_of(operation: Operation, shape: tuple[int, ...]) -> _Convolution | None:
-    x, weight, *rest = operation.inputs
-    ways: dict[int, Callable[..., Tensor]] = {
-        3: torch.nn.functional.conv1d,
-        4: torch.nn.functional.conv2d,
-        5: torch.nn.functional.conv3d,
-    }
-    way = ways.get(weight.dim())
-    known = operation.context.arguments
-    plain = known.get("groups", 1) == 1 and not known.get("transposed", False)
-    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
-    if way is None or not plain or weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+def _convolution_terms(operation: Operation, shape: tuple[int, ...]) -> _ConvolutionTerms | None:
+    convolve = convolution_of(operation)
+    if convolve is None or operation.context.arguments.get("groups", 1) != 1:
         return None
-    options = {name: known[name] for name in ("stride", "padding", "dilation") if name in known}
-
-    def convolve(value: Tensor, kernel: Tensor) -> Tensor:
-        return way(value, kernel, None, **options)
-
-    return _Convolution(x, weight, rest[0] if rest else None, convolve)
+    x, weight, *rest = operation.inputs
+    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
+    if weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+        return None
+    return _ConvolutionTerms(x, weight, rest[0] if rest else None, convolve)
 
 
 # --- Sums that lack terms, or parts of ranks ------------------------------------------------------
@@ -160,7 +157,7 @@ _MUCH_NEARER = 0.25
 
 def propose_partial_sums(case: Case) -> list[Pattern]:
     """Parts that explain the right value by their sum, and the candidate by one of them."""
-    if not beyond_noise(case) or case.given.is_complex():
+    if not case.is_beyond_noise or case.given.is_complex():
         return []
     found = _explain_by_parts(case)
     if not found:
@@ -170,7 +167,7 @@ def propose_partial_sums(case: Case) -> list[Pattern]:
 
 
 def _explain_by_parts(case: Case) -> list[Pattern]:
-    parts = [one.detach().cpu().double() for one in case.context.parts]
+    parts = [widen(one) for one in case.context.parts]
     if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts):  # noqa: PLR2004
         return []
     total = torch.stack(parts).sum(dim=0)
@@ -192,16 +189,12 @@ def _as_list(pattern: Pattern | None) -> list[Pattern]:
 def _supported_sum(case: Case, value: Tensor, kind: str, said: str, **known: int) -> Pattern | None:
     """The parts are rounded each for itself, which their sum cannot be better than."""
     ranks = len(case.context.parts)
-    size = torch.stack([one.detach().cpu().double().abs() for one in case.context.parts]).sum(0)
+    size = torch.stack([widen(one).abs() for one in case.context.parts]).sum(0)
     scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
-    unit = max(_roundoff_of(one) for one in (case.candidate, *case.context.parts))
+    unit = max(roundoff(one) for one in (case.candidate, *case.context.parts))
     noise = unit * size * scale
     cost = math.log2(4 * ranks)
     return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=dict(known))
-
-
-def _roundoff_of(value: Tensor) -> float:
-    return unit_roundoff(value.dtype) if value.is_floating_point() else 0.0
 
 
 def _one_part(case: Case, parts: list[Tensor], name: str) -> Pattern | None:
@@ -242,10 +235,9 @@ def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pat
 
 def _is_right(case: Case, value: Tensor) -> bool:
     """Within the noise, and much nearer to the right value than the candidate is."""
-    apart = (value - case.right).abs()
-    near = (apart <= _ADDED_UP * MAX_Z * case.allowed) | (value == case.right)
-    ratio = float(apart.square().mean()) / float(case.error.square().mean())
-    return float(near.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
+    fits = near(value, case.right, case.allowed, slack=_ADDED_UP)
+    ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
+    return float(fits.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
 
 
 # --- contractions -------------------------------------------------------------------------------
@@ -300,7 +292,7 @@ def _missing_terms(
 ) -> list[tuple[Tensor, str]]:
     """Which terms, if left out, explain the probed elements."""
     error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
-    allowed = probe.allowed[:_WRITTEN_OUT]
+    allowed = MAX_Z * probe.noise[:_WRITTEN_OUT]
     running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
     spans = [(stop, length) for stop in range(1, length)]
     spans += [(0, start) for start in range(1, length)]
@@ -308,9 +300,9 @@ def _missing_terms(
         spans += [(at, min(at + tile, length)) for at in range(tile, length - tile, tile)]
     starts, stops = (torch.tensor(side) for side in zip(*spans, strict=True))
     lost = running[:, stops] - running[:, starts]
-    near = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
+    held = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
     apart = (lost + error[:, None]).square().sum(dim=0)
-    good = (near >= _NEAR).nonzero().flatten()
+    good = (held >= _NEAR).nonzero().flatten()
     best = good[apart[good].argsort()][:2].tolist()
     index = torch.arange(length)
     found = []
@@ -344,7 +336,7 @@ _SPREADS = frozenset({"var", "std"})
 def propose_reductions(case: Case) -> list[Pattern]:
     """Off by one along the reduced dimensions, by computing the operator so."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not operation.dims:
+    if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
     plain, variants = _reduction_variants(operation)
     if (
@@ -535,7 +527,7 @@ class _Norm:
 def propose_norms(case: Case) -> list[Pattern]:
     """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
     operation = operation_of(case)
-    if operation is None or not beyond_noise(case) or not case.shape:
+    if operation is None or not case.is_beyond_noise or not case.shape:
         return []
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.scores import beyond_noise, sample_wrong, weigh
+from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern
 
@@ -35,7 +35,7 @@ _GARBAGE_SPREAD_HALF = 5.0
 
 def propose_constants(case: Case) -> list[Pattern]:
     """`zeros`, `constant`, `stale`, `copy` and `uninitialised`."""
-    if not beyond_noise(case) or case.reference.dtype == torch.bool:
+    if not case.is_beyond_noise or case.reference.dtype == torch.bool:
         return []
     found = [*_stale(case), *_copies(case), *_one_value(case)]
     return found or _garbage(case)
@@ -43,7 +43,7 @@ def propose_constants(case: Case) -> list[Pattern]:
 
 def _one_value(case: Case) -> list[Pattern]:
     """Zeros or another constant where it is wrong."""
-    some = case.given.reshape(-1)[sample_wrong(case)]
+    some = case.given.reshape(-1)[case.some_wrong]
     if not some.is_complex() and float((some == some.median()).double().mean()) < _MOST:
         return []
     values = case.given[case.wrong]
@@ -66,30 +66,17 @@ def _one_value(case: Case) -> list[Pattern]:
     above = bool((wrong >= value).all()) and bool((clear <= value + room).all())
     below = bool((wrong <= value).all()) and bool((clear >= value - room).all())
     one_sided = clear.numel() > 0 and (above or below)
-    evidence = {"value": value, **weight.evidence}
-    return [
-        Pattern(
-            kind="constant",
-            confidence=weight.confidence * (0.7 if one_sided else 1.0),
-            sentence=f"{value:.7g} in every wrong element",
-            evidence=evidence,
-        )
-    ]
+    sentence = f"{value:.7g} in every wrong element"
+    trust = 0.7 if one_sided else 1.0
+    return [weight.pattern("constant", sentence, {"value": value}, trust=trust)]
 
 
 def _zeros(case: Case) -> list[Pattern]:
     weight = weigh(case, torch.zeros_like(case.right))
     if weight is None:
         return []
-    factor = 0.8 if _looks_cut_off(case) else 1.0
-    return [
-        Pattern(
-            kind="zeros",
-            confidence=factor * weight.confidence,
-            sentence="zero instead of a value",
-            evidence=weight.evidence,
-        )
-    ]
+    trust = 0.8 if _looks_cut_off(case) else 1.0
+    return [weight.pattern("zeros", "zero instead of a value", trust=trust)]
 
 
 def _looks_cut_off(case: Case) -> bool:
@@ -111,17 +98,10 @@ def _stale(case: Case) -> list[Pattern]:
     for name, value in case.context.earlier.items():
         if tuple(value.shape) != case.shape:
             continue
-        weight = weigh(case, _widen_like(case, value), bits=math.log2(len(case.context.earlier)))
+        weight = weigh(case, _widen_like(case, value), cost=math.log2(len(case.context.earlier)))
         if weight is not None:
-            evidence = {"equals": name, **weight.evidence}
-            found.append(
-                Pattern(
-                    kind="stale",
-                    confidence=weight.confidence,
-                    sentence=f"stale: still the value of {name}",
-                    evidence=evidence,
-                )
-            )
+            sentence = f"stale: still the value of {name}"
+            found.append(weight.pattern("stale", sentence, {"equals": name}))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
 
 
@@ -134,16 +114,9 @@ def _copies(case: Case) -> list[Pattern]:
     for name, (tensor, text) in known.items():
         if tuple(tensor.shape) != case.shape or not bool((tensor != 0).any()):
             continue
-        weight = weigh(case, _widen_like(case, tensor), bits=math.log2(len(known)))
+        weight = weigh(case, _widen_like(case, tensor), cost=math.log2(len(known)))
         if weight is not None:
-            return [
-                Pattern(
-                    kind="copy",
-                    confidence=weight.confidence,
-                    sentence=text,
-                    evidence={"equals": name, **weight.evidence},
-                )
-            ]
+            return [weight.pattern("copy", text, {"equals": name})]
     return []
 
 
@@ -151,7 +124,7 @@ def _garbage(case: Case) -> list[Pattern]:
     """Random bits: exponents of all sizes, or numbers too small to have been computed."""
     if case.is_exact or case.given.is_complex():
         return []
-    values = case.given.reshape(-1)[sample_wrong(case)]
+    values = case.given.reshape(-1)[case.some_wrong]
     numbers = values[torch.isfinite(values) & (values != 0)].abs()
     right = case.right.reshape(-1)[:: max(1, case.right.numel() // _SOME)].abs()
     right = right[torch.isfinite(right) & (right != 0)]
@@ -200,7 +173,7 @@ _SAME = 0.98
 
 def propose_random_streams(case: Case) -> list[Pattern]:
     """Another mask of the same rate, or other numbers of the same distribution."""
-    if not beyond_noise(case) or case.given.is_complex() or not case.is_finite:
+    if not case.is_beyond_noise or case.given.is_complex() or not case.is_finite:
         return []
     if case.right.numel() < _FEWEST_DRAWN:
         return []

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from paritas._torch.operators import default_dtype, map_tensors
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.runner import COTANGENTS, Draws, Runner, reaches
 from paritas.placement.parts import RankError, device_of, moved, split_values, tensors_in
@@ -263,7 +263,7 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
         call = OperatorCall(work.operator.unpack())
         live = _RankRunner(call, (), work.seed).run_part(work, values)
     except Exception as error:
-        done = Done(error=_error_in_line(error), refused=isinstance(error, UsageError))
+        done = Done(error=in_one_line(error), refused=isinstance(error, UsageError))
         if work.exchanges and not done.refused:
             raise
     if not _all_ranks_succeeded(done, ranks):
@@ -298,7 +298,7 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
             )
             own = dict(zip(asked, found, strict=True))
     except Exception as error:
-        done = Done(error=_error_in_line(error))
+        done = Done(error=in_one_line(error))
         if back.exchanges:
             raise
     if not _all_ranks_succeeded(done, ranks):
@@ -396,11 +396,6 @@ def _resolve_name(name: str) -> Any:
             found = getattr(found, part, None)
         return found
     return None
-
-
-def _error_in_line(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text:.200}"
 
 
 # --- The runs -------------------------------------------------------------------------------------

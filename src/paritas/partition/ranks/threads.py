@@ -7,8 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from paritas._torch.simulated_ranks import RankThreads, run_in_threads
-from paritas.errors import UsageError
-from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, LostRankError, described, warm_pool
+from paritas.errors import UsageError, in_one_line
+from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
 from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
@@ -206,7 +206,7 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
 
 def _done_of_thread(outcome: ThreadOutcome) -> Done:
     if outcome.error is not None:
-        return Done(error=described(outcome.error))
+        return Done(error=in_one_line(outcome.error, 300))
     # One that was let go, because another rank has failed, has nothing to tell.
     return outcome.value if outcome.done else Done()
 

@@ -1,0 +1,339 @@
+"""Gates: what settles a value before all is asked for that the full rule may ask.
+
+The full rule is `automatic.judge_floats` without gates: a lifted run, a native run, and the noise
+of both measured by perturbed runs. Most values are settled sooner, and each way to do so is named
+here, with why it may. A gate is *sound* if the full rule would pass whatever it passes, and refuse
+whatever it refuses: `tests/unit/numerics/test_gates.py` holds them to that. Those that are not say
+what they give up, and for what.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise, ScoreTotals, as_reals, chunks, real_view
+from paritas.results.findings import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# --- Of the rule itself ---------------------------------------------------------------------------
+
+
+class Gate(enum.Enum):
+    """A way to pass in `judge_floats` without measuring the noise of that run.
+
+    Attributes:
+        SCALED_OWN_ERROR: of the lifted run. The reference's own error, natively, scaled to float64
+            and taken 64 times, is the noise. Not sound: a measured spread is taken 8 times, and may
+            be less than 8 times this. A fault is many orders of magnitude above either.
+        OWN_ERROR: of the native run, once the lifted one has settled the meaning: see
+            `own_error_score`.
+        KNOWN_NOISE: of the native run. The reference's own error and the last bit of the dtype are
+            noise in any case. Sound: a measured spread only adds to them.
+        LEAST_SPREAD: of the native run. A part of the spread that is known without a run counts as
+            if it were the whole. Sound, as more noise makes every z smaller, but for one place:
+            where a perturbed run is not finite, and no lifted run has settled the meaning, the full
+            rule knows of no spread and takes the typical one, which may be less.
+    """
+
+    SCALED_OWN_ERROR = enum.auto()
+    OWN_ERROR = enum.auto()
+    KNOWN_NOISE = enum.auto()
+    LEAST_SPREAD = enum.auto()
+
+
+ALL_GATES = frozenset(Gate)
+
+# A candidate whose errors are no larger than these multiples of the reference's own, in the worst
+# element, in the mean square and in every slice, has lost no accuracy, whatever else is known.
+OWN_MAX = 1.5
+OWN_RMS = 1.25
+OWN_SLICE = 2.0
+
+
+def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Score:
+    """The gate `OWN_ERROR`: a candidate no less accurate than the reference, like for like.
+
+    Its errors to the arbiter may be 1.5 times the reference's own in the worst element, 1.25 times
+    in the mean square, and twice in a slice. Sound as to the mean square of the whole tensor: noise
+    is at least half of the reference's own error, so that z is 2.5 at most. Not sound for single
+    elements and slices: the full rule calls it degraded where the worst error is in another place
+    than the reference's own, and both are more than four times the typical one. Nothing was lost.
+    """
+    is_complex = candidate.is_complex() or arbiter.is_complex()
+    candidate, arbiter, _ = as_reals(candidate, arbiter, Noise(unit=0.0))
+    reference = real_view(reference)
+    totals = [ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex) for _ in range(2)]
+    for place, (r, c, e) in chunks(arbiter, candidate, reference):
+        true = r.double()
+        errors = [(side.double() - true).abs_() for side in (c, e)]
+        if not math.isfinite(sum(float(error.sum()) for error in errors)):
+            finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
+            errors = [torch.where(finite, error, 0.0) for error in errors]
+        for total, error in zip(totals, errors, strict=True):
+            total.add(place, error)
+    mine, own = totals
+    figures: dict[str, Any] = {}
+    for axis, (left, right) in enumerate(zip(mine.slices, own.slices, strict=True)):
+        if left is None or right is None or mine.count == 0:
+            continue
+        typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared
+        ratios = (left / right.clamp(min=typical)).sqrt().nan_to_num(nan=0.0)
+        top = int(ratios.argmax())
+        if float(ratios[top]) > figures.get("slice_z", 0.0):
+            figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
+            figures["slice_limit"] = OWN_SLICE
+    return Score(
+        max_z=_error_ratio(mine.worst, own.worst),
+        max_limit=OWN_MAX,
+        rms_z=math.sqrt(_error_ratio(mine.squares, own.squares)),
+        rms_limit=OWN_RMS,
+        index=mine.index,
+        noise="the reference's own error, like for like",
+        **figures,
+    )
+
+
+def _error_ratio(mine: float, own: float) -> float:
+    if mine == 0:
+        return 0.0
+    return mine / own if own else math.inf
+
+
+# --- What earlier calls taught --------------------------------------------------------------------
+
+# What was measured to be noise explains later errors up to so many times as large.
+MARGIN = 1.5
+# Errors so many times the reference's own are measured anew each time.
+MOST_LEARNED = 64.0
+
+Sizes = tuple[float, float]
+
+
+class LearntNoise:
+    """The gate of a guard: a later call that differs by no more than earlier ones needs no runs.
+
+    To tell noise from a fault takes a float64 run, and sometimes perturbed runs, many times the
+    cost of the call. But how large the noise is, relative to the values or to the reference's own
+    error, is a trait of the program. Not sound: two figures of the whole tensor, the worst and the
+    rms, stand for all elements and slices, and a later call may have less noise than the one that
+    was judged. It gives up a fault that shows in later calls alone, is no larger than 1.5 times
+    what the full rule has passed there, in the worst element and in the mean square. Nothing fails
+    by experience.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._differences: dict[str, Sizes] = {}
+        self._ratios: dict[str, Sizes] = {}
+
+    def learn(self, path: str, difference: Sizes | None, ratios: Sizes | None) -> None:
+        """Remember what was measured to be noise."""
+        _grow_sizes(self._differences, path, difference)
+        if ratios is not None and max(ratios) <= MOST_LEARNED:
+            _grow_sizes(self._ratios, path, ratios)
+
+    def explains_difference(self, path: str, difference: Sizes | None) -> bool:
+        """Whether the two sides are no further apart than before, relative to their values."""
+        return _is_within_margin(difference, self._differences.get(path))
+
+    def explains_errors(self, path: str, ratios: Sizes | None) -> bool:
+        """Whether the candidate's errors over the reference's own are no larger than before."""
+        return _is_within_margin(ratios, self._ratios.get(path))
+
+
+def _grow_sizes(table: dict[str, Sizes], path: str, sizes: Sizes | None) -> None:
+    if sizes is not None:
+        worst, rms = table.get(path, (0.0, 0.0))
+        table[path] = (max(worst, sizes[0]), max(rms, sizes[1]))
+
+
+def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
+    if sizes is None or known is None:
+        return False
+    return sizes[0] <= MARGIN * known[0] and sizes[1] <= MARGIN * known[1]
+
+
+def relative_difference(candidate: Tensor, reference: Tensor) -> tuple[float, float] | None:
+    """The worst and the rms difference, in multiples of the reference's rms.
+
+    Of few operations, for use on every call; None where something is not finite or all is zero.
+    """
+    candidate, reference = real_view(candidate), real_view(reference)
+    if not reference.numel():
+        return None
+    # In pieces, lest a difference as large as the tensors is held beside them; not where each
+    # piece would be waited for.
+    whole = candidate, reference
+    pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
+    parts = [difference_figures(c, r) for c, r in pieces]
+    sizes, totals, least, most = zip(*(map(float, part) for part in parts), strict=True)
+    ends = min(least), max(most)
+    return relative_sizes(reference.numel(), math.hypot(*sizes), math.hypot(*totals), *ends)
+
+
+def difference_figures(candidate: Tensor, reference: Tensor) -> list[Tensor]:
+    """What `relative_sizes` needs to know, still where the tensors are."""
+    candidate, reference = real_view(candidate), real_view(reference)
+    apart = candidate - reference
+    norm = torch.linalg.vector_norm
+    # In the dtype itself, if that is not a half precision: it is the proportion that is asked for.
+    dtype = torch.float32 if reference.dtype.itemsize == 2 else None  # noqa: PLR2004
+    return [norm(reference, dtype=dtype), norm(apart, dtype=dtype), *torch.aminmax(apart)]
+
+
+def relative_sizes(
+    numel: int, size: float, total: float, least: float, most: float
+) -> tuple[float, float] | None:
+    """The worst and the rms difference, relative, from norms and the ends of the difference."""
+    if not (math.isfinite(total) and math.isfinite(size) and size > 0):
+        return None
+    return max(abs(least), abs(most)) * math.sqrt(numel) / size, total / size
+
+
+def error_ratios(
+    candidate: Tensor, reference: Tensor, arbiter: Tensor
+) -> tuple[float, float] | None:
+    """The candidate's errors over the reference's own: the worst over the worst, rms over rms.
+
+    None where something is not finite, or where the reference has no error to compare with.
+    """
+    worst: list[float] = []
+    total: list[float] = []
+    for side in (candidate, reference):
+        largest, squares = 0.0, 0.0
+        for _, (mine, true) in chunks(real_view(side), real_view(arbiter)):
+            error = mine.to(torch.float64) - true
+            largest = max(largest, float(torch.linalg.vector_norm(error, math.inf)))
+            squares += float(torch.linalg.vector_norm(error)) ** 2
+        worst.append(largest)
+        total.append(squares)
+    if not all(map(math.isfinite, total)) or total[1] == 0:
+        return None
+    return worst[0] / worst[1], math.sqrt(total[0] / total[1])
+
+
+# --- Figures of the whole pair --------------------------------------------------------------------
+
+
+def bound_score(
+    max_abs: float,
+    rmse: float,
+    scale: float,
+    noise: Noise,
+    *,
+    largest: float | None = None,
+    numel: int | None = None,
+    index: tuple[int, ...] | None = None,
+) -> Score | None:
+    """The gate of a comparison: a score that is sure without another pass over the values, or None.
+
+    Sound both ways, for noise of a dtype alone: every element's noise lies between that of a zero
+    and that of the largest value. A largest difference within 2.5 of the least noise leaves no z
+    above that; an rms difference beyond the limit for the most noise leaves the rms of z beyond it.
+
+    Args:
+        max_abs: the largest difference; all numbers are finite, or equal.
+        rmse: the root mean square difference.
+        scale: root mean square of the reference.
+        noise: without a spread, an error of its own or a factor.
+        largest: the largest size of the reference; without it nothing is refused.
+        numel: how many elements; without it the limit is that of very many.
+        index: where the largest difference is.
+    """
+    rms_limit = RMS_Z if numel is None else RMS_Z * (1 + 2 / math.sqrt(numel))
+    least = noise.relative * scale + noise.step
+    most = math.inf
+    if largest is not None:
+        most = least + (noise.relative + noise.unit / 2) * largest
+    if least > 0 and max_abs <= RMS_Z * least:
+        divisor, word = least, "at most"
+    elif most > 0 and rmse > rms_limit * most:
+        divisor, word = most, "at least"
+    else:
+        return None
+    return Score(
+        max_z=max_abs / divisor,
+        max_limit=MAX_Z,
+        rms_z=rmse / divisor,
+        rms_limit=rms_limit,
+        index=index,
+        noise=f"{noise.source}; {word} these",
+    )
+
+
+# --- Near enough, where it is not a verdict -------------------------------------------------------
+
+# In float64, rounding is near 1e-15 of the largest value; what is wrong is many orders above it.
+CLOSE_F64 = 1e-9
+# In a narrower dtype, so many units of its last place; what does not fit is not claimed.
+CLOSE_UNITS = 64
+
+
+def agree(found: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
+    """Whether two tensors are the same but for rounding; NaN and infinities by their places.
+
+    For trials of how an operator can be split. No gate: the full rule is stricter where values are
+    small beside the largest, and whoever offers a way to split has it checked by that rule.
+
+    Args:
+        found: what a trial gave.
+        truth: what it should give.
+        floor: an absolute difference that is rounding in any case.
+    """
+    if found.shape != truth.shape or found.dtype != truth.dtype:
+        return False
+    if not (truth.is_floating_point() or truth.is_complex()):
+        return torch.equal(found, truth)
+    size = truth.abs().max().item() if truth.numel() else 0.0
+    if not size < float("inf"):  # NaN, too
+        finite = truth[truth.isfinite()]
+        size = finite.abs().max().item() if finite.numel() else 0.0
+    wide = truth.dtype in (torch.float64, torch.complex128)
+    near = (CLOSE_F64 if wide else CLOSE_UNITS * torch.finfo(truth.dtype).eps) * size + floor
+    return torch.allclose(found, truth, rtol=0.0, atol=near, equal_nan=True)
+
+
+class Near:
+    """Whether two values are the same but for what rounding of some size makes of them.
+
+    For telling patterns apart once the full rule has refused. No gate: the reach is far more than
+    noise and far less than a fault.
+    """
+
+    def __init__(self, unit: float, floor: float = 0.0) -> None:
+        """`floor` is a typical value below which nothing is looked at, relative to `reach`."""
+        self.unit = unit
+        self.reach = unit**0.6
+        self.floor = floor
+
+    def __call__(self, value: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
+        """`noise` is allowed on top, absolutely."""
+        if value.shape != expected.shape:
+            return False
+        if not value.numel():
+            return True
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return torch.equal(value, expected.to(value.dtype))
+        value, expected = value.to(torch.float64), expected.to(torch.float64)
+        size = expected.abs()
+        typical = float(size.square().mean().sqrt())
+        allowed = self.reach * (size + typical + self.floor) + noise
+        apart = (value - expected).abs()
+        # Equal infinities and NaNs are the same value.
+        same = (value == expected) | (value.isnan() & expected.isnan())
+        return bool((same | (apart <= allowed)).all())
+
+
+def half_the_digits_agree(rel_l2: float, unit: float) -> bool:
+    """Whether a difference may be rounding for all that is known, where no noise can be measured.
+
+    Passes nothing: what the rule refuses by a dtype alone is then unknown instead of different.
+    """
+    return rel_l2 <= math.sqrt(unit)
