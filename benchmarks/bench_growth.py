@@ -26,7 +26,8 @@ from torch import nn
 import paritas
 from paritas.dumps.reading import Dump
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.results.placements import Shard
 
 ROUNDS = 3
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)
@@ -152,7 +153,7 @@ def partition_by_size(_folder: Path) -> Points:
         call = OperatorCall(
             nn.functional.linear, (torch.randn(rows, 64), torch.randn(64, 64), torch.randn(64))
         )
-        recipe = Recipe(((0, Split(0)),), (Concat(0),))
+        recipe = Recipe(((0, Shard(0)),), (Shard(0),))
         return lambda: check_recipe(call, recipe, 2)
 
     return timed(make, (1 << 11, 1 << 13, 1 << 15))
@@ -164,7 +165,7 @@ def partition_by_ranks(_folder: Path) -> Points:
     call = OperatorCall(
         nn.functional.linear, (torch.randn(256, 16), torch.randn(16, 16), torch.randn(16))
     )
-    recipe = Recipe(((0, Split(0)),), (Concat(0),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),))
 
     def make(ranks: int) -> Work:
         assert check_recipe(call, recipe, ranks).passed

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from paritas.partition import check_partition, discover_partitions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Concat, Once, OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.results.placements import Once, Partial, Shard
 
 ROUNDS, CALLS, RANKS = 9, 5, 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -42,29 +43,29 @@ def options(dtype):
         {"training": True},
         without_gradient=frozenset({1, 2}),
     )
-    channels = ((0, Split(1)), (1, Split(0)), (2, Split(0)), (3, Split(0)), (4, Split(0)))
-    terms = ((0, Split(1)), (1, Split(1)), (2, Once()))
-    rows, columns = ((0, Split(0)),), ((1, Split(0)), (2, Split(0)))
+    channels = ((0, Shard(1)), (1, Shard(0)), (2, Shard(0)), (3, Shard(0)), (4, Shard(0)))
+    terms = ((0, Shard(1)), (1, Shard(1)), (2, Once()))
+    rows, columns = ((0, Shard(0)),), ((1, Shard(0)), (2, Shard(0)))
     where = (torch.rand(8, 16) > 0.5, x, r(8, 16))
     return {
-        "linear, rows": (linear, Recipe(rows, (Concat(0),))),
-        "linear, columns": (linear, Recipe(columns, (Concat(1),))),
-        "linear, terms": (linear, Recipe(terms, (Reduce(),))),
-        "conv2d, batch": (conv, Recipe(rows, (Concat(0),))),
-        "conv2d, output channels": (conv, Recipe(columns, (Concat(1),))),
-        "conv2d, input channels": (conv, Recipe(terms, (Reduce(),))),
-        "layer_norm": (OperatorCall(functional.layer_norm, norm), Recipe(rows, (Concat(0),))),
-        "embedding, width": (table, Recipe(((1, Split(1)),), (Concat(2),))),
-        "softmax": (OperatorCall(torch.softmax, (x, 1)), Recipe(rows, (Concat(0),))),
+        "linear, rows": (linear, Recipe(rows, (Shard(0),))),
+        "linear, columns": (linear, Recipe(columns, (Shard(1),))),
+        "linear, terms": (linear, Recipe(terms, (Partial(),))),
+        "conv2d, batch": (conv, Recipe(rows, (Shard(0),))),
+        "conv2d, output channels": (conv, Recipe(columns, (Shard(1),))),
+        "conv2d, input channels": (conv, Recipe(terms, (Partial(),))),
+        "layer_norm": (OperatorCall(functional.layer_norm, norm), Recipe(rows, (Shard(0),))),
+        "embedding, width": (table, Recipe(((1, Shard(1)),), (Shard(2),))),
+        "softmax": (OperatorCall(torch.softmax, (x, 1)), Recipe(rows, (Shard(0),))),
         "where": (
             OperatorCall(torch.where, where),
-            Recipe(tuple((place, Split(1)) for place in range(3)), (Concat(1),)),
+            Recipe(tuple((place, Shard(1)) for place in range(3)), (Shard(1),)),
         ),
-        "sum, terms": (OperatorCall(torch.sum, (x, 1)), Recipe(((0, Split(1)),), (Reduce(),))),
-        "batch_norm, channels": (batch, Recipe(channels, (Concat(1),))),
+        "sum, terms": (OperatorCall(torch.sum, (x, 1)), Recipe(((0, Shard(1)),), (Partial(),))),
+        "batch_norm, channels": (batch, Recipe(channels, (Shard(1),))),
         "softmax over the split (wrong)": (
             OperatorCall(torch.softmax, (x, 1)),
-            Recipe(((0, Split(1)),), (Concat(1),)),
+            Recipe(((0, Shard(1)),), (Shard(1),)),
         ),
     }
 

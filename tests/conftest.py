@@ -110,9 +110,15 @@ def _forked_scripts() -> Iterator[None]:
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr("paritas.graphs.results_folder.subprocess", forking)
-        patching.setattr("paritas.shrinking.scripts.subprocess", forking)
+        patching.setattr("paritas.reports.scripts.subprocess", forking)
         yield
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are written, and taken at their word: to run each takes seconds."""
+    shown = 1, "the fault is there\n"
+    monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: shown)
 
 
 @pytest.fixture

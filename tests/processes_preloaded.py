@@ -14,9 +14,10 @@ import torch.utils.data
 
 import paritas.checks.verify
 import paritas.cli
-import paritas.cli.run_ending
+import paritas.cli.running
 import paritas.comparison.compare
-import paritas.recording.capture  # noqa: F401
+import paritas.recording.capture
+import paritas.reports.terminal  # noqa: F401
 
 torch.set_num_threads(1)
 if os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == "1":

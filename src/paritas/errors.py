@@ -14,7 +14,10 @@ program is no error of this tree: it becomes a finding, or passes through as it 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ParitasError(Exception):
@@ -63,6 +66,15 @@ class UnsupportedTorchError(ParitasError, RuntimeError):
     The message names the part and the version of torch. Nothing was verified: the way out is a
     version of torch, or of paritas, that knows the other.
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The word that was probably meant: `did you mean 'strict'?`; else all that are known."""
+    import difflib
+
+    listed = list(known)
+    near = difflib.get_close_matches(word, listed, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(listed) or 'none'}"
 
 
 def in_one_line(

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from integration.dump_making import Making, assert_same_records, site, values, write_run
 from paritas.cli import main
 from paritas.dumps.reading import Dump
-from paritas.files.records import Placement
 from paritas.numerics.sketch import sketch, sketch_distance
 from paritas.numerics.statistics import summarize
+from paritas.results.placements import LocalPlacement
 
 
 def convert(*arguments):
@@ -60,7 +60,7 @@ def test_the_sketch_of_a_shard_is_placed_in_the_whole(tmp_path):
     whole = values(8, 6)
     making = Making(tmp_path / "dump")
     for row in (0, 4):
-        placement = Placement(
+        placement = LocalPlacement(
             mesh=(2,),
             coordinate=(row // 4,),
             placements=("shard(0)",),

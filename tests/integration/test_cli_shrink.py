@@ -11,9 +11,7 @@ from click.testing import CliRunner
 
 from integration.dump_making import Making, values
 from paritas.cli import main
-from paritas.shrinking import comparisons
 from paritas.shrinking import shrink as shrinking
-from paritas.shrinking.scripts import write_script
 
 NET = """
 import torch
@@ -73,21 +71,6 @@ def net(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def untried(monkeypatch):
-    """Scripts are written, and taken at their word: to run each takes seconds."""
-
-    def written(*args, **kwargs):
-        found = write_script(*args, **{**kwargs, "run": False})
-        return shrinking.WrittenScript(
-            found.path, found.data_path, ran=True, failed=True, output="so"
-        )
-
-    monkeypatch.setattr(shrinking, "write_script", written)
-    monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
-
-
 def shrink(*arguments):
     return CliRunner().invoke(main, ["shrink", *map(str, arguments)])
 
@@ -139,7 +122,7 @@ def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypa
 
 
 def test_a_script_whose_own_run_is_interrupted_is_kept_and_said_to_be_untried(net, monkeypatch):
-    monkeypatch.setattr("paritas.shrinking.scripts.run_script", interrupted)
+    monkeypatch.setattr("paritas.reports.scripts.run_script", interrupted)
     result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out")
     assert result.exit_code == 130, result.output
     assert result.stdout.splitlines()[-1] == (
@@ -208,10 +191,11 @@ def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared,
     assert "torch.ops.aten.addmm.default(v0, v1, v2)" in (net / "out" / "repro.py").read_text()
 
 
-@pytest.mark.parametrize("where", ["_part", "run_script"])
-def test_an_interruption_keeps_the_operator_as_small_as_it_is(compared, net, monkeypatch, where):
-    monkeypatch.setattr(comparisons, "run_script", lambda *_: (True, True, "so"))
-    monkeypatch.setattr(comparisons, where, interrupted)
+@pytest.mark.parametrize("where", ["shrinking.comparisons._part", "reports.scripts.run_script"])
+def test_an_interruption_keeps_the_operator_as_small_as_it_is(
+    compared, net, untried, monkeypatch, where
+):
+    monkeypatch.setattr(f"paritas.{where}", interrupted)
     result = shrink("compared", "--output", "out")
     assert result.exit_code == 130, result.output
     assert "script: out/repro.py" in result.stdout.splitlines()[-1]

@@ -111,12 +111,6 @@ def known_names():
     return known()
 
 
-@pytest.fixture
-def untried(monkeypatch):
-    """Scripts are written, and taken at their word: to run each takes seconds."""
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
-
-
 def run(*arguments):
     return CliRunner().invoke(main, ["verify-graph", *map(str, arguments)])
 

@@ -10,14 +10,16 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paritas.errors import UsageError
 from paritas.parallel.dtensor import (
-    DTensorPlace,
+    ExactTerms,
     check_dtensor,
     examine_dtensor,
-    place_parts,
-    places_of,
+    roles_of,
+    short_word,
 )
 from paritas.parallel.dtensor_table import Example, RuleRow, examine_example, examples, make_table
+from paritas.placement.placement import split_tensor
 from paritas.results.findings import Status
+from paritas.results.placements import Partial, Shard
 
 # What DTensor claims, and where it is wrong, is another matter in every release.
 this_torch = pytest.mark.skipif(
@@ -95,19 +97,19 @@ def test_nothing_claimed_is_unverified():
 def test_the_parts_of_a_tensor_come_to_it_again(ranks):
     whole = randn(4, 6).double()
     ways = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
-    for place in places_of(whole, ranks):
-        parts = place_parts(whole, place, ranks, seed=1)
-        if place.kind == "shard":
-            assert torch.equal(torch.cat(parts, place.dim), whole)
-        elif place.kind == "partial":
-            torch.testing.assert_close(ways[place.reduction](torch.stack(parts), dim=0), whole)
+    for role in roles_of(whole, ranks):
+        parts = split_tensor(whole, role, ranks, ExactTerms(1), "it")
+        if isinstance(role, Shard):
+            assert torch.equal(torch.cat(parts, role.dim), whole)
+        elif isinstance(role, Partial):
+            torch.testing.assert_close(ways[role.reduction](torch.stack(parts), dim=0), whole)
             assert not torch.equal(parts[0], parts[1])
         else:
             assert all(torch.equal(part, whole) for part in parts)
 
 
 def test_indices_have_no_terms():
-    assert places_of(torch.arange(4), 2) == [DTensorPlace("replicate"), DTensorPlace("shard", 0)]
+    assert [short_word(role) for role in roles_of(torch.arange(4), 2)] == ["R", "S(0)"]
 
 
 def test_the_set_of_the_table_is_wide_and_a_row_tells_what_could_not_be_examined():

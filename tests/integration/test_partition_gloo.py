@@ -17,19 +17,9 @@ from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo, run_on_threads
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import (
-    Concat,
-    Group,
-    Once,
-    OperatorCall,
-    Partial,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import Group, OperatorCall, Recipe
 from paritas.results.findings import Status
+from paritas.results.placements import Once, Partial, Replicate, Shard
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 
@@ -60,57 +50,57 @@ def call(function, *args, **kwargs):
     return OperatorCall(function, args, kwargs, f"torch.{function.__name__}")
 
 
-ROWS = ((0, Split(1)), (1, Split(1)))
+ROWS = ((0, Shard(1)), (1, Shard(1)))
 PAIRS = {
-    "batch": (linear(), Recipe(((0, Split(0)),), (Concat(0),)), True),
-    "batch, uneven": (call(torch.neg, randn(5, 2)), Recipe(((0, Split(0)),), (Concat(0),)), True),
-    "columns": (linear(), Recipe(((1, Split(0)), (2, Split(0))), (Concat(1),)), True),
-    "rows, bias once": (linear(), Recipe((*ROWS, (2, Once())), (Reduce("sum"),)), True),
-    "rows, bias per rank": (linear(), Recipe(ROWS, (Reduce("sum"),)), False),
+    "batch": (linear(), Recipe(((0, Shard(0)),), (Shard(0),)), True),
+    "batch, uneven": (call(torch.neg, randn(5, 2)), Recipe(((0, Shard(0)),), (Shard(0),)), True),
+    "columns": (linear(), Recipe(((1, Shard(0)), (2, Shard(0))), (Shard(1),)), True),
+    "rows, bias once": (linear(), Recipe((*ROWS, (2, Once())), (Partial("sum"),)), True),
+    "rows, bias per rank": (linear(), Recipe(ROWS, (Partial("sum"),)), False),
     "bfloat16 rows": (
         linear(torch.bfloat16),
-        Recipe((*ROWS, (2, Once())), (Reduce("sum"),)),
+        Recipe((*ROWS, (2, Once())), (Partial("sum"),)),
         True,
     ),
-    "flip": (call(torch.flip, randn(4, 6), (1,)), Recipe(((0, Split(1)),), (Concat(1),)), False),
-    "amax": (call(torch.amax, randn(4, 6), 1), Recipe(((0, Split(1)),), (Reduce("max"),)), True),
-    "mean": (call(torch.mean, randn(4, 6), 1), Recipe(((0, Split(1)),), (Reduce("avg"),)), True),
+    "flip": (call(torch.flip, randn(4, 6), (1,)), Recipe(((0, Shard(1)),), (Shard(1),)), False),
+    "amax": (call(torch.amax, randn(4, 6), 1), Recipe(((0, Shard(1)),), (Partial("max"),)), True),
+    "mean": (call(torch.mean, randn(4, 6), 1), Recipe(((0, Shard(1)),), (Partial("avg"),)), True),
     "mean as sum": (
         call(torch.mean, randn(4, 6), 1),
-        Recipe(((0, Split(1)),), (Reduce("sum"),)),
+        Recipe(((0, Shard(1)),), (Partial("sum"),)),
         False,
     ),
     "prod": (
         call(torch.prod, randn(4, 6), 1),
-        Recipe(((0, Split(1)),), (Reduce("product"),)),
+        Recipe(((0, Shard(1)),), (Partial("product"),)),
         True,
     ),
-    "terms": (call(torch.neg, randn(4, 6)), Recipe(((0, Partial()),), (Reduce("sum"),)), True),
+    "terms": (call(torch.neg, randn(4, 6)), Recipe(((0, Partial()),), (Partial("sum"),)), True),
     "terms through relu": (
         call(torch.relu, randn(4, 6)),
-        Recipe(((0, Partial()),), (Reduce("sum"),)),
+        Recipe(((0, Partial()),), (Partial("sum"),)),
         False,
     ),
-    "all the same": (call(torch.neg, randn(4, 6)), Recipe((), (Same(),)), True),
+    "all the same": (call(torch.neg, randn(4, 6)), Recipe((), (Replicate(),)), True),
     "said to be the same": (
         call(torch.neg, randn(4, 6)),
-        Recipe(((0, Split(0)),), (Same(),)),
+        Recipe(((0, Shard(0)),), (Replicate(),)),
         False,
     ),
-    "booleans": (call(torch.isnan, randn(4, 6)), Recipe(((0, Split(0)),), (Concat(0),)), True),
+    "booleans": (call(torch.isnan, randn(4, 6)), Recipe(((0, Shard(0)),), (Shard(0),)), True),
     "two results": (
         call(torch.sort, randn(4, 6)),
-        Recipe(((0, Split(0)),), (Concat(0), Concat(0))),
+        Recipe(((0, Shard(0)),), (Shard(0), Shard(0))),
         True,
     ),
     "written to": (
         call(torch.Tensor.mul_, randn(4, 6), 2.0),
-        Recipe(((0, Split(0)),), (Concat(0),)),
+        Recipe(((0, Shard(0)),), (Shard(0),)),
         True,
     ),
     "a gradient that is a term": (
         linear(),
-        Recipe(((0, Split(0)), (1, Whole(summed=False))), (Concat(0),)),
+        Recipe(((0, Shard(0)), (1, Replicate(summed=False))), (Shard(0),)),
         False,
     ),
 }
@@ -152,27 +142,27 @@ def test_batch_norm_by_samples_is_right_where_real_ranks_exchange_statistics(gro
 
 
 def test_a_rank_that_fails_among_ranks_that_exchange_is_named():
-    recipe = Recipe(((0, Split(0)),), (Concat(0),), (("group", Group()),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),), (("group", Group()),))
     verdict = confirm_on_gloo(call(programs.exchange_but_on_rank_one, randn(4, 6)), recipe)
     assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
 
 
 def test_a_function_that_torch_makes_itself_is_found_by_its_name():
     operator = OperatorCall(F.max_pool2d, (randn(2, 2, 4, 4), 2))
-    assert confirm_on_gloo(operator, Recipe(((0, Split(1)),), (Concat(1),))).passed
+    assert confirm_on_gloo(operator, Recipe(((0, Shard(1)),), (Shard(1),))).passed
 
 
 def test_a_mesh_of_two_axes_is_confirmed():
-    batch = Recipe(((0, Split(0)),), (Concat(0),))
-    columns = Recipe(((1, Split(0)), (2, Split(0))), (Concat(1),))
+    batch = Recipe(((0, Shard(0)),), (Shard(0),))
+    columns = Recipe(((1, Shard(0)), (2, Shard(0))), (Shard(1),))
     assert confirm_on_gloo(linear(), (batch, columns), (2, 2)).passed
-    wrong = Recipe(((1, Split(0)), (2, Split(0))), (Concat(0),))
+    wrong = Recipe(((1, Shard(0)), (2, Shard(0))), (Shard(0),))
     assert not confirm_on_gloo(linear(), (batch, wrong), (2, 2)).passed
 
 
 # --- ranks that fail ------------------------------------------------------------------------------
 
-PARTS = Recipe(((0, Split(0)),), (Concat(0),))
+PARTS = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
 def test_what_one_rank_raises_is_told():
@@ -250,12 +240,12 @@ def test_ranks_in_interpreters_of_their_own_work_as_well():
 
 # --- threads, and programs with collectives of their own ------------------------------------------
 
-ONE_BIAS = Recipe((*ROWS, (2, Whole(summed=False))), (Same(),))
+ONE_BIAS = Recipe((*ROWS, (2, Replicate(summed=False))), (Replicate(),))
 PROGRAMS = [
     (programs.row_parallel, ONE_BIAS, True),
     (programs.row_parallel_with_a_bias_per_rank, ONE_BIAS, False),
     (programs.row_parallel_without_the_reduction, ONE_BIAS, False),
-    (programs.bias_of_rank_zero, Recipe((*ROWS, (2, Whole())), (Same(),)), True),
+    (programs.bias_of_rank_zero, Recipe((*ROWS, (2, Replicate())), (Replicate(),)), True),
 ]
 
 

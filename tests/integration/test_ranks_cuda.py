@@ -17,10 +17,10 @@ from paritas.parallel.rank_pool import close_pools
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
 from paritas.partition.ranks.threads import confirm_on_ranks
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.parts import on_device
-from paritas.placement.recipes import Concat, Once, OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe, on_device
 from paritas.results.findings import Status
 from paritas.results.graph_reports import CallOutcome, GraphReport
+from paritas.results.placements import Once, Partial, Shard
 from unit.graphs.small_graphs import WRONG, graph, linear, relu
 
 pytestmark = [
@@ -29,8 +29,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-ROWS = ((0, Split(1)), (1, Split(1)))
-BATCH = Recipe(((0, Split(0)),), (Concat(0),))
+ROWS = ((0, Shard(1)), (1, Shard(1)))
+BATCH = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +56,8 @@ def linear_call():
     ("recipe", "right"),
     [
         (BATCH, True),
-        (Recipe((*ROWS, (2, Once())), (Reduce("sum"),)), True),
-        (Recipe(ROWS, (Reduce("sum"),)), False),
+        (Recipe((*ROWS, (2, Once())), (Partial("sum"),)), True),
+        (Recipe(ROWS, (Partial("sum"),)), False),
     ],
 )
 def test_simulated_ranks_and_gloo_ranks_that_share_a_gpu_agree(recipe, right):
@@ -68,7 +68,7 @@ def test_simulated_ranks_and_gloo_ranks_that_share_a_gpu_agree(recipe, right):
     assert verdict.status is not Status.UNVERIFIED
 
 
-@pytest.mark.parametrize("recipe", [BATCH, Recipe((*ROWS, (2, Once())), (Reduce("sum"),))])
+@pytest.mark.parametrize("recipe", [BATCH, Recipe((*ROWS, (2, Once())), (Partial("sum"),))])
 def test_nccl_carries_results_and_gradients(recipe):
     """On as many GPUs as there are, one by itself too: the way is the same."""
     verdict = confirm_on_ranks("nccl", linear_call(), recipe, min(2, torch.cuda.device_count()))

@@ -239,7 +239,7 @@ def _partials(make: Maker) -> _Made:
         parts = tuple(make.normal(*shape) for _ in range(ranks))
         total = torch.stack(parts).sum(0)
         held = tuple(make.rounded(one) for one in parts)
-        context = Context(parts=held, world={"tp": ranks})
+        context = Context(held=dict(enumerate(held)), world={"tp": ranks})
         made = make.case(parts[1], total, context)
         yield f"rank 1 of {ranks} alone", kind, made
         made = make.case(parts[0], total / ranks, context)
@@ -248,7 +248,9 @@ def _partials(make: Maker) -> _Made:
         yield f"all but the last of {ranks}", kind, made
         made = make.case(total * ranks, total, context)
         yield f"{ranks} ranks reduced twice", ("doubled reduction", "scale"), made
-        context = Context(parts=(make.rounded(total),) * ranks, world={"tp": ranks})
+        context = Context(
+            held=dict.fromkeys(range(ranks), make.rounded(total)), world={"tp": ranks}
+        )
         made = make.case(total * ranks, total, context)
         yield f"{ranks} whole parts added up", ("doubled reduction", "scale"), made
     for m, k, n, missing in ((20, 64, 30, 16), (8, 100, 9, 4), (16, 33, 16, 1), (40, 256, 4, 128)):
@@ -364,7 +366,11 @@ def benign(seed: int) -> Iterator[Planted]:
             sparse = x.clamp(min=0)
             for name, value in (("plain", x), ("smooth", smooth), ("sparse", sparse)):
                 parts = (make.rounded(value / 2),) * 2
-                for context in (Context(), Context(parts=parts), Context(operator="aten.dropout")):
+                for context in (
+                    Context(),
+                    Context(held=dict(enumerate(parts))),
+                    Context(operator="aten.dropout"),
+                ):
                     case = make.case(value, value, context)
                     yield Planted(f"benign {name} {shape} {dtype}", (), case)
         a, b = make.normal(24, 24), make.normal(24, 24)

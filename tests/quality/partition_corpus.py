@@ -9,17 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paritas.placement.recipes import (
-    Concat,
-    Divided,
-    Once,
-    Partial,
-    Range,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import Divided, Range
+from paritas.results.placements import Once, Partial, Replicate, Shard
 from quality.partition_corpus_making import (
     AVG,
     CAT0,
@@ -52,12 +43,12 @@ def _elementwise():
     for name, (function, low) in UNARY.items():
         make = operator(function, t(9, 12, low=low))
         for dim in range(2):
-            yield Case(f"{name} {dim}", make, rule({0: Split(dim)}, Concat(dim)))
+            yield Case(f"{name} {dim}", make, rule({0: Shard(dim)}, Shard(dim)))
     for name, function in BINARY.items():
         make = operator(function, t(9, 12), t(9, 12, low=0.5))
         for dim in range(2):
-            both = {0: Split(dim), 1: Split(dim)}
-            yield Case(f"{name} {dim}", make, rule(both, Concat(dim)))
+            both = {0: Shard(dim), 1: Shard(dim)}
+            yield Case(f"{name} {dim}", make, rule(both, Shard(dim)))
         row = operator(function, t(9, 12), t(12, low=0.5))
         yield Case(f"{name} row 0", row, rule({0: S0}, CAT0))
         yield Case(f"{name} row 1", row, rule({0: S1, 1: S0}, CAT1))
@@ -77,8 +68,8 @@ def _products():
         rule({1: S0, 2: S0}, CAT1),
         rule({0: S1, 1: S1, 2: Once()}, SUM),
         rule({0: Partial(), 2: Once()}, SUM),
-        rule({}, Same()),
-        rule({place: Whole(summed=False) for place in range(3)}, Same()),
+        rule({}, Replicate()),
+        rule({place: Replicate(summed=False) for place in range(3)}, Replicate()),
     )
     yield from _case(
         "matmul",
@@ -126,7 +117,7 @@ def _convolutions():
         "conv2d in groups",
         operator(functional.conv2d, t(2, 16, 6, 6), t(24, 2, 3, 3), t(24), groups=8),
         rule(
-            {0: Split(1, unit=2), 1: Split(0, unit=3), 2: Split(0, unit=3)},
+            {0: Shard(1, unit=2), 1: Shard(0, unit=3), 2: Shard(0, unit=3)},
             CAT1,
             numbers={"groups": Divided()},
         ),
@@ -134,7 +125,7 @@ def _convolutions():
     yield from _case(
         "conv1d with a halo",
         operator(functional.conv1d, t(2, 3, 26), t(4, 3, 3)),
-        rule({0: Split(2, halo=(0, 2))}, CAT2),
+        rule({0: Shard(2, halo=(0, 2))}, CAT2),
     )
     yield from _case(
         "conv_transpose2d",
@@ -160,7 +151,7 @@ def _convolutions():
         operator(functional.avg_pool1d, t(8, 9, 16), 2),
         rule({0: S0}, CAT0),
         rule({0: S1}, CAT1),
-        rule({0: Split(2, unit=2)}, CAT2),
+        rule({0: Shard(2, unit=2)}, CAT2),
         rule({0: Partial()}, SUM),
     )
     yield from _case(
@@ -186,7 +177,7 @@ def _norms():
         operator(functional.group_norm, t(8, 16, 9), 8, t(16), t(16)),
         rule({0: S0}, CAT0),
         rule(
-            {0: Split(1, unit=2), 2: Split(0, unit=2), 3: Split(0, unit=2)},
+            {0: Shard(1, unit=2), 2: Shard(0, unit=2), 3: Shard(0, unit=2)},
             CAT1,
             numbers={1: Divided()},
         ),
@@ -247,16 +238,16 @@ def _reductions():
         "amax",
         operator(torch.amax, t(9, 16, distinct=True), dim=1),
         rule({0: S0}, CAT0),
-        rule({0: S1}, Reduce("max")),
+        rule({0: S1}, Partial("max")),
     )
     yield from _case(
-        "amin", operator(torch.amin, t(9, 16, distinct=True), dim=1), rule({0: S1}, Reduce("min"))
+        "amin", operator(torch.amin, t(9, 16, distinct=True), dim=1), rule({0: S1}, Partial("min"))
     )
     yield from _case(
         "prod",
         operator(torch.prod, t(9, 12, low=0.5), dim=1),
         rule({0: S0}, CAT0),
-        rule({0: S1}, Reduce("product")),
+        rule({0: S1}, Partial("product")),
     )
     yield from _case("var", operator(torch.var, t(9, 12), dim=1), rule({0: S0}, CAT0))
     yield from _case("logsumexp", operator(torch.logsumexp, t(9, 12), dim=1), rule({0: S0}, CAT0))
@@ -334,12 +325,12 @@ def _shapes():
         "reshape",
         operator(torch.reshape, t(9, 24), (9, 8, 3)),
         rule({0: S0}, CAT0, numbers={1: Divided(0)}),
-        rule({0: Split(1, unit=3)}, CAT1, numbers={1: Divided(1)}),
+        rule({0: Shard(1, unit=3)}, CAT1, numbers={1: Divided(1)}),
     )
     yield from _case(
         "heads apart",
         operator(heads_apart, t(9, 10, 24), heads=8),
-        rule({0: Split(2, unit=3)}, CAT1, numbers={"heads": Divided()}),
+        rule({0: Shard(2, unit=3)}, CAT1, numbers={"heads": Divided()}),
     )
     yield from _case("cat", operator(torch.cat, [t(9, 10), t(9, 12)], 1), rule({0: S0}, CAT0))
     yield from _case(

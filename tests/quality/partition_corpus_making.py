@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.results.placements import Partial, Shard
 
 SEED = 7
-CAT0, CAT1, CAT2, CAT3 = (Concat(dim) for dim in range(4))
-S0, S1, S2, S3 = (Split(dim) for dim in range(4))
-SUM, AVG = Reduce("sum"), Reduce("avg")
+CAT0, CAT1, CAT2, CAT3 = (Shard(dim) for dim in range(4))
+S0, S1, S2, S3 = (Shard(dim) for dim in range(4))
+SUM, AVG = Partial("sum"), Partial("avg")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paritas.placement.recipes import Divided, Once, Partial, Range, Reduce, Same, Split, Whole
+from paritas.placement.recipes import Divided, Range
+from paritas.results.placements import Once, Partial, Replicate, Shard
 from quality.partition_corpus_making import (
     AVG,
     CAT0,
@@ -49,8 +50,8 @@ from quality.partition_corpus_operators import (
 
 BEGIN = {"start": Range(0, "begin")}
 BOTH = {"start": Range(0, "begin"), "stop": Range(0, "end")}
-OWN = Whole(summed=False)
-MAX, MIN, PRODUCT = Reduce("max"), Reduce("min"), Reduce("product")
+OWN = Replicate(summed=False)
+MAX, MIN, PRODUCT = Partial("max"), Partial("min"), Partial("product")
 
 
 # --- one rank's own code ----------------------------------------------------------------------
@@ -174,7 +175,7 @@ def _combining():
     k = {0: S1, 1: S1}
     yield Case("a bias on each rank", linear, rule(k, SUM))
     yield Case("a bias on each rank, averaged", linear, rule(k, AVG))
-    yield Case("a missing reduction", plain, rule(k, Same()))
+    yield Case("a missing reduction", plain, rule(k, Replicate()))
     yield Case("terms side by side", plain, rule(k, CAT1))
     yield Case("an average for a sum", plain, rule(k, AVG))
     yield Case("the largest for a sum", plain, rule(k, MAX))
@@ -211,7 +212,7 @@ def _combining():
     yield Case("the largest index", operator(torch.argmax, rows, dim=1), rule({0: S1}, MAX))
     yield Case("an uneven mean", operator(torch.mean, t(9, 5)), rule({0: S0}, AVG))
     yield Case(
-        "heads cut across", operator(heads_apart, t(4, 5, 12), heads=4), rule({0: Split(2)}, CAT1)
+        "heads cut across", operator(heads_apart, t(4, 5, 12), heads=4), rule({0: Shard(2)}, CAT1)
     )
     yield Case(
         "a square's other side", operator(torch.transpose, t(8, 8), 0, 1), rule({0: S0}, CAT0)
@@ -258,12 +259,12 @@ def _halos():
     padded = operator(functional.conv1d, t(2, 3, 16), t(4, 3, 3), padding=1)
     yield Case("no halo", conv, rule({0: S2}, CAT2))
     yield Case("no halo where padding hides it", padded, rule({0: S2}, CAT2))
-    yield Case("half of a halo", conv, rule({0: Split(2, halo=(0, 1))}, CAT2))
-    yield Case("too much halo", conv, rule({0: Split(2, halo=(1, 2))}, CAT2))
+    yield Case("half of a halo", conv, rule({0: Shard(2, halo=(0, 1))}, CAT2))
+    yield Case("too much halo", conv, rule({0: Shard(2, halo=(1, 2))}, CAT2))
     yield Case(
         "a halo on the wrong side where sizes agree",
         padded,
-        rule({0: Split(2, halo=(0, 0), unit=2)}, CAT2),
+        rule({0: Shard(2, halo=(0, 0), unit=2)}, CAT2),
     )
     pool = operator(functional.avg_pool1d, t(2, 3, 16), 3, 1, 1)
     yield Case("overlapping windows", pool, rule({0: S2}, CAT2))
@@ -304,7 +305,7 @@ def _partial():
         rule({0: Partial("max")}, MAX),
     )
     yield Case(
-        "terms taken for the whole", operator(torch.neg, t(8, 6)), rule({0: Partial()}, Same())
+        "terms taken for the whole", operator(torch.neg, t(8, 6)), rule({0: Partial()}, Replicate())
     )
 
 

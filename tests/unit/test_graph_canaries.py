@@ -341,13 +341,14 @@ def test_a_distributed_tensor_tells_its_part_without_a_collective(monkeypatch):
         whole = torch.randn(4, 3)
         part = tensors.local_part(distribute_tensor(whole, mesh, [Shard(1)]))
         assert torch.equal(part.local, whole)
-        assert (part.mesh, part.mesh_names, part.coordinate) == ((1,), ("tp",), (0,))
-        assert (part.placements, part.global_shape) == (("shard(1)",), (4, 3))
-        assert part.global_offset == (0, 0)
+        place = part.placement
+        assert (place.mesh, place.mesh_names, place.coordinate) == ((1,), ("tp",), (0,))
+        assert (place.placements, place.global_shape) == (("shard(1)",), (4, 3))
+        assert place.global_offset == (0, 0)
         other = torch.distributed.tensor.DTensor.from_local(whole, mesh, [Partial()])
-        assert tensors.local_part(other).placements == ("partial(sum)",)
+        assert tensors.local_part(other).placement.placements == ("partial(sum)",)
         same = distribute_tensor(whole, mesh, [Replicate()])
-        assert tensors.local_part(same).placements == ("replicate",)
+        assert tensors.local_part(same).placement.placements == ("replicate",)
         assert tensors.local_part(whole) is None
     finally:
         torch.distributed.destroy_process_group()

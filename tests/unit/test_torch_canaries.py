@@ -426,6 +426,7 @@ def test_operators_on_jagged_tensors_come_to_a_mode_as_operators_on_dense_ones()
     assert torch.equal(result.values(), torch.ones(4, 2).double() / 3)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantising_takes_float32_alone_and_its_codes_are_decided_by_what_is_rounded():
     mode = lifting.LiftMode(torch.float32, torch.float32, remember_decisions=True)
     with mode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import difflib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from torch._dynamo.eval_frame import (
 
 from paritas._torch.arrival import asking_first
 from paritas._torch.graphs import computes_tensors
-from paritas.errors import UnsupportedTorchError, UsageError
+from paritas.errors import UnsupportedTorchError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,8 +239,7 @@ def is_registered(name: str, function: Callable[..., Any]) -> bool:
 def _find_named_backend(name: str, options: dict[str, Any] | None) -> Backend:
     known = torch._dynamo.list_backends(exclude_tags=())
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+        hint = did_you_mean(name, sorted(known))
         message = f"torch.compile knows no backend {name!r}; {hint}"
         raise UsageError(message)
     if name == "inductor":

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
 from paritas.errors import UnsupportedTorchError
+from paritas.results.placements import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor, nn
+
+    from paritas.results.placements import Reduction
 
 
 # --- Hooks on gradients ---------------------------------------------------------------------------
@@ -88,27 +90,16 @@ def tensor_slots(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str,
 # --- The local part of a distributed tensor -------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalPart:
+class LocalPart(NamedTuple):
     """A local tensor as part of a distributed one.
 
     Attributes:
         local: what this rank holds.
-        mesh: extent of the mesh along each dimension.
-        mesh_names: the names of those dimensions, or empty.
-        coordinate: where on the mesh this rank is.
-        placements: per mesh dimension `shard(0)`, `replicate`, `partial(sum)`.
-        global_shape: shape of the whole.
-        global_offset: where in the whole the local part begins.
+        placement: what part of the whole that is.
     """
 
     local: Tensor
-    mesh: tuple[int, ...]
-    mesh_names: tuple[str, ...]
-    coordinate: tuple[int, ...]
-    placements: tuple[str, ...]
-    global_shape: tuple[int, ...]
-    global_offset: tuple[int, ...]
+    placement: LocalPlacement
 
 
 def local_part(tensor: Any) -> LocalPart | None:
@@ -122,8 +113,7 @@ def local_part(tensor: Any) -> LocalPart | None:
         return None
     mesh = tensor.device_mesh
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    return LocalPart(
-        local=tensor._local_tensor,  # without the collective that `to_local` may start
+    placement = LocalPlacement(
         mesh=tuple(mesh.shape),
         mesh_names=tuple(mesh.mesh_dim_names or ()),
         coordinate=tuple(mesh.get_coordinate() or ()),
@@ -131,19 +121,21 @@ def local_part(tensor: Any) -> LocalPart | None:
         global_shape=tuple(tensor.shape),
         global_offset=tuple(offset),
     )
+    # The tensor itself, without the collective that `to_local` may start.
+    return LocalPart(tensor._local_tensor, placement)
 
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 def _describe_placement(placement: Any) -> str:
-    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor import Partial as DTensorPartial
 
-    if type(placement) is Partial:  # a subclass masks its values before it adds them up
-        return f"partial({placement.reduce_op})"
+    if type(placement) is DTensorPartial:  # a subclass masks its values before it adds them up
+        return role_word(Partial(cast("Reduction", placement.reduce_op)))
     if placement.is_shard():
-        return f"shard({placement.dim})"
-    return "replicate" if placement.is_replicate() else str(placement)
+        return role_word(Shard(placement.dim))
+    return REPLICATE if placement.is_replicate() else str(placement)
 
 
 # --- The values of sparse tensors -----------------------------------------------------------------

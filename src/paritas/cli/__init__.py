@@ -6,7 +6,6 @@ Exit codes of every command: 0 pass, 1 different or degraded, 2 wrong usage or b
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import traceback
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from paritas.cli.options import INTERRUPTED, UNVERIFIED
-from paritas.errors import ParitasError
+from paritas.errors import ParitasError, did_you_mean
 from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
 
 # --- Settings as the defaults of options ----------------------------------------------------------
@@ -107,9 +106,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; a misspelt one is told its nearest."""
         if args and args[0] not in _HOMES and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _HOMES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_HOMES)}"
-            ctx.fail(f"no command {args[0]!r}; {hint}")
+            ctx.fail(f"no command {args[0]!r}; {did_you_mean(args[0], _HOMES)}")
         found = super().resolve_command(ctx, args)
         # Help is given whatever the settings are like: it may be what is needed to mend them.
         if not ctx.resilient_parsing and found[2][:1] not in (["-h"], ["--help"]):

@@ -151,7 +151,7 @@ def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
         from paritas.cli.partition_checks import check, operator_call
         from paritas.partition.configuration.resolving import resolve_operator
         from paritas.partition.recipe_checks import check_confirm
-        from paritas.placement.parts import device_of
+        from paritas.placement.recipes import device_of
 
         look_here()
         function = resolve_operator(operator, parameter="OPERATOR")

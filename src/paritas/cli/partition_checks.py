@@ -19,10 +19,10 @@ from paritas.execution.subjects import usable_device
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
 from paritas.partition.recipe_checks import failed_split
-from paritas.placement.parts import on_device
-from paritas.placement.recipes import Concat, Recipe, Split
+from paritas.placement.recipes import Recipe, on_device
 from paritas.reports.terminal import STYLES, details, last_line, listed, small_table
 from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.placements import Shard
 from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
@@ -258,15 +258,9 @@ def _by_annotation(
 def _discovered(
     call: OperatorCall, ranks: int, asked: list[Option]
 ) -> tuple[tuple[str, ...], list[_Chosen]]:
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
-    found = discover_partitions(
-        call.function,
-        call.args,
-        call.kwargs,
-        ranks=ranks,
-        without_gradient=tuple(call.without_gradient),
-    )
+    found = discover_splits(dataclasses.replace(call, name=""), ranks)
     rule = tuple(dict.fromkeys(one.annotation for one in found))
     if not asked:
         recipes = [one.recipe if len(rule) > 1 else _name_recipe(call, one) for one in found]
@@ -274,7 +268,9 @@ def _discovered(
         return rule, sorted(pairs, key=lambda pair: (pair[0].idx, pair[0].dim))
     chosen: list[_Chosen] = []
     for option in asked:
-        fitting = [one.recipe for one in found if _splits(call, one.recipe, option)]
+        fitting = [
+            one.recipe for one in found if one.recipe.splits(option.idx, option.dim, len(call.args))
+        ]
         missing = f"no valid split of this dimension over {ranks} ranks was found by running it"
         chosen += [(option, recipe) for recipe in fitting] or [(option, missing)]
     return rule, chosen
@@ -303,18 +299,9 @@ def _option_of(call: OperatorCall, recipe: Recipe) -> Option:
     places = [
         (place if isinstance(place, int) else len(call.args) + names.index(place), placement.dim)
         for place, placement in recipe.inputs
-        if isinstance(placement, Split)
+        if isinstance(placement, Shard)
     ]
     return Option(*min(places))
-
-
-def _splits(call: OperatorCall, recipe: Recipe, option: Option) -> bool:
-    output = option.idx - len(call.args)
-    if output < 0:
-        placement = recipe.placement(option.idx)
-        return isinstance(placement, Split) and placement.dim == option.dim
-    combine = recipe.outputs[output] if output < len(recipe.outputs) else None
-    return isinstance(combine, Concat) and combine.dim == option.dim
 
 
 # --- how it ends ----------------------------------------------------------------------------------
@@ -329,7 +316,7 @@ def _check_split(
         return CheckedSplit(label, "", _unverified(f"option {label}", recipe))
     from paritas.partition.recipe_checks import check_confirmed
 
-    split_by = recipe.words.rpartition("split by ")[2] or recipe.words
+    split_by = recipe.split_by
     try:
         verdict = check_confirmed(
             call,

@@ -96,12 +96,15 @@ def run(  # noqa: PLR0913  (one for each option)
     """
     from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
     from paritas.cli.running import (
+        GuardedRun,
         Meeting,
+        OutputFiles,
         Ranks,
         ScriptProgram,
         StopSignals,
         check_program,
         exits_reported,
+        report_run,
         run_last_program,
     )
 
@@ -120,10 +123,8 @@ def run(  # noqa: PLR0913  (one for each option)
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
-        from paritas.cli.run_ending import GuardedRun, OutputFiles, finish
-
         course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
-        return finish(course, meeting, OutputFiles(json_path, form), signals)
+        return report_run(course, meeting, OutputFiles(json_path, form), signals)
 
     with exits_reported(finish), signals:
         with watch:

@@ -7,14 +7,15 @@ import json
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
 
 from paritas.errors import UsageError
-from paritas.files.records import Placement, TensorFacts
+from paritas.files.records import TensorFacts
 from paritas.files.tensor_bytes import contiguous_stride
 from paritas.numerics.statistics import Statistics
+from paritas.results.placements import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from paritas.files.records import Phase, Record
     from paritas.files.trees import Problems
+    from paritas.results.placements import Reduction
 
 
 # --- Names ----------------------------------------------------------------------------------------
@@ -429,7 +431,7 @@ class Sharding(NamedTuple):
     Attributes:
         extents: of the mesh.
         ranks: of the mesh, in row-major order.
-        placements: per dimension of the mesh, as `Placement` has them.
+        placements: per dimension of the mesh, as `LocalPlacement` has them.
         dimensions: the dimension of the tensor that each of these shards, or None.
     """
 
@@ -474,11 +476,11 @@ def _read_mesh(told: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _read_placement(told: Any, rank: int) -> tuple[str, int | None]:
     match told:
         case {"Shard": {"dim": int(dimension)}} if -rank <= dimension < rank:
-            return f"shard({dimension % rank})", dimension % rank
+            return role_word(Shard(dimension % rank)), dimension % rank
         case {"Replicate": _}:
-            return "replicate", None
+            return REPLICATE, None
         case {"Partial": {"reduce_op": str(how)}} if how.isidentifier():
-            return f"partial({how[:_LONGEST_AXIS_NAME]})", None
+            return role_word(Partial(cast("Reduction", how[:_LONGEST_AXIS_NAME]))), None
     raise UsageError(f"its placement is {str(told)[:80]}")
 
 
@@ -510,7 +512,9 @@ def place_shards(
             records[rank][at] = replace(record, placement=placement)
 
 
-def _place_shard(rank: int, sharding: Sharding, shapes: Mapping[int, tuple[int, ...]]) -> Placement:
+def _place_shard(
+    rank: int, sharding: Sharding, shapes: Mapping[int, tuple[int, ...]]
+) -> LocalPlacement:
     extents = sharding.extents
     if rank not in sharding.ranks:
         raise UsageError(f"its mesh has the ranks {str(list(sharding.ranks))[:80]} alone")
@@ -534,7 +538,7 @@ def _place_shard(rank: int, sharding: Sharding, shapes: Mapping[int, tuple[int, 
         offset[dimension] = sum(parts[: coordinate[mesh]])
     if math.prod(max(extent, 1) for extent in whole) > _MOST_ELEMENTS:
         raise UsageError(f"it is a part of {tuple(whole)}, larger than any memory")
-    return Placement(
+    return LocalPlacement(
         mesh=extents,
         coordinate=coordinate,
         placements=sharding.placements,

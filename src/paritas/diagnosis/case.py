@@ -45,21 +45,51 @@ class Context:
         inputs: the tensors it was given, in order.
         arguments: its other arguments by name or position, such as `dim` or `p`.
         world: how many ranks there are, along each axis of the mesh by name.
-        parts: of a tensor that ranks hold, what each of them has.
+        held: of a tensor that ranks hold, rank -> what it has.
         named: tensors it may have been mixed up with, by name: biases, residuals, other parameters.
         earlier: values of the same tensor from before, by name (`step 1`, `initial`): it may be
             stale.
         axes: names of its dimensions, where they are known: `batch`, `head`, `token`.
+        item: what it is in a step of training: `loss`, `output`, `gradient`, `parameter`, `buffer`,
+            `initial` or `module`.
+        unit: unit roundoff of what ranks computed.
+        splits_samples: whether ranks have different samples.
+        everywhere: rank -> its own, of all ranks, and `wholes` rank -> what it should hold, where
+            ranks have different samples.
+        summands: rank -> term of the sum that should have been taken.
+        biases: name -> parameter of one dim that may have been added too often.
+        added: in words -> what may have been added after the fault: a bias of the module, or what
+            goes past it; the likeliest last.
     """
 
     operator: str = ""
     inputs: tuple[Tensor, ...] = ()
     arguments: Mapping[str, object] = dataclasses.field(default_factory=dict)
     world: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    parts: tuple[Tensor, ...] = ()
+    held: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     named: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     earlier: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     axes: tuple[str, ...] = ()
+    item: str = ""
+    unit: float = 0.0
+    splits_samples: bool = False
+    everywhere: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    wholes: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    summands: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    biases: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    added: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.world.values())
+
+    def ranks_along(self, rank: int, axis: str) -> list[int]:
+        """The ranks that are where a rank is, but for their place along one axis."""
+        places = itertools.product(*map(range, self.world.values()))  # the last axis runs fastest
+        at = list(self.world).index(axis)
+        rest = [place[:at] + place[at + 1 :] for place in places]
+        return [one for one, other in enumerate(rest) if other == rest[rank]]
 
     @property
     def operator_name(self) -> str:
@@ -309,22 +339,21 @@ def boxes(case: Case, scale: float | None = None) -> Iterator[Box]:
     for outer in itertools.product(*map(range, shape[:cut])):
         for start in range(0, shape[cut], step):
             length = min(step, shape[cut] - start)
-            yield Box(outer, start, offset, _cut_case(case, outer, 0, start, length, scale))
+            yield Box(outer, start, offset, cut_case(case, outer, 0, start, length, scale))
             offset += length * inner
 
 
-def narrowed(case: Case, axis: int, start: int, length: int, scale: float | None) -> Case:
+def cut_case(
+    case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
+) -> Case:
     """Some slices of a case, views of its tensors.
 
     Args:
+        outer: indices along the first axes, which the part has no more.
+        axis: of what is left, along which it is cut.
         scale: of the whole case.
     """
-    return _cut_case(case, (), axis, start, length, scale)
 
-
-def _cut_case(
-    case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
-) -> Case:
     def part(value: Tensor) -> Tensor:
         return value.detach().expand(case.shape)[outer].narrow(axis, start, length)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, narrowed
+from paritas.diagnosis.case import MOST_ELEMENTS, Case, Context, cut_case
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
 from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
@@ -24,7 +24,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
-from paritas.results.findings import Diagnosis
+from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,56 +66,28 @@ def calibrate(raw: float) -> float:
 # with a name before any order, and what is only alike in distribution comes last.
 
 # Who proposes patterns, with the simplest kind of each, in the order of these.
-_PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], str], ...] = (
-    (propose_ties, "tie-breaking"),
-    (propose_nonfinite, "nonfinite"),
-    (propose_wrapped, "wrapped"),
-    (propose_clipping, "clipped"),
-    (propose_constants, "zeros"),
-    (propose_partial_sums, "doubled reduction"),
-    (propose_operands, "swapped operands"),
-    (propose_reductions, "off by one reduction"),
-    (propose_norms, "off by one reduction"),
-    (propose_masks, "mask"),
-    (propose_signs, "sign"),
-    (propose_scales, "scale"),
-    (propose_offsets, "offset"),
-    (propose_selections, "shift"),
-    (propose_shifts, "shift"),
-    (propose_permutations, "transpose"),
-    (propose_precision, "precision"),
-    (propose_random_streams, "different random stream"),
+_PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], PatternKind], ...] = (
+    (propose_ties, PatternKind.TIE_BREAKING),
+    (propose_nonfinite, PatternKind.NONFINITE),
+    (propose_wrapped, PatternKind.WRAPPED),
+    (propose_clipping, PatternKind.CLIPPED),
+    (propose_constants, PatternKind.ZEROS),
+    (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
+    (propose_operands, PatternKind.SWAPPED_OPERANDS),
+    (propose_reductions, PatternKind.OFF_BY_ONE),
+    (propose_norms, PatternKind.OFF_BY_ONE),
+    (propose_masks, PatternKind.MASK),
+    (propose_signs, PatternKind.SIGN),
+    (propose_scales, PatternKind.SCALE),
+    (propose_offsets, PatternKind.OFFSET),
+    (propose_selections, PatternKind.SHIFT),
+    (propose_shifts, PatternKind.SHIFT),
+    (propose_permutations, PatternKind.TRANSPOSE),
+    (propose_precision, PatternKind.PRECISION),
+    (propose_random_streams, PatternKind.RANDOM_STREAM),
 )
-# From simple to anything goes; a kind that is not named here comes after all of them.
-ORDER = (
-    "tie-breaking",
-    "nonfinite",
-    "overflow",
-    "wrapped",
-    "clipped",
-    "zeros",
-    "doubled reduction",
-    "partial sum",
-    "swapped operands",
-    "off by one reduction",
-    "mask",
-    "eps",
-    "sign",
-    "stale",
-    "copy",
-    "constant",
-    "scale",
-    "offset",
-    "residual",
-    "shift",
-    "transpose",
-    "permutation",
-    "uninitialised",
-    "axis offset",
-    "axis scale",
-    "precision",
-    "different random stream",
-)
+# From simple to anything goes.
+ORDER = tuple(PatternKind)
 # Below this a pattern is a guess, and gives way to every one that is not.
 _GUESS = 0.5
 # To be worth saying beside a simpler one, a pattern has to explain so much more.
@@ -166,7 +138,7 @@ def _rank_key(pattern: Pattern) -> tuple[bool, int, float, float]:
 
 
 def _simplicity(kind: str) -> int:
-    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+    return ORDER.index(PatternKind(kind))
 
 
 def _explained_share(pattern: Pattern) -> float:
@@ -224,8 +196,8 @@ def _most_wrong_part(survey: CaseSurvey) -> Case:
     within[1:] -= total[:-groups]
     width = groups * counts.each
     start = min(int(within.argmax()) * counts.each, size - width)
-    part = narrowed(case, axis, start, width, survey.scale)
+    part = cut_case(case, (), axis, start, width, survey.scale)
     context = dataclasses.replace(
-        case.context, operator="", inputs=(), parts=(), named={}, earlier={}
+        case.context, operator="", inputs=(), held={}, named={}, earlier={}
     )
     return Case(part.candidate, part.reference, part.right, part.allowed, context)

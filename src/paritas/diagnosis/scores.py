@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.results.findings import Pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch import Tensor
+
+    from paritas.results.findings import PatternKind
 
 
 # --- What speaks for a prediction -----------------------------------------------------------------
@@ -90,7 +93,7 @@ class Weight:
 
     def pattern(
         self,
-        kind: str,
+        kind: PatternKind,
         sentence: str,
         known: Mapping[str, float | str] | None = None,
         trust: float = 1.0,
@@ -234,7 +237,7 @@ def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
 def supported_pattern(
     case: Case,
     prediction: Tensor,
-    kind: str,
+    kind: PatternKind,
     sentence: str,
     *,
     cost: float = 1.0,
@@ -244,6 +247,11 @@ def supported_pattern(
     """The pattern that a prediction of all elements supports; None if it does not hold."""
     weight = weigh(case, prediction, cost=cost, noise=noise, extent=Extent.ALL)
     return None if weight is None else weight.pattern(kind, sentence, evidence)
+
+
+def first_supported(tried: Iterable[Pattern | None]) -> list[Pattern]:
+    """The first pattern that holds; what comes after it is not tried."""
+    return list(itertools.islice(filter(None, tried), 1))
 
 
 # --- Wrongness and proportions in units of the noise ---------------------------------------------
@@ -344,7 +352,7 @@ def wrong_block(case: Case) -> WrongBlock:
         cut(case.reference.detach().cpu()),
         cut(case.right),
         cut(case.allowed),
-        dataclasses.replace(case.context, parts=(), named={}, earlier={}, inputs=()),
+        dataclasses.replace(case.context, held={}, named={}, earlier={}, inputs=()),
     )
     return WrongBlock(inner, tuple(indices), is_whole=False)
 

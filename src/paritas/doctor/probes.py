@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -231,28 +232,6 @@ def sparse() -> None:
     expect("doubled values of a sparse tensor", torch.equal(doubled, 2 * torch.eye(3)))
 
 
-VALUE_PROBES = {
-    "accumulation": accumulation,
-    "attention": attention,
-    "cancelling": cancelling,
-    "decisions": decisions,
-    "default_dtypes": default_dtypes,
-    "equality": equality,
-    "foreach": foreach,
-    "hooks": hooks,
-    "indexing": indexing,
-    "kernel_checks": kernel_checks,
-    "kernels": kernels,
-    "last_sums": last_sums,
-    "lifting": lifting,
-    "modules": modules,
-    "named_operators": named_operators,
-    "operators": operators,
-    "perturbing": perturbing,
-    "sparse": sparse,
-}
-
-
 # --- Reading, copying and running graphs ----------------------------------------------------------
 
 
@@ -462,25 +441,6 @@ def widening() -> None:
     expect("a widened graph's values", same)
 
 
-GRAPH_PROBES = {
-    "draw_keys": draw_keys,
-    "exported_programs": exported_programs,
-    "exported_lifting": exported_lifting,
-    "frozen": frozen,
-    "graphs": graphs,
-    "higher_order": higher_order,
-    "naming": naming,
-    "overwriting": overwriting,
-    "random_twins": random_twins,
-    "replaying": replaying,
-    "selecting": selecting,
-    "tapping": tapping,
-    "tracing": tracing,
-    "watching": watching,
-    "widening": widening,
-}
-
-
 # --- Dynamo and Inductor --------------------------------------------------------------------------
 
 # Nothing here needs a C++ compiler: where code is generated, it calls torch's own kernels alone.
@@ -651,24 +611,6 @@ def wrapper_lines() -> None:
         pass
 
 
-COMPILING_PROBES = {
-    "ahead_of_time": ahead_of_time,
-    "arrival": arrival,
-    "backends": backends,
-    "buffer_nodes": buffer_nodes,
-    "buffers": buffers,
-    "compiled": compiled,
-    "fusion_options": fusion_options,
-    "inductor": inductor,
-    "passes": passes,
-    "quiet": quiet,
-    "stance": stance,
-    "stances": stances,
-    "variables": variables,
-    "wrapper_lines": wrapper_lines,
-}
-
-
 # --- Simulated ranks and distributed tensors ------------------------------------------------------
 
 
@@ -683,7 +625,7 @@ def placements() -> None:
     with simulated_ranks(2) as mesh:
         local = of_ranks([torch.ones(2, 3), torch.ones(2, 3)])
         part = local_part(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
-    expect("the whole shape", None if part is None else tuple(part.global_shape), (4, 3))
+    expect("the whole shape", None if part is None else part.placement.global_shape, (4, 3))
 
 
 def rank_lifting() -> None:
@@ -723,23 +665,14 @@ def simulated_ranks() -> None:
     expect("a sum over ranks", values, [3.0, 3.0])
 
 
-RANK_PROBES = {
-    "placements": placements,
-    "rank_lifting": rank_lifting,
-    "sharding_rules": sharding_rules,
-    "simulated_ranks": simulated_ranks,
-}
-
-
 # --- Running the probes ---------------------------------------------------------------------------
 
 GROUP = "hooks into torch"
-# By the module of `paritas._torch` that is probed; every module has one.
+# Every public function above, by its name; every module of `paritas._torch` has one at least.
 PROBES: dict[str, Callable[[], None]] = {
-    **VALUE_PROBES,
-    **GRAPH_PROBES,
-    **COMPILING_PROBES,
-    **RANK_PROBES,
+    name: probe
+    for name, probe in list(globals().items())
+    if inspect.isfunction(probe) and probe.__module__ == __name__ and not name.startswith("_")
 }
 ADVICE = (
     "what rests on this hook cannot be trusted with this torch; use one that paritas is tested "

@@ -9,6 +9,7 @@ import msgspec
 from torch import Tensor
 
 from paritas.numerics.statistics import Statistics
+from paritas.results.placements import LocalPlacement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,26 +77,6 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"{self.phase}/{scope}{tapped}{self.name}#{self.call}/{place}"
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """How a recorded local tensor is a part of a distributed one.
-
-    Attributes:
-        mesh: extent of the device mesh along each of its dimensions.
-        mesh_names: the names of those dimensions, or empty.
-        coordinate: where on the mesh this rank is.
-        placements: per mesh dimension `shard(0)`, `replicate` or `partial(sum)`.
-        global_shape: the shape of the whole.
-        global_offset: where in the whole the local part begins.
-    """
-
-    mesh: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    placements: tuple[str, ...]
-    global_shape: tuple[int, ...]
-    global_offset: tuple[int, ...]
-    mesh_names: tuple[str, ...] = ()
-
-
 class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What a tensor was, besides its values.
 
@@ -160,7 +141,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     statistics: Statistics | None = None
     sketch: Payload | None = None
     alias_of: int | None = None
-    placement: Placement | None = None
+    placement: LocalPlacement | None = None
     dtype: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -252,7 +233,7 @@ class Entry(msgspec.Struct, kw_only=True, gc=False):
     statistics: Statistics | None = None
     sketch: Tensor | None = None
     alias_of: int | None = None
-    placement: Placement | None = None
+    placement: LocalPlacement | None = None
     dtype: str | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from paritas.errors import UsageError
+from paritas.execution.subjects import Inputs
 from paritas.partition.configuration import inputs as domains
 from paritas.partition.configuration.inputs import (
     TensorInfo,
     WantedCall,
     domain_of,
+    generator_for,
     is_buffer,
     make_value,
 )
@@ -52,6 +55,11 @@ class TensorValue:
     dtype: torch.dtype
     kind: Kind = "intermediate"
     requires_grad: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +102,17 @@ class GraphCall:
         """The tensors it is given, in order."""
         yield from tensor_values((self.args, dict(self.kwargs)))
 
+    @property
+    def site(self) -> CallSite:
+        """Where it stands."""
+        return CallSite(
+            position=self.position,
+            node=self.name,
+            source=self.source,
+            code=self.code,
+            module=self.module,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
@@ -119,16 +138,33 @@ class Graph:
 
 def tensor_values(tree: Any) -> Iterator[TensorValue]:
     """The tensors of an argument, in order."""
-    if isinstance(tree, TensorValue):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from tensor_values(item)
-    elif isinstance(tree, (list, tuple)):
+    for item in items_in(tree):
+        if isinstance(item, TensorValue):
+            yield item
+        elif isinstance(item, slice):
+            yield from tensor_values((item.start, item.stop, item.step))
+
+
+def items_in(tree: Any) -> Iterator[Any]:
+    """What an argument holds that is no container, in order."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
         for item in tree:
-            yield from tensor_values(item)
-    elif isinstance(tree, slice):
-        yield from tensor_values((tree.start, tree.stop, tree.step))
+            yield from items_in(item)
+    else:
+        yield tree
+
+
+def map_items(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The same argument with something else in place of what is no container."""
+    if isinstance(tree, Mapping):
+        return {key: map_items(item, change) for key, item in tree.items()}
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(map_items(item, change) for item in tree)
+    if isinstance(tree, list):
+        return [map_items(item, change) for item in tree]
+    return change(tree)
 
 
 # --- How a graph is to be checked -----------------------------------------------------------------
@@ -194,18 +230,31 @@ class CallValues:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def map(self, change: Callable[[Any], Any]) -> CallValues:
+        """The same call, with other values."""
+        return CallValues(map_items(self.args, change), map_items(self.kwargs, change))
 
-def map_values(tree: Any, change: Callable[[TensorValue], Any]) -> Any:
-    """The same argument with something else in place of its tensors."""
-    if isinstance(tree, TensorValue):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        return {key: map_values(item, change) for key, item in tree.items()}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(map_values(item, change) for item in tree)
-    if isinstance(tree, list):
-        return [map_values(item, change) for item in tree]
-    return tree
+
+def values_for(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tensor_of: Callable[[TensorValue], torch.Tensor],
+) -> CallValues:
+    """The arguments with tensors in their places."""
+    return CallValues(args, kwargs).map(
+        lambda item: tensor_of(item) if isinstance(item, TensorValue) else item
+    )
+
+
+def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of a model as people give them, by position and by name."""
+    if isinstance(inputs, Inputs):
+        return inputs.args, inputs.kwargs
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return tuple(inputs), {}
+    return (inputs,), {}
 
 
 def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
@@ -214,7 +263,7 @@ def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
     def made(value: TensorValue) -> torch.Tensor:
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
-    return CallValues(map_values(args, made), map_values(dict(kwargs), made))
+    return values_for(args, kwargs, made)
 
 
 def ungraded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Place]:
@@ -253,7 +302,7 @@ def draw_values(
             raise UsageError(f"tensor {value.name} stands inside a slice, where it cannot be drawn")
         return drawn[value.name]
 
-    return CallValues(map_values(args, tensor_of), map_values(dict(kwargs), tensor_of))
+    return values_for(args, kwargs, tensor_of)
 
 
 def _draw_tensor(
@@ -264,8 +313,7 @@ def _draw_tensor(
     demanding = [use for use, domain in domain_at if domain is not domains.normal]
     indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
     place, path, value = (indexing or demanding or uses)[0]
-    digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    generator = generator_for(seed, path)
     if indexing and value.dtype != torch.bool:
         return domains.indices(0, sizes[path])(value.shape, generator).to(value.dtype)
     info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
@@ -503,16 +551,7 @@ class CallGroup:
     @property
     def sites(self) -> tuple[CallSite, ...]:
         """Where all of them stand."""
-        return tuple(
-            CallSite(
-                position=call.position,
-                node=call.name,
-                source=call.source,
-                code=call.code,
-                module=call.module,
-            )
-            for call in self.calls
-        )
+        return tuple(call.site for call in self.calls)
 
 
 def group_calls(graph: Graph, settings: GraphSettings) -> tuple[CallGroup, ...]:
@@ -555,8 +594,6 @@ def values_digest(tree: Any) -> str:
 
 
 def _add_values(digest: Any, tree: Any) -> None:
-    import torch
-
     if isinstance(tree, torch.Tensor):
         digest.update(f"{tree.dtype}{tuple(tree.shape)}".encode())
         flat = tree.detach().cpu().contiguous().reshape(-1)

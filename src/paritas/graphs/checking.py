@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from paritas.errors import UsageError, in_one_line
 from paritas.graphs.calls import (
     CallValues,
     draw_values,
-    hollow,
     key_of,
     signature_of,
     tensor_values,
@@ -28,16 +26,15 @@ from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
 from paritas.partition.recipe_checks import Wholes, confirmation, drifting, examine_recipe
 from paritas.partition.runner import GRADIENT, OUTPUT
-from paritas.placement.parts import moved
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe, moved
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import (
     CallOutcome,
-    CallSite,
     Confirmation,
     OperatorResult,
     OptionResult,
 )
+from paritas.results.placements import Partial, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,7 +187,7 @@ def _annotated_splits(
             continue
         length = expansion.lengths.get(identifier)
         even = length is None or length % ranks == 0
-        if not even and Reduce("avg") in recipe.outputs:
+        if not even and Partial("avg") in recipe.outputs:
             left.append(
                 f"{identifier} has length {length}: {ranks} ranks would have unequal parts, whose "
                 "means do not average to that of the whole"
@@ -212,17 +209,9 @@ def _annotated_splits(
 
 
 def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
-    found = discover_partitions(
-        call.function,
-        call.args,
-        call.kwargs,
-        ranks=ranks,
-        name=call.name,
-        without_gradient=tuple(call.without_gradient),
-    )
-    right = [one for one in found if one.backward is not False]
+    right = [one for one in discover_splits(call, ranks) if one.backward is not False]
     for one in right:
         idx, dim = _first_split(one.recipe, call)
         words = one.recipe.words.rpartition(": ")[2] or "split"
@@ -246,10 +235,10 @@ def _first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
     places = [*range(len(call.args)), *call.kwargs]
     for at, place in enumerate(places):
         placement = recipe.placement(place)
-        if isinstance(placement, Split):
+        if isinstance(placement, Shard):
             return at, placement.dim
     for at, combine in enumerate(recipe.outputs):
-        if isinstance(combine, Concat):
+        if isinstance(combine, Shard):
             return len(places) + at, combine.dim
     return 0, 0
 
@@ -382,15 +371,7 @@ def check_call(
         key=key_of(call, settings),
         operator=call.operator,
         signature=signature_of(call),
-        sites=(
-            CallSite(
-                position=call.position,
-                node=call.name,
-                source=call.source,
-                code=call.code,
-                module=call.module,
-            ),
-        ),
+        sites=(call.site,),
         outcome=found.outcome,
         reason=found.reason,
         options=found.options,
@@ -455,9 +436,7 @@ def _shrunk(
     """With no dimension longer than the cap, if that is asked for and can be done."""
     if settings.cap is None:
         return subject, []
-    hollows = hollow(subject.args, subject.kwargs)
-    bare = OperatorCall(subject.function, hollows.args, dict(hollows.kwargs), name=subject.name)
-    annotation = annotation_of(subject.name, bare, call.annotation, settings)
+    annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
     declared = call.annotation is not None and settings.options in {None, "declared", "all"}
     small = capped(subject, call.outputs, settings, annotation, declared=declared)
     if small is None:
@@ -467,16 +446,12 @@ def _shrunk(
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
     """Raise `UsageError` if the values would take more memory than is allowed."""
-    given = sum(
-        math.prod(value.shape) * value.dtype.itemsize
-        for value in {
-            t.name: t for t in tensor_values((subject.args, dict(subject.kwargs)))
-        }.values()
-    )
+    tensors = {one.name: one for one in tensor_values((subject.args, dict(subject.kwargs)))}
+    given = sum(one.bytes for one in tensors.values())
     if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
     made = foretold(subject)
-    results = made.bytes if made is not None else _declared_bytes(call)
+    results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
     need = (given + results) * max(settings.ranks)
     if need > settings.memory:
         raise UsageError(
@@ -484,10 +459,6 @@ def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings
             f"{max(settings.ranks)} ranks, more than the {bytes_words(settings.memory)} allowed; "
             "--cap N checks it with shorter dimensions"
         )
-
-
-def _declared_bytes(call: GraphCall) -> int:
-    return sum(math.prod(value.shape) * value.dtype.itemsize for value in call.outputs)
 
 
 def _operator_call(
@@ -500,27 +471,18 @@ def _operator_call(
     else:
         values = subject.spread(values)
         note = "values recorded from a run of the graph"
+    # Devices that a graph names are those of another machine: everything is checked on this.
     device = torch.device(settings.device or "cpu")
+    values = values.map(lambda item: moved(item, device))
     made = OperatorCall(
         subject.function,
-        _on_device(values.args, device),
-        _on_device(dict(values.kwargs), device),
+        values.args,
+        dict(values.kwargs),
         name=subject.name,
         without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
     return made, [note]
-
-
-def _on_device(tree: Any, device: torch.device) -> Any:
-    """Devices that a graph names are those of another machine: everything is checked on this."""
-    if isinstance(tree, dict):
-        return {key: _on_device(item, device) for key, item in tree.items()}
-    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-        return tuple(_on_device(item, device) for item in tree)
-    if isinstance(tree, list):
-        return [_on_device(item, device) for item in tree]
-    return moved(tree, device)
 
 
 # --- the splits -----------------------------------------------------------------------------------

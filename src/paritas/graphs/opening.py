@@ -24,8 +24,15 @@ from paritas._torch.graphs import (
     symbol_ranges,
 )
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.subjects import Inputs
-from paritas.graphs.calls import Graph, GraphCall, Kind, TensorValue, tensor_values
+from paritas.graphs.calls import (
+    Graph,
+    GraphCall,
+    Kind,
+    TensorValue,
+    map_items,
+    split_arguments,
+    tensor_values,
+)
 from paritas.graphs.exported import (
     APART,
     BRANCHES,
@@ -438,17 +445,12 @@ class _FxReader:
         return full_name(target), target, ""
 
     def _argument(self, given: Any) -> Any:
-        if isinstance(given, Node):
-            return self._made[given]
-        if isinstance(given, Mapping):
-            return {key: self._argument(one) for key, one in given.items()}
-        if isinstance(given, list):
-            return [self._argument(one) for one in given]
-        if isinstance(given, tuple):
-            return tuple(self._argument(one) for one in given)
-        if isinstance(given, slice):
-            return slice(*(self._argument(one) for one in (given.start, given.stop, given.step)))
-        return given
+        def item(one: Any) -> Any:
+            if isinstance(one, slice):
+                return slice(*map(item, (one.start, one.stop, one.step)))
+            return self._made[one] if isinstance(one, Node) else one
+
+        return map_items(given, item)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -543,7 +545,7 @@ def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
     name = type(model).__name__
     if inputs is None:
         raise UsageError(f"{name} is to be exported, but no inputs are given: give (model, inputs)")
-    args, kwargs = _split_arguments(inputs)
+    args, kwargs = split_arguments(inputs)
     try:
         program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:
@@ -554,19 +556,9 @@ def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
     return read_program(program, name)
 
 
-def _split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Inputs):
-        return inputs.args, inputs.kwargs
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
 def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
     """Arguments by the names of a graph's placeholders."""
-    args, kwargs = _split_arguments(inputs)
+    args, kwargs = split_arguments(inputs)
     nodes = module.graph.find_nodes(op="placeholder")
     given = [
         inspect.Parameter(

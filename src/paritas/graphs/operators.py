@@ -17,7 +17,14 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas._torch.named_operators import operator_named
 from paritas.errors import UsageError
-from paritas.graphs.calls import CallValues, TensorValue, hollow, tensor_values
+from paritas.graphs.calls import (
+    CallValues,
+    TensorValue,
+    hollow,
+    items_in,
+    map_items,
+    tensor_values,
+)
 from paritas.numerics.contents import leaves
 from paritas.partition.annotation import expand
 from paritas.partition.configuration import nnscaler_functions
@@ -158,6 +165,11 @@ class GraphSubject:
         if self.function is not nnscaler_functions.fullslice or len(values.args) == len(self.args):
             return values
         return CallValues(_spread_index(values.args), values.kwargs)
+
+    def hollow(self) -> OperatorCall:
+        """The call on tensors without contents."""
+        given = hollow(self.args, self.kwargs)
+        return OperatorCall(self.function, given.args, dict(given.kwargs), name=self.name)
 
 
 def _spread_index(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -395,15 +407,11 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 def numbers_in(tree: Any) -> Iterator[int]:
     """The numbers among the arguments, none negative; how often to repeat, how much to pad."""
-    if type(tree) is int:
-        yield abs(tree)
-    elif isinstance(tree, float):
-        yield math.ceil(abs(tree)) if math.isfinite(tree) else 1
-    elif isinstance(tree, Mapping):
-        yield from numbers_in(list(tree.values()))
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from numbers_in(item)
+    for item in items_in(tree):
+        if type(item) is int:
+            yield abs(item)
+        elif isinstance(item, float):
+            yield math.ceil(abs(item)) if math.isfinite(item) else 1
 
 
 def bytes_words(count: int) -> str:
@@ -489,23 +497,14 @@ def _propose_lengths(
         if by_rule:
             yield by_rule
     # Numbers among the arguments that are no length, but a part of one.
-    parts = {n for n in _numbers_in_tree((subject.args, dict(subject.kwargs))) if cap < n < long[0]}
+    items = items_in((subject.args, subject.kwargs))
+    parts = {n for n in items if type(n) is int and cap < n < long[0]}
     together = sorted({*long, *parts}, reverse=True)
     common = _common_factor(together, cap)
     if common > 1:
         yield {length: length // common for length in together}
     yield {length: _shorter(length, cap, step, at) for at, length in enumerate(long)}
     yield {length: _shorter(length, cap, step, 0) for length in long}
-
-
-def _numbers_in_tree(tree: Any) -> Iterator[int]:
-    if type(tree) is int:
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from _numbers_in_tree(list(tree.values()))
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _numbers_in_tree(item)
 
 
 def _shorter(length: int, cap: int, step: int, at: int) -> int:
@@ -530,7 +529,7 @@ def _shorten_by_rule(
 ) -> Lengths:
     """What the rule's names become; a product of several follows from its factors."""
     try:
-        expansion = expand(annotation.signature, _hollow_call(subject))
+        expansion = expand(annotation.signature, subject.hollow())
     except UsageError:
         return {}
     known = dict(expansion.lengths)
@@ -593,22 +592,18 @@ def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int |
 def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSubject:
     """The same call, with these lengths in its tensors and among its other arguments."""
 
-    def tensor(value: TensorValue) -> TensorValue:
-        shape = tuple(lengths.get(n, n) for n in value.shape)
-        return dataclasses.replace(value, shape=shape)
-
     def mapped(tree: Any, *, is_size: bool) -> Any:
-        if isinstance(tree, TensorValue):
-            return tensor(tree)
-        if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
-            return tuple(mapped(item, is_size=is_size) for item in tree)
-        if isinstance(tree, list):
-            return [mapped(item, is_size=is_size) for item in tree]
-        if isinstance(tree, slice):
-            parts = (tree.start, tree.stop, tree.step)
-            return slice(*(mapped(part, is_size=is_size) for part in parts))
-        # A small number may be a dimension's position as well as a length.
-        return lengths.get(tree, tree) if type(tree) is int and (is_size or tree > cap) else tree
+        def change(item: Any) -> Any:
+            if isinstance(item, TensorValue):
+                shape = tuple(lengths.get(n, n) for n in item.shape)
+                return dataclasses.replace(item, shape=shape)
+            if isinstance(item, slice):
+                return slice(*map(change, (item.start, item.stop, item.step)))
+            # A small number may be a dimension's position as well as a length.
+            is_length = type(item) is int and (is_size or item > cap)
+            return lengths.get(item, item) if is_length else item
+
+        return map_items(tree, change)
 
     sizes = subject.name.rpartition(".")[2] in _TAKE_SIZES
     args = tuple(mapped(value, is_size=sizes) for value in subject.args)
@@ -622,15 +617,10 @@ def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSub
 def _rule_still_fits(annotation: Annotation, small: GraphSubject) -> bool:
     """Whether the rule, which fits the real shapes, still does: it may have lengths as numbers."""
     try:
-        annotation.check(_hollow_call(small))
+        annotation.check(small.hollow())
     except UsageError:
         return False
     return True
-
-
-def _hollow_call(subject: GraphSubject) -> OperatorCall:
-    given = hollow(subject.args, subject.kwargs)
-    return OperatorCall(subject.function, given.args, dict(given.kwargs), name=subject.name)
 
 
 def _is_like(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,18 @@ import torch
 from paritas.comparison.dataflow import RecordedCall, RecordedCalls
 from paritas.dumps.opening import open_dump
 from paritas.errors import ParitasError, UsageError, first_line
-from paritas.execution.subjects import Inputs
 from paritas.files.dtypes import known_dtype
-from paritas.graphs.calls import CallValues, Graph, GraphCall, TensorValue, map_values
+from paritas.graphs.calls import (
+    CallValues,
+    Graph,
+    GraphCall,
+    TensorValue,
+    items_in,
+    split_arguments,
+    values_for,
+)
 from paritas.graphs.operators import bytes_words, foretold, function_of, numbers_in, subject_of
+from paritas.partition.configuration.inputs import generator_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,47 +86,26 @@ def _check(value: TensorValue, tensor: torch.Tensor) -> None:
 
 def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Tensors by position and by name; what else a model is given, the graph holds as constants."""
-    if isinstance(inputs, Inputs):
-        args, kwargs = inputs.args, inputs.kwargs
-    elif isinstance(inputs, Mapping):
-        args, kwargs = (), dict(inputs)
-    else:
-        args, kwargs = inputs, {}
+    args, kwargs = split_arguments(inputs)
     named = {str(key): tensor for key, tensor in kwargs.items() if isinstance(tensor, torch.Tensor)}
     inside = [one for one in kwargs.values() if not isinstance(one, torch.Tensor)]
-    if any(True for _ in iterate_tensors(inside)):
+    if any(isinstance(one, torch.Tensor) for one in items_in(inside)):
         raise UsageError(
             "a named input holds several tensors: give each by the name that the graph has for it"
         )
-    return list(iterate_tensors(args)), named
-
-
-def iterate_tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a value, in order."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from iterate_tensors(item)
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from iterate_tensors(item)
+    return [one for one in items_in(args) if isinstance(one, torch.Tensor)], named
 
 
 def copied(given: CallValues) -> CallValues:
     """Copies that later calls do not write to; one tensor given twice stays one."""
     copies: dict[int, torch.Tensor] = {}
 
-    def copy(tree: Any) -> Any:
-        if isinstance(tree, torch.Tensor):
-            return copies.setdefault(id(tree), tree.detach().clone())
-        if isinstance(tree, Mapping):
-            return {key: copy(item) for key, item in tree.items()}
-        if isinstance(tree, list):
-            return [copy(item) for item in tree]
-        return tuple(copy(item) for item in tree) if isinstance(tree, tuple) else tree
+    def copy(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return copies.setdefault(id(item), item.detach().clone())
 
-    return CallValues(copy(given.args), copy(dict(given.kwargs)))
+    return given.map(copy)
 
 
 def shown(found: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
@@ -169,8 +155,7 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
         if call.position not in keep or call.idle:
             continue
         if all(value.name in found or value.name in state for value in call.tensors()):
-            args = map_values(call.args, tensor_of)
-            kept[call.position] = copied(CallValues(args, map_values(dict(call.kwargs), tensor_of)))
+            kept[call.position] = copied(values_for(call.args, call.kwargs, tensor_of))
         else:
             missing.append(call.name)
     notes = [f"recorded in {path.name}: what {len(kept)} of {len(kept) + len(missing)} are given"]
@@ -335,13 +320,7 @@ class _SampleRun:
         """What a call is given; None if some of it is unknown."""
         if not all(self._fetch(value) for value in call.tensors()):
             return None
-
-        def tensor_of(value: TensorValue) -> torch.Tensor:
-            return self._known[value.name]
-
-        return CallValues(
-            map_values(call.args, tensor_of), map_values(dict(call.kwargs), tensor_of)
-        )
+        return values_for(call.args, call.kwargs, lambda value: self._known[value.name])
 
     def run(self, call: GraphCall, given: CallValues | None) -> None:
         """Run a call, whose results become known unless it fails, and forget what is used up."""
@@ -390,11 +369,12 @@ class _SampleRun:
             raise UsageError(f"{call.name}: {call.obstacle}")
         self._check_size(call)
         function = function_of(call, self._imports)
-        return list(iterate_tensors(function(*given.args, **given.kwargs)))
+        made = function(*given.args, **given.kwargs)
+        return [one for one in items_in(made) if isinstance(one, torch.Tensor)]
 
     def _check_size(self, call: GraphCall) -> None:
         """Refuse what does not fit the memory, as a file may ask for it."""
-        size = sum(_byte_count(value) for value in call.outputs)
+        size = sum(value.bytes for value in call.outputs)
         lengths = [math.prod(value.shape) for value in call.tensors()]
         numbers = math.prod(max(n, 1) for n in numbers_in((call.args, dict(call.kwargs))))
         widest = max(value.dtype.itemsize for value in call.outputs)
@@ -420,15 +400,10 @@ class _SampleRun:
 
 def _draw_parameter(value: TensorValue, seed: int) -> torch.Tensor:
     """A parameter that keeps activations in their range; a buffer that may be a variance."""
-    digest = hashlib.sha256(f"{seed}:{value.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    generator = generator_for(seed, value.name)
     if not value.dtype.is_floating_point:
         return torch.zeros(value.shape, dtype=value.dtype)
     if len(value.shape) > 1:
         scale = 1 / math.sqrt(max(1, math.prod(value.shape[1:])))
         return (torch.randn(value.shape, generator=generator) * scale).to(value.dtype)
     return (0.5 + torch.rand(value.shape, generator=generator)).to(value.dtype)
-
-
-def _byte_count(value: TensorValue) -> int:
-    return math.prod(value.shape) * value.dtype.itemsize

@@ -37,13 +37,12 @@ from paritas.graphs.results_folder import (
     GraphJournal,
     clear_folder,
     prepare_folder,
-    with_script,
     write_results,
 )
+from paritas.graphs.scripts import with_script
 from paritas.partition.recipe_checks import check_confirm
 from paritas.results.graph_reports import (
     CallOutcome,
-    CallSite,
     Confirm,
     GraphReport,
     OperatorResult,
@@ -178,18 +177,11 @@ def _result_of_worker(
 
 def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
     call = work.call
-    site = CallSite(
-        position=call.position,
-        node=call.name,
-        source=call.source,
-        code=call.code,
-        module=call.module,
-    )
     return OperatorResult(
         key=work.key,
         operator=call.operator,
         signature=signature_of(call),
-        sites=(site,),
+        sites=(call.site,),
         outcome=CallOutcome.UNSUPPORTED,
         reason=reason,
     )

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from typing import TYPE_CHECKING
 
 import torch
+
+from paritas.errors import UsageError
+from paritas.placement.assembly import (
+    Segment,
+    box,
+    length,
+    positions,
+    put,
+    reduce_terms,
+    same_bits,
+    take,
+)
+from paritas.placement.assembly import whole as all_of
+from paritas.placement.placement import Placement
+from paritas.results.placements import Partial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +30,7 @@ if TYPE_CHECKING:
 
     from paritas.parallel.plan import ParallelProgram
     from paritas.parallel.traces import RankPiece, StepTrace, Trace
+    from paritas.placement.assembly import Where
 
 
 # --- Which part of a parameter a plain tensor is, in a model that was split by hand ---------------
@@ -32,7 +47,7 @@ class Slots:
     """Where in the whole one rank's plain part lies.
 
     Attributes:
-        where: a slice or the positions along each dim.
+        where: which part of the whole it is.
         dim: the dim that is split; None if several are.
         chunk: which of the equal parts along `dim` it is, counted from 0; None if it is not one.
         natural: which one a rank of this number would be expected to have.
@@ -40,7 +55,7 @@ class Slots:
         ambiguous: whether they would fit elsewhere just as well.
     """
 
-    where: tuple[slice | Tensor, ...]
+    where: Where
     dim: int | None = None
     chunk: int | None = None
     natural: int | None = None
@@ -49,10 +64,9 @@ class Slots:
 
     def fits(self, value: Tensor, shape: tuple[int, ...]) -> bool:
         """Whether a tensor can lie there."""
-        if value.dim() != len(self.where) or len(shape) != len(self.where):
-            return False
-        lengths = [w.stop - w.start if isinstance(w, slice) else len(w) for w in self.where]
-        return list(value.shape) == lengths
+        return len(shape) == len(self.where) and tuple(value.shape) == tuple(
+            map(length, self.where)
+        )
 
 
 def find_slots(
@@ -63,7 +77,7 @@ def find_slots(
     for name, whole in reference.items():
         for trace in ranks:
             piece = trace.initial.get(name)
-            if piece is None or piece.placements is not None:
+            if piece is None or piece.placement is not None:
                 continue
             slots = _find_slots_of_rank(program, trace.rank, whole.local, piece.local)
             if slots is not None:
@@ -102,32 +116,38 @@ def _find_slots_of_rank(
     )
 
 
-def _slices_along(whole: Tensor, dim: int, where: slice | Tensor) -> tuple[slice | Tensor, ...]:
-    full: list[slice | Tensor] = [slice(0, n) for n in whole.shape]
+def _along(whole: Tensor, dim: int, where: tuple[Segment, ...]) -> Where:
+    """These stretches of a dim, and all of the others."""
+    full = list(map(all_of, whole.shape))
     full[dim] = where
     return tuple(full)
+
+
+def _chunk(whole: Tensor, dim: int, size: int, number: int) -> Where:
+    """One of the equal parts along a dim."""
+    return _along(whole, dim, (Segment(0, number * size, size),))
 
 
 def _find_chunk(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
 ) -> Slots | None:
     """One of the equal parts."""
-    length = local.shape[dim]
-    parts, rest = divmod(whole.shape[dim], length)
+    size = local.shape[dim]
+    parts, rest = divmod(whole.shape[dim], size)
     if rest:
         return None
-    equal = [n for n in range(parts) if torch.equal(whole.narrow(dim, n * length, length), local)]
+    equal = [n for n in range(parts) if torch.equal(whole.narrow(dim, n * size, size), local)]
     if not equal:
         return None
     natural = natural_chunk(program, rank, parts)
     chosen = natural if natural in equal else equal[0]
-    where = _slices_along(whole, dim, slice(chosen * length, (chosen + 1) * length))
+    where = _chunk(whole, dim, size, chosen)
     return Slots(where, dim, chosen, natural, proven=True, ambiguous=len(equal) > 1)
 
 
 def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
     """A slice that begins anywhere: uneven parts."""
-    length = local.shape[dim]
+    size = local.shape[dim]
     if whole.shape[dim] > _MOST_ROWS:
         return None
     begins = (whole == local.narrow(dim, 0, 1)).movedim(dim, 0)
@@ -135,12 +155,11 @@ def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
     places = [
         begin
         for begin in begins.nonzero().flatten().tolist()
-        if begin + length <= whole.shape[dim]
-        and torch.equal(whole.narrow(dim, begin, length), local)
+        if begin + size <= whole.shape[dim] and torch.equal(whole.narrow(dim, begin, size), local)
     ]
     if len(places) != 1:
         return None
-    return Slots(_slices_along(whole, dim, slice(places[0], places[0] + length)), dim, proven=True)
+    return Slots(_along(whole, dim, (Segment(0, places[0], size),)), dim, proven=True)
 
 
 def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
@@ -157,7 +176,7 @@ def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
     chosen = [places.get(_row_bytes(row), -1) for row in mine]
     if min(chosen) < 0:
         return None
-    return Slots(_slices_along(whole, dim, torch.tensor(chosen)), dim, proven=True)
+    return Slots(_along(whole, dim, positions(chosen)), dim, proven=True)
 
 
 def _row_bytes(row: Tensor) -> bytes:
@@ -168,12 +187,12 @@ def _slots_by_order(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
 ) -> Slots | None:
     """The part that the rank's number says; its initial values are then found to be others."""
-    length = local.shape[dim]
-    parts, rest = divmod(whole.shape[dim], length)
+    size = local.shape[dim]
+    parts, rest = divmod(whole.shape[dim], size)
     if rest:
         return None
     natural = natural_chunk(program, rank, parts)
-    where = _slices_along(whole, dim, slice(natural * length, (natural + 1) * length))
+    where = _chunk(whole, dim, size, natural)
     return Slots(where, dim, natural, natural)
 
 
@@ -183,11 +202,12 @@ def _find_block(whole: Tensor, local: Tensor, dims: list[int]) -> Slots | None:
     if any(rest for _, rest in counts):
         return None
     for chosen in itertools.product(*(range(parts) for parts, _ in counts)):
-        where = [slice(0, n) for n in whole.shape]
+        offset = [0] * whole.dim()
         for d, n in zip(dims, chosen, strict=True):
-            where[d] = slice(n * local.shape[d], (n + 1) * local.shape[d])
-        if torch.equal(whole[tuple(where)], local):
-            return Slots(tuple(where), proven=True)
+            offset[d] = n * local.shape[d]
+        where = box(offset, local.shape)
+        if torch.equal(take(whole, where), local):
+            return Slots(where, proven=True)
     return None
 
 
@@ -199,14 +219,14 @@ def _follow_the_weight(
     beside = found.get(f"{path}.weight" if path else "weight")
     if kind == "weight" or beside is None:
         return
-    length = reference[name].local.shape[0]
+    size = reference[name].local.shape[0]
     for rank, slots in found[name].items():
         other = beside.get(rank)
         doubtful = slots.ambiguous or not slots.proven
         if other is None or not doubtful or slots.dim != 0 or other.dim != 0:
             continue
         weight = reference[f"{path}.weight" if path else "weight"].local
-        if weight.shape[0] == length:
+        if weight.shape[0] == size:
             where = (other.where[0], *slots.where[1:])
             found[name][rank] = dataclasses.replace(
                 slots, where=where, chunk=other.chunk, natural=other.natural
@@ -217,8 +237,6 @@ def _follow_the_weight(
 
 # A replica is compared bit for bit. Ranks that hold the same thing compute it from the same numbers
 # or receive it from one another; if they differ by a rounding, they will differ by more later.
-
-_PARTIAL = re.compile(r"partial\((\w+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,10 +259,13 @@ class ReplicaDisagreement:
     def words(self) -> str:
         """For people."""
         first, second = self.ranks
-        return (
+        told = (
             f"claimed replicated, but ranks {first} and {second} differ in {self.elements} of "
-            f"{self.shared} elements, by {self.relative:.2g} times the typical value"
+            f"{self.shared} elements"
         )
+        if not self.relative:
+            return f"{told}, in the signs of zeros alone"
+        return f"{told}, by {self.relative:.2g} times the typical value"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +291,7 @@ class Assembled:
 class _Placed:
     rank: int
     value: Tensor
-    where: tuple[slice | Tensor, ...]
+    where: Where
 
 
 def assemble(
@@ -286,23 +307,31 @@ def assemble(
         slots: rank -> where in the whole a plain piece lies; otherwise it is claimed to be all.
     """
     without = tuple(rank for rank, piece in pieces.items() if piece is None)
-    held = {rank: piece for rank, piece in pieces.items() if piece is not None}
+    held = {rank: piece for rank, piece in pieces.items() if piece is not None and _holds(piece)}
     by_rank = {rank: piece.local for rank, piece in held.items()}
     about = Assembled(by_rank=by_rank, without=without)
     if not held:
         return dataclasses.replace(about, fault="no rank holds it")
     placed: list[_Placed] = []
-    for rank, value, piece in reduced(held):
-        where = _locate_piece(piece, value, tuple(shape), (slots or {}).get(rank))
-        if isinstance(where, str):
-            return dataclasses.replace(about, fault=f"rank {rank} holds {where}")
-        placed.append(_Placed(rank, value, where))
+    try:
+        for rank, value, piece in reduced(held):
+            where = _locate_piece(rank, piece, value, tuple(shape), (slots or {}).get(rank))
+            placed.append(_Placed(rank, value, where))
+    except UsageError as error:
+        return dataclasses.replace(about, fault=str(error))
     return _write_pieces(about, placed, tuple(shape))
+
+
+def _holds(piece: RankPiece) -> bool:
+    """Whether the rank is on the mesh of a distributed tensor; the others hold nothing of it."""
+    return piece.placement is None or bool(piece.placement.coordinate)
 
 
 def is_partial(piece: RankPiece) -> bool:
     """Whether it is one term of a value that has yet to be reduced."""
-    return any(_PARTIAL.fullmatch(placement) for placement in piece.placements or ())
+    return piece.placement is not None and any(
+        isinstance(role, Partial) for role in piece.placement.roles
+    )
 
 
 def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
@@ -311,56 +340,59 @@ def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
     seen: dict[tuple[int, ...], int] = {}
     found: list[tuple[int, Tensor, RankPiece]] = []
     for rank, piece in held.items():
-        if not is_partial(piece):
+        place = piece.placement
+        if place is None or not is_partial(piece):
             found.append((rank, piece.local, piece))
             continue
         # A mesh that is part of a larger one comes several times: the n-th rank at a coordinate
         # belongs to the n-th of them.
-        turn = seen.get(piece.coordinate, 0)
-        seen[piece.coordinate] = turn + 1
-        kept = tuple(
-            place
-            for place, placement in zip(piece.coordinate, piece.placements or (), strict=True)
-            if not _PARTIAL.fullmatch(placement)
-        )
+        turn = seen.get(place.coordinate, 0)
+        seen[place.coordinate] = turn + 1
+        axes = zip(place.coordinate, place.roles, strict=True)
+        kept = tuple(at for at, role in axes if not isinstance(role, Partial))
         groups.setdefault((turn, kept), []).append(rank)
     for ranks in groups.values():
-        first = held[ranks[0]]
-        operator = next(
-            match[1] for p in first.placements or () if (match := _PARTIAL.fullmatch(p)) is not None
-        )
-        value = _reduce_in_float64([held[rank].local for rank in ranks], operator)
+        terms = [held[rank] for rank in ranks]
+        roles = terms[0].placement.roles if terms[0].placement else ()
+        operator = next(role.reduction for role in roles if isinstance(role, Partial))
+        value = reduce_terms([one.local for one in terms], operator, accumulate="wide")
         found += [(rank, value, held[rank]) for rank in ranks]
     return sorted(found, key=lambda item: item[0])
 
 
-def _reduce_in_float64(values: list[Tensor], operator: str) -> Tensor:
-    dtype = values[0].dtype
-    wide = torch.stack(values)
-    if wide.is_floating_point() and dtype is not torch.float64:
-        wide = wide.double()
-    if operator in {"max", "min"}:
-        return (wide.amax(dim=0) if operator == "max" else wide.amin(dim=0)).to(dtype)
-    if operator == "product":
-        return wide.prod(dim=0).to(dtype)
-    total = wide.sum(dim=0)
-    return (total / len(values) if operator == "avg" else total).to(dtype)
+def locate(rank: int, piece: RankPiece) -> Where:
+    """Which part of the whole a rank's piece of a distributed tensor is.
+
+    Raises:
+        UsageError: its placement is not known.
+    """
+    place, shape = piece.placement, piece.local.shape
+    if place is None:
+        return tuple(map(all_of, shape))
+    return Placement.read(rank, place, shape).locate(rank, place, shape)
 
 
 def _locate_piece(
-    piece: RankPiece, value: Tensor, shape: tuple[int, ...], slots: Slots | None
-) -> tuple[slice | Tensor, ...] | str:
-    """Where in the whole a piece lies, or in words what it is if that cannot be said."""
-    if piece.placements is not None:
-        if tuple(piece.global_shape) != shape:
-            return f"a part of shape {list(piece.global_shape)}, not of {list(shape)}"
-        offsets = piece.global_offset
-        return tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))
+    rank: int, piece: RankPiece, value: Tensor, shape: tuple[int, ...], slots: Slots | None
+) -> Where:
+    """Where in the whole a piece lies.
+
+    Raises:
+        UsageError: that cannot be said.
+    """
+    holds = f"rank {rank} holds a"
+    if piece.placement is not None:
+        if piece.whole_shape != shape:
+            raise UsageError(
+                f"{holds} part of shape {list(piece.whole_shape)}, not of {list(shape)}"
+            )
+        return locate(rank, piece)
     if slots is not None and slots.fits(value, shape):
         return slots.where
     if tuple(value.shape) == shape:
-        return tuple(slice(0, n) for n in shape)
-    return f"a tensor of shape {list(value.shape)}: nothing says which part of {list(shape)} it is"
+        return tuple(map(all_of, shape))
+    which = f"nothing says which part of {list(shape)} it is"
+    raise UsageError(f"{holds} tensor of shape {list(value.shape)}: {which}")
 
 
 def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...]) -> Assembled:
@@ -368,14 +400,13 @@ def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...
     owner = torch.full(shape, -1, dtype=torch.int32)
     disagreement: ReplicaDisagreement | None = None
     for one in placed:
-        index = indexed(one.where)
-        known = owner[index]
+        known, before = take(owner, one.where), take(whole, one.where)
         value = one.value.to(whole.dtype)
         if disagreement is None and bool((known >= 0).any()):
-            disagreement = _find_disagreement(whole[index], value, known, one.rank)
+            disagreement = _find_disagreement(before, value, known, one.rank)
         fresh = known < 0
-        whole[index] = torch.where(fresh, value, whole[index])
-        owner[index] = torch.where(fresh, one.rank, known)
+        put(whole, one.where, torch.where(fresh, value, before))
+        put(owner, one.where, torch.where(fresh, one.rank, known))
     missing = int((owner < 0).sum())
     if missing:
         fault = f"{missing} of {owner.numel()} elements are on no rank"
@@ -383,27 +414,11 @@ def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...
     return dataclasses.replace(about, value=whole, disagreement=disagreement)
 
 
-def indexed(where: tuple[slice | Tensor, ...]) -> tuple[slice | Tensor, ...]:
-    """An index of a tensor: slices as they are, chosen positions along several dims as a block."""
-    if all(isinstance(one, slice) for one in where):
-        return where
-    full: list[slice | Tensor] = []
-    for dim, one in enumerate(where):
-        positions = torch.arange(one.start, one.stop) if isinstance(one, slice) else one
-        view = [1] * len(where)
-        view[dim] = -1
-        full.append(positions.view(view))
-    return tuple(full)
-
-
 def _find_disagreement(
     known: Tensor, value: Tensor, owner: Tensor, rank: int
 ) -> ReplicaDisagreement | None:
     """How a rank's replica differs from what is known of the same elements."""
-    same = known == value
-    if value.is_floating_point() or value.is_complex():
-        same |= known.isnan() & value.isnan()
-    differ = ~same & (owner >= 0)
+    differ = ~same_bits(known, value) & (owner >= 0)
     elements = int(differ.sum())
     if not elements:
         return None
@@ -413,7 +428,7 @@ def _find_disagreement(
     gap = (value.double() - known.double()).abs()[differ] if not value.is_complex() else None
     typical = float(known.abs().double().square().mean().sqrt())
     largest = float(gap.max()) if gap is not None else float((value - known).abs()[differ].max())
-    relative = largest / typical if typical else float("inf")
+    relative = largest / typical if typical else float("inf") if largest else 0.0
     return ReplicaDisagreement((other, rank), int(differ.sum()), int(shared.sum()), relative)
 
 
@@ -534,9 +549,7 @@ def _assemble_state(
     if value is None:
         if not held:
             return Assembled(without=tuple(pieces))
-        first = held[0]
-        shape = first.global_shape if first.placements is not None else tuple(first.local.shape)
-        return assemble(pieces, shape, slots)
+        return assemble(pieces, held[0].whole_shape, slots)
     if pieces and not held:
         return Assembled(value=torch.zeros_like(value), without=tuple(pieces))
     return assemble(_with_zeros(pieces, held[0] if held else None), value.shape, slots)
@@ -546,9 +559,12 @@ def _with_zeros(
     pieces: dict[int, RankPiece | None], like: RankPiece | None
 ) -> dict[int, RankPiece | None]:
     """Where no gradient arrives on a rank with a plain parameter, it is zero there."""
-    if like is None or like.placements is not None:
+    if like is None or like.placement is not None:
         return pieces
-    zero = dataclasses.replace(like, local=torch.zeros_like(like.local))
+    local = torch.zeros_like(like.local)
+    # The sign of such a zero is nobody's claim.
+    local = local.copysign(like.local) if local.is_floating_point() else local
+    zero = dataclasses.replace(like, local=local)
     return {rank: zero if piece is None else piece for rank, piece in pieces.items()}
 
 
@@ -596,8 +612,7 @@ def _assemble_output(
         return Assembled(fault="the reference returns nothing there")
     if value.dim() == 0:
         return _average_scalar(program, pieces)
-    shapes = {piece.global_shape for piece in pieces.values() if piece and piece.placements}
-    shapes |= {tuple(p.local.shape) for p in pieces.values() if p and p.placements is None}
+    shapes = {piece.whole_shape for piece in pieces.values() if piece}
     if program.data_ranks == 1 or tuple(value.shape) in shapes:
         return _group_output(program, pieces, tuple(value.shape))
     samples = {trace.rank: trace.samples for trace in ranks}
@@ -627,15 +642,14 @@ def _group_output(
     """The output of ranks that have the same samples; plain parts lie in the order of ranks."""
     slots: dict[int, Slots] = {}
     for rank, piece in pieces.items():
-        if piece is None or piece.placements is not None or piece.local.dim() != len(shape):
+        if piece is None or piece.placement is not None or piece.local.dim() != len(shape):
             continue
         lengths = tuple(piece.local.shape)
         dims = [d for d in range(len(shape)) if lengths[d] != shape[d]]
         if len(dims) != 1 or not lengths[dims[0]] or shape[dims[0]] % lengths[dims[0]]:
             continue
-        length = lengths[dims[0]]
-        chunk = natural_chunk(program, rank, shape[dims[0]] // length)
-        where = [slice(0, n) for n in shape]
-        where[dims[0]] = slice(chunk * length, (chunk + 1) * length)
-        slots[rank] = Slots(tuple(where), dims[0], chunk, chunk)
+        chunk = natural_chunk(program, rank, shape[dims[0]] // lengths[dims[0]])
+        offset = [0] * len(shape)
+        offset[dims[0]] = chunk * lengths[dims[0]]
+        slots[rank] = Slots(box(offset, lengths), dims[0], chunk, chunk)
     return assemble(pieces, shape, slots)

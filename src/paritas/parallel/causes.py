@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from paritas.diagnosis.patterns.ranks import factor_of
 from paritas.numerics.gates import Near
 from paritas.parallel.assembling import BUFFER, GRADIENT, INITIAL, LOSS, OUTPUT, PARAMETER
 from paritas.parallel.collective_faults import case_of_item, case_of_module, explain, swapped_shards
-from paritas.parallel.relating import Related, Relation, alike, factor_of, relate
+from paritas.parallel.relating import Related, Relation, alike, relate
 from paritas.parallel.traces import INPUT_SIDE, OUTPUT_SIDE
-from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, Status
+from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, PatternKind, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -434,11 +435,10 @@ def find_cause(
     """
     step = min(one.step for one in wrong)
     here = [one for one in wrong if one.step == step]
-    near = Near(judge.unit)
     others = {}
     for one in here:
         case = case_of_item(judge, one)
-        found = None if case is None else explain(case, near)
+        found = None if case is None else explain(case)
         if found is not None:
             others[(one.step, one.item.path)] = found
     seen = None
@@ -448,9 +448,9 @@ def find_cause(
     if INITIAL in kinds:
         return _at_owner(here[0], seen, others)
     if kinds & {OUTPUT, LOSS}:
-        return _forward_cause(judge, here, seen, others, near)
+        return _forward_cause(judge, here, seen, others)
     if GRADIENT in kinds:
-        return _backward_cause(judge, here, seen, others, near)
+        return _backward_cause(judge, here, seen, others)
     first = next(
         (one for kind in (PARAMETER, BUFFER) for one in here if one.item.kind == kind), here[0]
     )
@@ -462,7 +462,6 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
 
     They are terms of the right gradient, and the parameter that the step makes of them is right.
     """
-    near = Near(judge.unit)
     stepped = {
         (one.step, one.item.name): one
         for one in judged
@@ -473,10 +472,8 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
         after = stepped.get((one.step, one.item.name))
         if one.item.kind == GRADIENT and not one.status.passes() and after is not None:
             case = case_of_item(judge, one)
-            told = (
-                None if case is None or not _is_moved_by_step(judge, after) else explain(case, near)
-            )
-            if told is not None and told.best and told.best.kind == "missing reduction":
+            told = None if case is None or not _is_moved_by_step(judge, after) else explain(case)
+            if told is not None and told.best and told.best.kind == PatternKind.MISSING_REDUCTION:
                 finding = msgspec.structs.replace(
                     one.findings[0], status=Status.EQUIVALENT, reason=_LATE, diagnosis=None
                 )
@@ -511,13 +508,13 @@ def _at_owner(one: Judged, seen: WatchedStep | None, others: Explained) -> Paral
 
 
 def _forward_cause(
-    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained, near: Near
+    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
 ) -> ParallelCause:
     """Outputs or the loss are wrong: the first module that gave something else."""
     one = next(one for one in here if one.item.kind in {OUTPUT, LOSS})
     location = None if seen is None else locate_forward(seen)
     if location is not None:
-        cause = _cause_at_location(judge, one, location, others, near)
+        cause = _cause_at_location(judge, one, location, others)
         stale = _stale_state(here, location.module, others)
         return cause if stale is None else dataclasses.replace(cause, diagnosis=stale)
     if one.item.kind == LOSS:
@@ -532,17 +529,22 @@ def _stale_state(here: list[Judged], module: str, others: Explained) -> Diagnosi
     for one in here:
         found = others.get(_item_key(one))
         owns = one.item.kind == BUFFER and owner_of(one.item.name, None)[0] == module
-        if owns and found is not None and found.best is not None and found.best.kind == "stale":
+        if (
+            owns
+            and found is not None
+            and found.best is not None
+            and found.best.kind == PatternKind.STALE
+        ):
             return found
     return None
 
 
 def _cause_at_location(
-    judge: Judge, one: Judged, location: Location, others: Explained, near: Near
+    judge: Judge, one: Judged, location: Location, others: Explained
 ) -> ParallelCause:
     ranks = location.related.ranks
     case = case_of_module(judge, location, one.step - 1)
-    diagnosis = None if case is None else explain(case, near)
+    diagnosis = None if case is None else explain(case)
     swapped = swapped_shards(judge, location.module)
     if swapped is not None:
         diagnosis, ranks = swapped
@@ -554,7 +556,7 @@ def _cause_at_location(
 
 
 def _backward_cause(
-    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained, near: Near
+    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
 ) -> ParallelCause:
     """The forward pass is right, gradients are not."""
     wrong = [one for one in here if one.item.kind == GRADIENT]
@@ -562,11 +564,11 @@ def _backward_cause(
     if location is not None:
         inside = [one for one in wrong if owner_of(one.item.name, seen)[0] == location.module]
         one = inside[0] if inside else _first_backward(wrong, seen)
-        return _cause_at_location(judge, one, location, others, near)
+        return _cause_at_location(judge, one, location, others)
     one = _first_backward(wrong, seen)
     if not _all_are(judge, wrong):
         return _at_owner(one, seen, others)
-    factor = _common_factor(wrong, near)
+    factor = _common_factor(wrong, Near(judge.unit))
     if factor is not None:
         return _all_scaled(judge, wrong, seen, factor, others)
     if seen is None:

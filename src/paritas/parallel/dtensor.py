@@ -23,7 +23,9 @@ from paritas.execution.observation import Observation, cotangent, note_decisions
 from paritas.execution.program import Program
 from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
+from paritas.placement.placement import Terms, split_tensor
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,83 +34,62 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from paritas.execution.observation import RunOptions
+    from paritas.results.placements import Reduction, Role
 
 
 # --- The placements of DTensor: which there are for a tensor, and what each rank then holds -------
 
-Kind = Literal["replicate", "shard", "partial"]
-_REDUCTIONS = ("sum", "avg", "max", "min")
+_REDUCTIONS: tuple[Reduction, ...] = ("sum", "avg", "max", "min")
 
 
-@dataclasses.dataclass(frozen=True)
-class DTensorPlace:
-    """Where a tensor is on a mesh of one dimension."""
-
-    kind: Kind
-    dim: int = 0
-    reduction: str = ""
-
-    @property
-    def words(self) -> str:
-        """As DTensor abbreviates it."""
-        if self.kind == "shard":
-            return f"S({self.dim})"
-        return f"P({self.reduction})" if self.kind == "partial" else "R"
-
-    def placement(self) -> Any:
-        """DTensor's own object."""
-        from torch.distributed.tensor import Partial, Replicate, Shard
-
-        if self.kind == "shard":
-            return Shard(self.dim)
-        return Partial(self.reduction) if self.kind == "partial" else Replicate()
-
-
-def places_of(tensor: Tensor, ranks: int) -> list[DTensorPlace]:
-    """All places that a tensor can have: a term of an index or of a mask means nothing."""
-    places = [DTensorPlace("replicate")]
-    places += [DTensorPlace("shard", dim) for dim, size in enumerate(tensor.shape) if size >= ranks]
+def roles_of(tensor: Tensor, ranks: int) -> list[Role]:
+    """All roles that a tensor can have: a term of an index or of a mask means nothing."""
+    roles: list[Role] = [Replicate()]
+    # Split as DTensor does it: full parts first, then what is left, which may be nothing.
+    roles += [Shard(dim, cut="chunk") for dim, size in enumerate(tensor.shape) if size >= ranks]
     if tensor.is_floating_point():
-        places += [DTensorPlace("partial", reduction=reduction) for reduction in _REDUCTIONS]
-    return places
+        roles += [Partial(reduction) for reduction in _REDUCTIONS]
+    return roles
 
 
-def place_parts(tensor: Tensor, place: DTensorPlace, ranks: int, seed: int) -> list[Tensor]:
-    """What each rank has of a tensor."""
-    if place.kind == "replicate":
-        return [tensor.clone() for _ in range(ranks)]
-    if place.kind == "shard":
-        # As DTensor does: full parts first, then what is left, which may be nothing.
-        parts = [part.clone() for part in tensor.chunk(ranks, place.dim)]
-        nothing = tensor.narrow(place.dim, 0, 0).clone()
-        return parts + [nothing] * (ranks - len(parts))
-    generator = torch.Generator().manual_seed(seed)
-    if place.reduction in {"sum", "avg"}:
-        return _draw_terms(tensor, place.reduction, ranks, generator)
-    return _draw_bounds(tensor, place.reduction, ranks, generator)
+def short_word(role: Role) -> str:
+    """As DTensor abbreviates it."""
+    if isinstance(role, Shard):
+        return f"S({role.dim})"
+    return f"P({role.reduction})" if isinstance(role, Partial) else "R"
 
 
-def _draw_terms(
-    tensor: Tensor, reduction: str, ranks: int, generator: torch.Generator
-) -> list[Tensor]:
-    """Terms of both signs, none of them in proportion to the whole."""
-    drawn = [
-        torch.randn(tensor.shape, generator=generator).to(tensor.dtype) for _ in range(ranks - 1)
-    ]
-    rest = sum(drawn, torch.zeros_like(tensor))
-    if reduction == "sum":
-        return [*drawn, tensor - rest]
-    return [*(tensor + part for part in drawn), tensor - rest]
+def _dtensor_placement(role: Role) -> Any:
+    """DTensor's own object."""
+    from torch.distributed import tensor
+
+    if isinstance(role, Shard):
+        return tensor.Shard(role.dim)
+    return tensor.Partial(role.reduction) if isinstance(role, Partial) else tensor.Replicate()
 
 
-def _draw_bounds(
-    tensor: Tensor, reduction: str, ranks: int, generator: torch.Generator
-) -> list[Tensor]:
-    """For each element one rank has it, and the others have something beyond it."""
-    holder = torch.randint(ranks, tensor.shape, generator=generator)
-    beyond = 1 + 2 * torch.rand(tensor.shape, generator=generator).to(tensor.dtype)
-    other = tensor - beyond if reduction == "max" else tensor + beyond
-    return [torch.where(holder == rank, tensor, other) for rank in range(ranks)]
+class ExactTerms(Terms):
+    """Draws terms that add up to a tensor bit for bit, as it has no more digits than float32."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw by this seed."""
+        super().__init__(seed, lifted=True)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
+        """Of each element terms of both signs, none in proportion to the whole, or bounds."""
+        if reduction in {"sum", "avg"}:
+            drawn = [self._random(torch.randn, tensor) for _ in range(ranks - 1)]
+            rest = tensor - sum(drawn, torch.zeros_like(tensor))
+            return [*drawn, rest] if reduction == "sum" else [*(tensor + d for d in drawn), rest]
+        # One rank has the element, and the others have something beyond it.
+        holder = torch.randint(ranks, tensor.shape, generator=self._generator)
+        beyond = 1 + 2 * self._random(torch.rand, tensor)
+        other = tensor - beyond if reduction == "max" else tensor + beyond
+        return [torch.where(holder == rank, tensor, other) for rank in range(ranks)]
+
+    def _random(self, drawn: Callable[..., Tensor], like: Tensor) -> Tensor:
+        return drawn(like.shape, generator=self._generator).to(like.dtype)
 
 
 def describe_placement(leaf: Any) -> str:
@@ -119,9 +100,9 @@ def describe_placement(leaf: Any) -> str:
     words = []
     for placement in placements:
         if placement.is_shard():
-            words.append(f"S({placement.dim})")
+            words.append(short_word(Shard(placement.dim)))
         elif placement.is_replicate():
-            words.append("R")
+            words.append(short_word(Replicate()))
         else:
             words.append(f"P({getattr(placement, 'reduce_op', placement)})")
     return " ".join(words)
@@ -350,7 +331,7 @@ def examine_dtensor(
         ) from error
     context = within or contextlib.nullcontext
     trial = _Trial(truth, ranks, seed, context)
-    choices = [places_of(tensor, ranks) for tensor in tensors.values()]
+    choices = [roles_of(tensor, ranks) for tensor in tensors.values()]
     for combination in itertools.product(*choices):
         yield trial.examine(dict(zip(tensors, combination, strict=True)))
 
@@ -373,20 +354,22 @@ class _Trial:
     seed: int
     within: Callable[[], contextlib.AbstractContextManager[Any]]
 
-    def examine(self, places: Mapping[str, DTensorPlace]) -> DTensorClaim:
+    def examine(self, roles: Mapping[str, Role]) -> DTensorClaim:
         """Run one way to place the arguments, and judge what DTensor says of it."""
-        words = tuple(place.words for place in places.values())
+        words = tuple(map(short_word, roles.values()))
         given = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
         # Made outside: within the simulation a generator would be moved on by each rank.
         parts = {
-            path: place_parts(tensor, places[path], self.ranks, self.seed + number)
+            path: split_tensor(
+                tensor, roles[path], self.ranks, ExactTerms(self.seed + number), path
+            )
             for number, (path, tensor) in enumerate(given.items())
         }
         seen = _TrialResult()
         with simulated_ranks(self.ranks) as mesh, default_dtype(torch.float64), self.within():
             # Nothing is raised through the contexts: `loss_parallel` would stay switched on.
             try:
-                self._run(places, given, parts, mesh, seen)
+                self._run(roles, given, parts, mesh, seen)
             except Exception as error:  # noqa: BLE001  (DTensor has no rule for it, or says so late)
                 seen.error = error
         if isinstance(seen.error, Redistributed):
@@ -398,14 +381,14 @@ class _Trial:
 
     def _run(
         self,
-        places: Mapping[str, DTensorPlace],
+        roles: Mapping[str, Role],
         given: Mapping[str, Tensor],
         parts: Mapping[str, list[Tensor]],
         mesh: DeviceMesh,
         seen: _TrialResult,
     ) -> None:
         leaves = {
-            path: _distribute(tensor, parts[path], places[path], mesh)
+            path: _distribute(tensor, parts[path], roles[path], mesh)
             for path, tensor in given.items()
         }
         args, kwargs = _replace_tensors(
@@ -480,15 +463,13 @@ class _Trial:
         return findings, notes
 
 
-def _distribute(
-    tensor: Tensor, parts: list[Tensor], place: DTensorPlace, mesh: DeviceMesh
-) -> Tensor:
+def _distribute(tensor: Tensor, parts: list[Tensor], role: Role, mesh: DeviceMesh) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     made = DTensor.from_local(
-        of_ranks(parts),
+        of_ranks([part.clone() for part in parts]),
         mesh,
-        [place.placement()],
+        [_dtensor_placement(role)],
         run_check=False,
         shape=tensor.shape,
         stride=tensor.stride(),

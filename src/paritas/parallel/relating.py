@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.parallel.assembling import assemble, natural_chunk, sample_rows
+from paritas.parallel.assembling import assemble, locate, natural_chunk, sample_rows
+from paritas.placement.assembly import take
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,20 +103,6 @@ def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) ->
     )
 
 
-def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
-    """K where the value is k times what is expected in every element; None if it is not."""
-    if value.shape != expected.shape or not value.numel():
-        return None
-    value, expected = value.double(), expected.double()
-    square = float(expected.square().sum())
-    if not square or not bool(torch.isfinite(value).all()):
-        return None
-    factor = float((value * expected).sum()) / square
-    if abs(factor) < near.reach or abs(factor - 1) < 10 * near.reach:
-        return None
-    return factor if near(value, expected * factor) else None
-
-
 def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
     """The mean of what ranks hold."""
     return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)
@@ -144,7 +131,7 @@ def _relate_group(
     program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
 ) -> tuple[Relation, list[int]]:
     """How the pieces of ranks with the same samples belong to the whole; the ranks that do not."""
-    if any(piece.placements is not None for piece in pieces.values()):
+    if any(piece.placement is not None for piece in pieces.values()):
         return _relate_placed(pieces, whole, near)
     relations = {
         rank: _relate_plain(program, rank, piece.local, whole, near)
@@ -162,21 +149,19 @@ def _relate_group(
 def _relate_placed(
     pieces: dict[int, RankPiece], whole: Tensor, near: Near
 ) -> tuple[Relation, list[int]]:
-    shape = next(iter(pieces.values())).global_shape
-    if any(p.placements is None for p in pieces.values()) or tuple(shape) != tuple(whole.shape):
+    shape = next(iter(pieces.values())).whole_shape
+    if any(p.placement is None for p in pieces.values()) or shape != tuple(whole.shape):
         return Relation.UNKNOWN, []
     together = assemble(dict(pieces), whole.shape)
     if together.value is None:
         return Relation.UNKNOWN, []
     if near(together.value, whole) and together.disagreement is None:
         return Relation.WHOLE, []
-    bad = []
-    for rank, piece in pieces.items():
-        where = tuple(
-            slice(o, o + n) for o, n in zip(piece.global_offset, piece.local.shape, strict=True)
-        )
-        if not near(piece.local, whole[where]):
-            bad.append(rank)
+    bad = [
+        rank
+        for rank, piece in pieces.items()
+        if not near(piece.local, take(whole, locate(rank, piece)))
+    ]
     if not bad:  # apart by rounding
         return Relation.WHOLE, []
     return Relation.WRONG, bad

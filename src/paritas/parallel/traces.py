@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
 
+    from paritas.results.placements import LocalPlacement
+
 
 # --- Plain data -----------------------------------------------------------------------------------
 
@@ -39,22 +41,18 @@ class RankPiece:
 
     Attributes:
         local: what the rank holds, on the host, a copy.
-        placements: of a distributed tensor, one for each axis of its mesh: `shard(0)`, `replicate`,
-            `partial(sum)`; None for a plain tensor, which claims nothing about the other ranks.
-        mesh: extent of that mesh along each axis.
-        mesh_names: the names of those axes, or empty.
-        coordinate: where on that mesh the rank is.
-        global_shape: shape of the whole; that of `local` for a plain tensor.
-        global_offset: where in the whole the local part begins.
+        placement: which part of a distributed tensor it is; None for a plain tensor, which claims
+            nothing about the other ranks.
     """
 
     local: Tensor
-    placements: tuple[str, ...] | None = None
-    mesh: tuple[int, ...] = ()
-    mesh_names: tuple[str, ...] = ()
-    coordinate: tuple[int, ...] = ()
-    global_shape: tuple[int, ...] = ()
-    global_offset: tuple[int, ...] = ()
+    placement: LocalPlacement | None = None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the whole; that of `local` for a plain tensor."""
+        shape = self.local.shape if self.placement is None else self.placement.global_shape
+        return tuple(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +218,8 @@ def piece_of(tensor: Tensor) -> RankPiece:
     """A copy of what this rank holds, on the host; no collective is started."""
     part = local_part(tensor)
     if part is None:
-        local = _on_host(tensor)
-        return RankPiece(local, global_shape=tuple(local.shape), global_offset=(0,) * local.dim())
-    told = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    return RankPiece(**{**told, "local": _on_host(part.local)})
+        return RankPiece(_on_host(tensor))
+    return RankPiece(_on_host(part.local), part.placement)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -18,7 +18,13 @@ from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64
-from paritas.numerics.gates import Near
+from paritas.numerics.gates import (
+    GROSS_SHAKES,
+    Near,
+    gross_difference,
+    near_in_float64,
+    near_natively,
+)
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.parallel.assembling import (
@@ -33,12 +39,6 @@ from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_
 from paritas.parallel.plan import ParallelProgram, make_program
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
-from paritas.partition.split_evidence import (
-    GROSS_SHAKES,
-    GROSS_SHARE,
-    near_in_float64,
-    near_natively,
-)
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 from paritas.results.progress import shows_progress
 
@@ -351,8 +351,9 @@ class Judge:
         """With what kind of wrong they are; what is particular to a plan is found out later."""
         from paritas.diagnosis.case import Context
 
-        held = [one for one in item.ranks.by_rank.values() if one.shape == pair[0].shape]
-        context = Context(world=dict(self.program.mesh), parts=tuple(held))
+        whole = pair[0].shape
+        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
+        context = Context(world=dict(self.program.mesh), held=held)
         return self._explainer.explain(findings, *pair, evidence, context)
 
     def _plainly(
@@ -378,22 +379,18 @@ class Judge:
         split = lifted.ranks.value
         if split is None or split.shape != whole.shape or not bool(torch.isfinite(whole).all()):
             return None
-        apart, typical = criterion.rms_difference(split, whole), criterion.rms(whole)
-        if not apart > GROSS_SHARE * typical:
+
+        def limit() -> float | None:
+            self.runs.arbiter()
+            unit = self.lift.unit
+            shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
+            spread = self.runs.spread(unit, number, item.path, 1, self.demand)
+            return None if spread is None else shakes * criterion.rms(spread)
+
+        reason = gross_difference(whole, split, limit)
+        if reason is None:
             return None
-        self.runs.arbiter()
-        unit = self.lift.unit
-        shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
-        spread = self.runs.spread(unit, number, item.path, 1, self.demand)
-        if spread is None or not apart > shakes * criterion.rms(spread):
-            return None
-        share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
-        finding = self._finding(
-            item,
-            number + 1,
-            Status.DIFFERENT,
-            f"in float64, where rounding is negligible, it is off by {share}",
-        )
+        finding = self._finding(item, number + 1, Status.DIFFERENT, reason)
         return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
 
     def _finding(

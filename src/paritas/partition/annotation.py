@@ -71,22 +71,15 @@ from paritas.partition.grammar import (
     reduction_of,
 )
 from paritas.placement.recipes import (
-    Combine,
-    Concat,
     Divided,
     Group,
     KeywordRule,
-    Once,
     OperatorCall,
     Place,
-    Placement,
     Range,
     Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
 )
+from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 
 # --- Which argument of a call each input is -------------------------------------------------------
 
@@ -505,7 +498,7 @@ class IdentifierSplit:
         return None
 
     @functools.cached_property
-    def inputs(self) -> tuple[tuple[Place, Placement], ...]:
+    def inputs(self) -> tuple[tuple[Place, Role], ...]:
         """What a rank is given of every tensor among the arguments."""
         call = self._expansion.call
         return tuple(
@@ -515,7 +508,7 @@ class IdentifierSplit:
         )
 
     @functools.cached_property
-    def outputs(self) -> tuple[Combine, ...]:
+    def outputs(self) -> tuple[Role, ...]:
         """How every result is put together."""
         return tuple(map(self._combine, self._expansion.outputs))
 
@@ -547,7 +540,7 @@ class IdentifierSplit:
     def _split_argument(self) -> Place | None:
         placements = self.inputs
         return next(
-            (place for place, placement in placements if isinstance(placement, Split)), None
+            (place for place, placement in placements if isinstance(placement, Shard)), None
         )
 
     def _find(self, operand: AnnotatedOperand) -> tuple[int, Dim] | None:
@@ -556,7 +549,7 @@ class IdentifierSplit:
                 return at, dim
         return None
 
-    def _placement(self, operand: AnnotatedOperand) -> Placement:
+    def _placement(self, operand: AnnotatedOperand) -> Role:
         found = self._find(operand)
         if found is not None:
             at, dim = found
@@ -564,26 +557,26 @@ class IdentifierSplit:
             lengths = self._expansion.lengths
             others = [factor for factor in dim.factors if factor.name != self._name]
             unit = prod(int(each.name) if each.is_number else lengths[each.name] for each in others)
-            return Split(at, unit, dim.halo)
+            return Shard(at, unit, dim.halo)
         control = operand.tensor.control(self._name)
         if control is not None and control.kind == "!":
             # Without a name it is about every sum: of other results it is no term.
             counted = control.name or self._expansion.suffixes[self._name] == "sum"
-            return Once() if counted else Whole()
+            return Once() if counted else Replicate()
         if control is not None and control.kind == "@":
-            return Whole(own=True)
-        return Whole(summed=control is None)
+            return Replicate(own=True)
+        return Replicate(summed=control is None)
 
-    def _combine(self, operand: AnnotatedOperand) -> Combine:
+    def _combine(self, operand: AnnotatedOperand) -> Role:
         found = self._find(operand)
         if found is not None:
-            return Concat(found[0])
+            return Shard(found[0])
         control = operand.tensor.control(self._name)
         if operand.dims is None and control is None:
-            return Same()
+            return Replicate()
         suffix = self._expansion.suffixes[self._name] if control is None else control.kind
         reduction = reduction_of(suffix)
-        return Same() if reduction is None else Reduce(reduction)
+        return Replicate() if reduction is None else Partial(reduction)
 
 
 # The keys of an option, and what each is at least.

@@ -33,28 +33,16 @@ from paritas.partition.trials import (
     TrialCut,
     TrialSubject,
     argument,
-    combined,
     common_units,
     is_telling,
 )
-from paritas.placement.recipes import (
-    Combine,
-    Concat,
-    Group,
-    Once,
-    Partial,
-    Place,
-    Placement,
-    Range,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.assembly import join
+from paritas.placement.recipes import Group, Place, Range, Recipe
+from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from paritas.partition.trials import Tensors, TrialDraw
+    from paritas.placement.recipes import OperatorCall
 
 
 # --- Writes recipes that were found as the one annotation which says them all ---------------------
@@ -125,7 +113,7 @@ class _Writer:
         """Into how many pieces at most this recipe can split."""
         for place, placement in recipe.inputs:
             shape = self._inputs.get(place)
-            if isinstance(placement, Split) and shape is not None and shape[placement.dim]:
+            if isinstance(placement, Shard) and shape is not None and shape[placement.dim]:
                 return shape[placement.dim] // placement.unit
         raise UsageError(
             f"{_title(recipe)} splits no input: an annotation cannot say it; leave it out"
@@ -147,7 +135,7 @@ class _Writer:
             found = []
             for which, recipe in enumerate(self._recipes):
                 placement = recipe.placement(place)
-                if isinstance(placement, Split) and placement.dim == at:
+                if isinstance(placement, Shard) and placement.dim == at:
                     found.append((which, placement))
             self._only_one([which for which, _ in found], f"dimension {at} of argument {place}")
             if found:
@@ -163,10 +151,10 @@ class _Writer:
         controls = []
         for which, (recipe, suffix) in enumerate(zip(self._recipes, self._suffixes, strict=True)):
             combine = recipe.outputs[at]
-            own: Suffix = combine.reduction if isinstance(combine, Reduce) else ""
+            own: Suffix = combine.reduction if isinstance(combine, Partial) else ""
             # Of `?` nothing but agreement is asked, whatever the suffix says.
             usual = "" if shape is None else suffix
-            if not isinstance(combine, Concat) and own != usual:
+            if not isinstance(combine, Shard) and own != usual:
                 controls.append(Control(own, self._name(which)))
         return Tensor(dims, tuple(controls))
 
@@ -176,7 +164,7 @@ class _Writer:
             found = [
                 which
                 for which, recipe in enumerate(self._recipes)
-                if recipe.outputs[at] == Concat(dim)
+                if recipe.outputs[at] == Shard(dim)
             ]
             self._only_one(found, f"dimension {dim} of output {at}")
             if not found:
@@ -242,7 +230,7 @@ def _title(recipe: Recipe) -> str:
     splits = [
         f"argument {place} at {each.dim}"
         for place, each in recipe.inputs
-        if isinstance(each, Split)
+        if isinstance(each, Shard)
     ]
     return f"the recipe `{recipe.words or ', '.join(splits) or 'without a split'}`"
 
@@ -250,7 +238,7 @@ def _title(recipe: Recipe) -> str:
 def _common_suffix(recipe: Recipe) -> Suffix:
     """What most of the results without the identifier are; the others say so themselves."""
     reductions: list[Suffix] = []
-    reductions += [each.reduction for each in recipe.outputs if isinstance(each, Reduce)]
+    reductions += [each.reduction for each in recipe.outputs if isinstance(each, Partial)]
     return max(reductions, key=reductions.count, default="")
 
 
@@ -258,16 +246,16 @@ def _product_dim(factor: DimFactor, times: int, halo: tuple[int, int] = (0, 0)) 
     return Dim((factor,) if times <= 1 else (factor, DimFactor(str(times))), halo)
 
 
-def _mark(recipe: Recipe, placement: Placement) -> InputMark | None:
+def _mark(recipe: Recipe, placement: Role) -> InputMark | None:
     """What an input says after the colon."""
     if isinstance(placement, Partial):
         terms = f"terms of a {placement.reduction}"
         raise UsageError(f"{_title(recipe)} takes {terms}, which no annotation can say")
     if isinstance(placement, Once):
         return "!"
-    if placement == Whole(own=True):
+    if placement == Replicate(own=True):
         return "@"
-    return "/" if placement == Whole(summed=False) else None
+    return "/" if placement == Replicate(summed=False) else None
 
 
 # --- Whether the gradients of the ranks make those of the whole, under random cotangents ----------
@@ -287,7 +275,7 @@ class GradientTrials:
         self._cotangents: dict[int, list[torch.Tensor]] = {}
         self._truths: dict[int, Tensors | None] = {}
 
-    def agree(self, cut: TrialCut, ways: list[Combine], draw: TrialDraw, ranks: int) -> bool | None:
+    def agree(self, cut: TrialCut, ways: list[Role], draw: TrialDraw, ranks: int) -> bool | None:
         """Whether they agree with the whole's; None if the operator has no gradient."""
         truth = self._truth(draw)
         if truth is None:
@@ -304,12 +292,14 @@ class GradientTrials:
         return all(agree(found[place], truth[place], _rounding(draw, place)) for place in truth)
 
     def _combined(
-        self, tensors: Tensors, cut: TrialCut, ways: list[Combine], ranks: int
+        self, tensors: Tensors, cut: TrialCut, ways: list[Role], ranks: int
     ) -> list[torch.Tensor]:
         outcomes = [self._bench.run_rank(tensors, cut, rank, ranks) for rank in range(ranks)]
         parts = zip(*(outcome.tensors for outcome in outcomes), strict=True)
         pairs = zip(ways, parts, strict=True)
-        return [combined(way, list(part)) for way, part in pairs if _has_gradient(part[0])]
+        return [
+            join(list(part), way, copies="mean") for way, part in pairs if _has_gradient(part[0])
+        ]
 
     def _truth(self, draw: TrialDraw) -> Tensors | None:
         """The whole's gradients."""
@@ -395,7 +385,7 @@ MOST_RANKS = 8
 
 Dims = tuple[tuple[Place, int], ...]
 # For each result, the ways that still hold.
-Ways = list[list[Combine]]
+Ways = list[list[Role]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,7 +393,7 @@ class SplitClaim:
     """A cut that held in every trial, with what becomes of each result."""
 
     cut: TrialCut
-    ways: list[Combine]
+    ways: list[Role]
     backward: bool | None
 
 
@@ -545,19 +535,19 @@ class Search:
         left = [[way for way in old if way in new] for old, new in zip(ways, found, strict=True)]
         return left if all(left) else None
 
-    def _settled(self, cut: TrialCut, ways: Ways) -> list[Combine] | None:
+    def _settled(self, cut: TrialCut, ways: Ways) -> list[Role] | None:
         """One way for each result: where several hold, or all values are equal, others decide."""
         draws: list[TrialDraw] = []
-        if any(not isinstance(way, Concat) for options in ways for way in options):
+        if any(not isinstance(way, Shard) for options in ways for way in options):
             draws += self._bench.recounted
-        undecided = any(len(options) > 1 or Same() in options for options in ways)
+        undecided = any(len(options) > 1 or Replicate() in options for options in ways)
         if undecided or self._bench.second.is_constant:
             draws += self._bench.shades
         left: Ways | None = ways
         for draw in draws:
             left = self._narrowed(cut, left, draw, self._ranks)
         # What is the same on all ranks in every draw agrees with every reduction but the sum.
-        if left is None or any(len(options) > 1 and Same() not in options for options in left):
+        if left is None or any(len(options) > 1 and Replicate() not in options for options in left):
             return None
         return [options[0] for options in left]
 
@@ -649,7 +639,7 @@ def _annotation(
     return annotation_text(inputs, [tuple(one.shape) for one in results], recipes, others)
 
 
-def cut_words(name: str, cut: TrialCut, ways: list[Combine]) -> str:
+def cut_words(name: str, cut: TrialCut, ways: list[Role]) -> str:
     """What is split, what goes with it, and what becomes of the results."""
     dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
     split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
@@ -663,11 +653,11 @@ def cut_words(name: str, cut: TrialCut, ways: list[Combine]) -> str:
     return f"{name}: split by {told}" if name else f"split by {told}"
 
 
-def _way_words(way: Combine) -> str:
+def _way_words(way: Role) -> str:
     """How results are put together."""
-    if isinstance(way, Concat):
+    if isinstance(way, Shard):
         return f"concat {way.dim}"
-    return "same" if isinstance(way, Same) else way.reduction
+    return way.reduction if isinstance(way, Partial) else "same"
 
 
 def _place_words(place: Place) -> str:
@@ -749,6 +739,18 @@ def discover_partitions(
         Discovered(recipe, text, forward=True, backward=claim.backward)
         for recipe, text, claim in zip(recipes, texts, claims, strict=True)
     ]
+
+
+def discover_splits(call: OperatorCall, ranks: int) -> list[Discovered]:
+    """The same of a call."""
+    return discover_partitions(
+        call.function,
+        call.args,
+        call.kwargs,
+        ranks=ranks,
+        name=call.name,
+        without_gradient=call.without_gradient,
+    )
 
 
 @contextlib.contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
 
 from paritas.errors import UsageError
-from paritas.placement.recipes import Place, Reduction
+from paritas.results.placements import Reduction
+
+if TYPE_CHECKING:
+    from paritas.placement.recipes import Place
 
 # --- The words of an annotation, one after the other, and the caret under the one that is wrong ---
 

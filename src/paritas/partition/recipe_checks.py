@@ -15,19 +15,21 @@ from paritas.checks.failures import FailedSplit, remember_failed
 from paritas.errors import UsageError, first_line, in_one_line
 from paritas.execution.observation import AFTER
 from paritas.numerics import criterion
+from paritas.numerics.gates import near_in_float64, near_natively
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.runner import OUTPUT, Draws, Runner, Streams
-from paritas.partition.split_evidence import (
-    Careful,
-    near_in_float64,
-    near_natively,
-    path_of,
-    run_items,
+from paritas.partition.split_evidence import Careful, path_of, run_items
+from paritas.placement.recipes import (
+    Group,
+    RankError,
+    Recipe,
+    argument_words,
+    device_of,
+    name_of,
 )
-from paritas.placement.parts import RankError, argument_words, device_of, name_of
-from paritas.placement.recipes import Group, Recipe, Whole
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.results.placements import Replicate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,7 +268,7 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
     return tuple(
         argument_words(call, place)
         for place, placement in recipe.inputs
-        if placement == Whole(own=True) and f"{name_of(place)}{AFTER}" not in compared
+        if placement == Replicate(own=True) and f"{name_of(place)}{AFTER}" not in compared
     )
 
 

@@ -13,29 +13,25 @@ from paritas.errors import UsageError, in_one_line
 from paritas.execution.observation import AFTER
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
-from paritas.placement.parts import (
-    RankCut,
+from paritas.placement.assembly import join
+from paritas.placement.placement import RankCut, Terms, bounds
+from paritas.placement.recipes import (
     RankError,
-    Terms,
     agreed_object,
-    bounds,
-    combine,
-    combine_written,
     device_of,
     name_of,
     split_values,
     tensors_in,
 )
-from paritas.placement.recipes import Concat, Same, Split, Whole
 from paritas.precision.lifting import LiftMode
+from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas.placement.parts import Values
-    from paritas.placement.recipes import OperatorCall, Place, Recipe
+    from paritas.placement.recipes import OperatorCall, Place, Recipe, Values
 
 
 # --- Operators that end the process, not the call, when they are given parts that do not fit ------
@@ -214,7 +210,7 @@ def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
     each: list[list[Reach]] = [[] for _ in range(ranks)]
     for place, placement in recipe.inputs:
         value = values.get(place)
-        if not isinstance(placement, Split) or not isinstance(value, torch.Tensor):
+        if not isinstance(placement, Shard) or not isinstance(value, torch.Tensor):
             continue
         size = value.shape[placement.dim]
         cuts = bounds(size, placement.unit, ranks, name_of(place))
@@ -231,6 +227,35 @@ _OF_THE_CALL = (
     "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
     "_streams",
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RankLeaf:
+    """What one rank is given.
+
+    Attributes:
+        reach: which parts of the arguments those are.
+        where: which rank it is, for people.
+    """
+
+    values: Values
+    reach: tuple[Reach, ...]
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RankAxis:
+    """An axis of ranks: what is split along it, and what is at each of its places."""
+
+    recipe: Recipe
+    values: Values
+    below: tuple[RankAxis | RankLeaf, ...]
+
+
+def _leaves(tree: RankAxis | RankLeaf) -> list[RankLeaf]:
+    if isinstance(tree, RankLeaf):
+        return [tree]
+    return [leaf for part in tree.below for leaf in _leaves(part)]
 
 
 @dataclasses.dataclass
@@ -334,7 +359,7 @@ class Runner:
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
         def forward() -> dict[str, Any]:
-            return self.ranked(given, self.levels, terms, [], "")
+            return self.ranked(given, terms)
 
         return self._run(forward, given, terms, cotangents, wide=wide, around=around)
 
@@ -435,34 +460,53 @@ class Runner:
                     named[f"{path}{AFTER}"] = tensor
         return named
 
-    def ranked(
+    def ranked(self, values: Values, terms: Terms) -> dict[str, Any]:
+        """The results of all ranks, put together."""
+        tree = self._taken_apart(values, self.levels, terms, (), "")
+        return self._folded(tree, iter(self.run_leaves(_leaves(tree))), terms)
+
+    def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[str, Any]]:
+        """What each rank gives, one after the other."""
+        return map(self._run_leaf, ranks)
+
+    def _run_leaf(self, rank: RankLeaf) -> dict[str, Any]:
+        mine = self.cloned(rank.values)
+        try:
+            with self.drawing(list(rank.reach)):
+                result = self.invoke(mine)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise RankError(f"{rank.where} raised {in_one_line(error)}") from error
+        return self.named(result, mine)
+
+    def _taken_apart(
         self,
         values: Values,
         levels: tuple[tuple[Recipe, int], ...],
         terms: Terms,
-        reach: list[Reach],
+        reach: tuple[Reach, ...],
         where: str,
-    ) -> dict[str, Any]:
+    ) -> RankAxis | RankLeaf:
         """One axis of ranks; below it, the next."""
         if not levels:
-            mine = self.cloned(values)
-            try:
-                with self.drawing(reach):
-                    result = self.invoke(mine)
-            except UsageError:
-                raise
-            except Exception as error:
-                raise RankError(f"{where} raised {in_one_line(error)}") from error
-            return self.named(result, mine)
+            return RankLeaf(values, reach, where)
         (recipe, ranks), below = levels[0], levels[1:]
         parts = split_values(values, recipe, ranks, terms)
         reached = reaches(values, recipe, ranks) if self.draws else [[] for _ in range(ranks)]
-        results = []
-        for rank in range(ranks):
+        made = []
+        for rank, (part, more) in enumerate(zip(parts, reached, strict=True)):
             here = f"{where}, {rank} of {ranks}" if where else f"rank {rank} of {ranks}"
-            mine_of_all = [*reach, *reached[rank]]
-            results.append(self.ranked(parts[rank], below, terms, mine_of_all, here))
-        return self.together(results, recipe, values, terms)
+            made.append(self._taken_apart(part, below, terms, (*reach, *more), here))
+        return RankAxis(recipe, values, tuple(made))
+
+    def _folded(
+        self, tree: RankAxis | RankLeaf, results: Iterator[dict[str, Any]], terms: Terms
+    ) -> dict[str, Any]:
+        if isinstance(tree, RankLeaf):
+            return next(results)
+        below = [self._folded(part, results, terms) for part in tree.below]
+        return self.together(below, tree.recipe, tree.values, terms)
 
     def together(
         self, results: list[dict[str, Any]], recipe: Recipe, values: Values, terms: Terms
@@ -489,15 +533,15 @@ class Runner:
                     rule = next(rules, None)
                     if rule is None:
                         break
-                    together[path] = combine(parts, rule, terms)
-                    if isinstance(rule, Concat):
+                    together[path] = join(parts, rule, terms=terms)
+                    if isinstance(rule, Shard):
                         self.cuts[path] = RankCut.of(parts, rule.dim)
                 else:
                     root = next(key for key in placed if name == key or name.startswith(f"{key}["))
                     whole = dict(leaves(wholes[root], root))[name]
-                    if placed[root] == Whole(own=True):
+                    if placed[root] == Replicate(own=True):
                         self.own[path] = Own(places[root], [part.detach() for part in parts])
-                    together[path] = combine_written(parts, placed[root], len(parts), whole, terms)
+                    together[path] = join(parts, placed[root], terms=terms, shape=whole.shape)
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
                 reason = f"{path}: the parts, of shapes {shapes}, cannot be put together"
@@ -561,12 +605,12 @@ class Runner:
         """
         places: set[str] = set()
         for recipe, _ in self.levels:
-            if not any(isinstance(rule, Same) for rule in recipe.outputs):
+            if not any(isinstance(rule, Replicate) for rule in recipe.outputs):
                 continue
             places |= {
                 name_of(place)
                 for place, placement in recipe.inputs
-                if isinstance(placement, Whole) and not placement.summed
+                if isinstance(placement, Replicate) and not placement.summed
             }
         if not places:
             return {}

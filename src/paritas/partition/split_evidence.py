@@ -13,16 +13,17 @@ from paritas.checks.failures import Explainer, call_context, likely_mixups
 from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, RunOptions
 from paritas.execution.program import Program, count_dtypes
-from paritas.numerics import criterion, gates
+from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE
-from paritas.numerics.criterion import UNIT_F64
+from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
 from paritas.partition.runner import GRADIENT
-from paritas.placement.parts import RankCut, bounds, name_of
-from paritas.placement.recipes import Split
+from paritas.placement.placement import RankCut, bounds
+from paritas.placement.recipes import name_of
 from paritas.results.findings import Aspect, Finding, Status
+from paritas.results.placements import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
     from paritas.numerics.automatic import JudgeEvidence
     from paritas.partition.runner import OperatorRun, Runner
 
-# In float64 a difference of so many roundings of the value and of the typical value needs no
-# measured noise: it is nine orders of magnitude below a fault of one in a million.
-PLAIN_ROUNDINGS = 32.0
-# Natively likewise, once the lifted run has settled the meaning.
-NATIVE_ROUNDINGS = 4.0
-# A difference in float64 of this share of the typical value, and as many times what a shake of the
-# last bits of all arguments does, is no rounding: no noise has to be measured for that either.
-GROSS_SHARE = 1e-3
-GROSS_SHAKES = 1e6
 TURN = " #"
 # Of one way to split an operator; where it is wrong, its gradients are too.
 MOST_EXPLAINED = 4
@@ -56,51 +48,6 @@ def run_items(seen: OperatorRun) -> dict[str, Any]:
 def path_of(key: str) -> str:
     """The path that a person is told."""
     return key.partition(TURN)[0]
-
-
-# --- what is plain at once ------------------------------------------------------------------------
-
-
-def near_in_float64(whole: Any, split: Any) -> bool:
-    """Whether two values of lifted runs differ by a few roundings at most."""
-    if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
-        return whole is None and split is None
-    if whole.shape != split.shape or whole.dtype != split.dtype:
-        return False
-    if torch.equal(whole, split):
-        return True
-    if whole.dtype not in (torch.float64, torch.complex128) or not whole.numel():
-        return False
-    size = whole.abs()
-    typical = float(torch.linalg.vector_norm(size)) / whole.numel() ** 0.5
-    allowed = size.add_(typical).mul_(PLAIN_ROUNDINGS * UNIT_F64)
-    return bool(((split - whole).abs() <= allowed).all())
-
-
-def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
-    """Identical or equivalent where no noise has to be measured for that, otherwise None.
-
-    Every element within a few roundings of the arbiter, or errors as large as the reference's own.
-    """
-    tensors = (reference, candidate, arbiter)
-    if not all(isinstance(value, torch.Tensor) for value in tensors):
-        return Status.IDENTICAL if reference is None and candidate is None else None
-    if reference.shape != candidate.shape or reference.dtype != candidate.dtype:
-        return None
-    if torch.equal(reference, candidate):
-        return Status.IDENTICAL
-    if not is_inexact(reference) or arbiter.shape != reference.shape:
-        return None
-    mine, own = (candidate - arbiter).abs(), (reference - arbiter).abs()
-    size = arbiter.abs()
-    typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
-    unit = criterion.unit_roundoff(reference.dtype)
-    if bool((mine <= size.add_(typical).mul_(NATIVE_ROUNDINGS * unit)).all()):
-        return Status.EQUIVALENT
-    worst = float(mine.max()) <= gates.OWN_MAX * float(own.max())
-    norm = torch.linalg.vector_norm
-    usual = float(norm(mine)) <= gates.OWN_RMS * float(norm(own))
-    return Status.EQUIVALENT if worst and usual else None
 
 
 # --- with measured noise --------------------------------------------------------------------------
@@ -230,16 +177,12 @@ class Careful:
         moved = self._shaken_item(key, whole)
         if moved is None or not bool(torch.isfinite(moved).all() & torch.isfinite(whole).all()):
             return None
-        apart, typical = criterion.rms_difference(split, whole), criterion.rms(whole)
         lost = int((~torch.isfinite(split)).sum())
+        limit = GROSS_SHAKES * criterion.rms_difference(moved, whole)
+        reason = gross_difference(whole, split, lambda: limit)
         if lost:
             reason = f"{lost} of {whole.numel()} values are not finite, also in float64"
-        elif apart > max(
-            GROSS_SHARE * typical, GROSS_SHAKES * criterion.rms_difference(moved, whole)
-        ):
-            share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
-            reason = f"in float64, where rounding is negligible, it is off by {share}"
-        else:
+        if reason is None:
             return None
         return Finding(
             path=path_of(key),
@@ -294,7 +237,7 @@ def _cut_of(path: str, runner: Runner) -> RankCut | None:
     values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
     for place, placement in recipe.inputs:
         value = values[place]
-        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Split):
+        if path != f"{GRADIENT}{name_of(place)}" or not isinstance(placement, Shard):
             continue
         dim = placement.dim % value.dim()
         cuts = bounds(value.shape[dim], placement.unit, ranks, path)

@@ -12,18 +12,9 @@ import torch
 from paritas.errors import UsageError, in_one_line
 from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
-from paritas.placement.recipes import (
-    Combine,
-    Concat,
-    Divided,
-    Once,
-    Place,
-    Placement,
-    Reduce,
-    Reduction,
-    Same,
-    Split,
-)
+from paritas.placement.assembly import join, rank_bounds
+from paritas.placement.recipes import Divided, Place
+from paritas.results.placements import Once, Partial, Reduction, Replicate, Role, Shard
 
 # --- A proposed way to cut the arguments ----------------------------------------------------------
 
@@ -57,9 +48,9 @@ class TrialCut(NamedTuple):
         """The same in parts that are multiples of more elements."""
         return self._replace(dims=tuple((p, d, factor * unit) for p, d, unit in self.dims))
 
-    def placements(self) -> tuple[tuple[Place, Placement], ...]:
+    def placements(self) -> tuple[tuple[Place, Role], ...]:
         """The same for a recipe."""
-        split = {argument(place): Split(dim, unit) for place, dim, unit in self.dims}
+        split = {argument(place): Shard(dim, unit) for place, dim, unit in self.dims}
         return (*split.items(), *((place, Once()) for place in self.once))
 
     def numbers(self) -> tuple[tuple[Place, Divided], ...]:
@@ -156,7 +147,8 @@ class TrialSubject:
         """
         own = dict(tensors)
         for place, dim, unit in cut.dims:
-            own[place] = part(own[place], dim, unit, rank, ranks)
+            begin, end = rank_bounds(own[place].shape[dim], rank, ranks, unit=unit)
+            own[place] = own[place].narrow(dim, begin, end - begin)
         if rank:
             own.update({place: torch.zeros_like(own[place]) for place in cut.once})
         if fresh:
@@ -198,14 +190,6 @@ def _is_list(value: Any) -> bool:
     )
 
 
-def part(tensor: torch.Tensor, dim: int, unit: int, rank: int, ranks: int) -> torch.Tensor:
-    """A rank's part; the first ranks have one unit more where it does not divide evenly."""
-    each, more = divmod(tensor.shape[dim] // unit, ranks)
-    begin = rank * each + min(rank, more)
-    length = each + (rank < more)
-    return tensor.narrow(dim, begin * unit, length * unit)
-
-
 def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[int, ...] | None:
     """Of how many elements the parts of dimensions are multiples; None if they have no such.
 
@@ -245,48 +229,25 @@ def could_be_part(first: torch.Tensor, whole: torch.Tensor) -> bool:
     return agree(first, whole.narrow(dim, 0, first.shape[dim]))
 
 
-def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Combine]:
+def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Role]:
     """Every way that gives the whole, the most plausible first."""
     dim = _short_dim(parts[0], whole)
     if dim is not None:
-        return [way for way in [Concat(dim)] if _holds(way, parts, whole)]
+        return [way for way in [Shard(dim)] if _holds(way, parts, whole)]
     if any(part.shape != whole.shape or part.dtype != whole.dtype for part in parts):
         return []
-    found: list[Combine] = [Same()] if all(agree(part, whole) for part in parts) else []
+    found: list[Role] = [Replicate()] if all(agree(part, whole) for part in parts) else []
     return found + [way for way in _reductions(whole) if _holds(way, parts, whole)]
 
 
-def combined(way: Combine, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The ranks' results put together, differentiably.
-
-    Of results that are all the same, each rank's has an equal share in the gradient.
-    """
-    if isinstance(way, Concat):
-        return torch.cat(parts, way.dim)
-    stacked = torch.stack(parts)
-    if isinstance(way, Same):
-        return stacked.mean(0)
-    match way.reduction:
-        case "sum":
-            return stacked.sum(0, dtype=stacked.dtype)
-        case "avg":
-            return stacked.mean(0)
-        case "max":
-            return stacked.amax(0)
-        case "min":
-            return stacked.amin(0)
-        case "product":
-            return stacked.prod(0, dtype=stacked.dtype)
-
-
-def _holds(way: Combine, parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
+def _holds(way: Role, parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
     try:
-        return agree(combined(way, parts), whole)
+        return agree(join(parts, way, copies="mean"), whole)
     except (RuntimeError, TypeError):  # parts that do not fit, or a dtype that cannot be reduced
         return False
 
 
-def _reductions(whole: torch.Tensor) -> list[Combine]:
+def _reductions(whole: torch.Tensor) -> list[Role]:
     kinds: tuple[Reduction, ...] = ("sum", "max", "min", "product")
     if whole.dtype is torch.bool:
         kinds = ("max", "min")
@@ -294,7 +255,7 @@ def _reductions(whole: torch.Tensor) -> list[Combine]:
         kinds = ("sum", "avg", "product")
     elif whole.is_floating_point():
         kinds = ("sum", "avg", "max", "min", "product")
-    return [Reduce(kind) for kind in kinds]
+    return [Partial(kind) for kind in kinds]
 
 
 def _short_dim(first: torch.Tensor, whole: torch.Tensor) -> int | None:
@@ -485,7 +446,7 @@ class Tried:
         whole_sized: whether each rank's results are as large as the whole's: they may be terms.
     """
 
-    ways: list[list[Combine]] | None
+    ways: list[list[Role]] | None
     whole_sized: bool = False
 
 
@@ -559,7 +520,7 @@ class Bench:
         )
         found = [ways(list(part), one) for part, one in zip(parts, whole.tensors, strict=True)]
         if cut.once:  # zeros in place of it are right in a sum alone
-            found = [[way for way in options if way == Reduce("sum")] for options in found]
+            found = [[way for way in options if way == Partial("sum")] for options in found]
         if not all(found) or not self._arguments_agree(cut, outcomes, whole):
             return Tried(None, sized)
         return Tried(found, sized)

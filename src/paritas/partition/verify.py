@@ -26,9 +26,9 @@ from paritas.partition.recipe_checks import (
     labelled,
 )
 from paritas.partition.runner import Streams
-from paritas.placement.parts import device_of, on_device
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.placement.recipes import OperatorCall, Recipe, device_of, on_device
+from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.placements import Replicate
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def check_unsplit(
         outputs: how many tensors it gives.
         why: there is nothing to split.
     """
-    recipe = Recipe((), (Same(),) * outputs, words=f"{call.name}: not split")
+    recipe = Recipe((), (Replicate(),) * outputs, words=f"{call.name}: not split")
     verdict = check_confirmed(call, recipe, ranks, seed=seed, strict=strict, confirm=confirm)
     compared = f"each of {ranks} ranks ran the whole operator, and that was compared"
     note = f"nothing to split: {why}; {compared}"
@@ -297,7 +297,7 @@ class _Rules:
         if self.annotation is not None:
             return self.annotation.recipe(self.call, Option.of(option))
         for recipe in self.discovered:
-            if _is_split_by(recipe, option["idx"] - len(self.call.args), option):
+            if recipe.splits(option["idx"], option["dim"], len(self.call.args)):
                 return recipe
         raise UsageError(
             f"no rule known for {self.call.name}, and running it shows no such split to be right"
@@ -322,17 +322,10 @@ def _known_annotation(call: OperatorCall) -> Annotation | None:
 
 def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
     """Splits that running the operator shows to be right, and what to say about where from."""
-    from paritas.partition.discovery import discover_partitions
+    from paritas.partition.discovery import discover_splits
 
     try:
-        found = discover_partitions(
-            call.function,
-            call.args,
-            call.kwargs,
-            ranks=ranks,
-            name=call.name,
-            without_gradient=tuple(call.without_gradient),
-        )
+        found = discover_splits(call, ranks)
     except UsageError as error:
         return (), f"no rule known for {call.name}, and discovery gave up: {error}"
     recipes = tuple(one.recipe for one in found if one.backward is not False)
@@ -340,15 +333,6 @@ def _discover(call: OperatorCall, ranks: int) -> tuple[tuple[Recipe, ...], str]:
         recipes,
         f"rule: none known for {call.name}; running it shows {len(recipes)} splits to be right",
     )
-
-
-def _is_split_by(recipe: Recipe, output: int, option: Mapping[str, int]) -> bool:
-    """Whether a recipe splits what an option names: an input, or an output after the inputs."""
-    if output < 0:
-        placement = recipe.placement(option["idx"])
-        return isinstance(placement, Split) and placement.dim == option["dim"]
-    combine = recipe.outputs[output] if output < len(recipe.outputs) else None
-    return isinstance(combine, Concat) and combine.dim == option["dim"]
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -409,20 +393,12 @@ def _check_option(
 
 def _name_by_option(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:
     """The verdict of one option, each of its items under the option's name."""
-    label = f"{dict(option)}: {_split_by(recipe)}"
-    findings = [
-        msgspec.structs.replace(finding, path=f"{label}, {finding.path}")
-        for finding in verdict.findings
-    ]
-    if not verdict.passed and not verdict.failures:
-        # Each option has to answer for itself: those beside it must not lend it their comparisons.
-        findings += _refused(option, "nothing was compared").findings
-    coverage = Coverage(
-        compared=verdict.coverage.compared,
-        skipped=tuple(f"{label}, {item}" for item in verdict.coverage.skipped),
-        unmatched=tuple(f"{label}, {item}" for item in verdict.coverage.unmatched),
-    )
-    return msgspec.structs.replace(verdict, findings=tuple(findings), coverage=coverage)
+    named = labelled(verdict, f"{dict(option)}: {_split_by(recipe)}, ")
+    if verdict.passed or verdict.failures:
+        return named
+    # Each option has to answer for itself: those beside it must not lend it their comparisons.
+    silent = _refused(option, "nothing was compared").findings
+    return msgspec.structs.replace(named, findings=(*named.findings, *silent))
 
 
 def _refused(option: Mapping[str, int], reason: str) -> Verdict:
@@ -439,5 +415,5 @@ def _refused(option: Mapping[str, int], reason: str) -> Verdict:
 
 def _split_by(recipe: Recipe) -> str:
     """`split by c`, of what a recipe says about itself."""
-    _, found, identifier = recipe.words.rpartition("split by ")
-    return f"split by {identifier}" if found else (recipe.words or "split")
+    found = recipe.split_by
+    return f"split by {found}" if found != recipe.words else found or "split"

@@ -6,17 +6,21 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
+
+    from paritas.placement.placement import Terms
+    from paritas.results.placements import Cut, Role
 
 
 # --- Stretches of a dimension ---------------------------------------------------------------------
@@ -49,23 +53,74 @@ def length(segments: Iterable[Segment]) -> int:
     return sum(segment.length for segment in segments)
 
 
-def chunk(
-    segments: Sequence[Segment], count: int, index: int, pieces: int = 1
-) -> tuple[Segment, ...]:
-    """What one of so many ranks holds of a part, split as `torch.chunk` does.
+def rank_bounds(
+    size: int, rank: int, ranks: int, *, unit: int = 1, cut: Cut = "balanced"
+) -> tuple[int, int]:
+    """Begin and end of a rank's part, in elements; the whole is made of units."""
+    each, more = divmod(size // unit, ranks)
+    if cut == "chunk":
+        each, more = each + bool(more), 0
+    ends = (min(each * at + min(at, more), size // unit) for at in (rank, rank + 1))
+    begin, end = (unit * at for at in ends)
+    return begin, end
 
-    Args:
-        pieces: the part is cut into so many first, and each of these is split.
-    """
+
+def share(segments: Sequence[Segment], role: Shard, rank: int, ranks: int) -> tuple[Segment, ...]:
+    """What a rank holds of a part that is split once more; its neighbours' elements left out."""
     total = length(segments)
-    piece = -(-total // pieces)
+    piece = -(-total // role.pieces)
+    turns = [(rank, ranks)]
+    if role.order == "zigzag":
+        turns = [(rank, 2 * ranks), (2 * ranks - 1 - rank, 2 * ranks)]
     kept: list[Segment] = []
     for begin in range(0, total, piece) if total else ():
-        end = min(begin + piece, total)
-        width = -(-(end - begin) // count)
-        first = min(begin + width * index, end)
-        kept += _cut_segments(segments, first, min(first + width, end))
+        size = min(piece, total - begin)
+        for at, count in turns:
+            first, last = rank_bounds(size, at, count, unit=role.unit, cut=role.cut)
+            kept += _cut_segments(segments, begin + first, begin + last)
     return _from_zero(kept)
+
+
+def box(offset: Sequence[int], shape: Sequence[int]) -> Where:
+    """A part without gaps that begins there."""
+    return tuple((Segment(0, begin, extent),) for begin, extent in zip(offset, shape, strict=True))
+
+
+def positions(chosen: Sequence[int]) -> tuple[Segment, ...]:
+    """Single elements of a dimension, in the part's own order."""
+    return _from_zero(Segment(at, target, 1) for at, target in enumerate(chosen))
+
+
+def take(tensor: Tensor, where: Where) -> Tensor:
+    """What lies there; a view, if it has no gaps."""
+    for dim, segments in enumerate(where):
+        if len(segments) == 1:
+            tensor = tensor.narrow(dim, segments[0].target, segments[0].length)
+        else:
+            tensor = tensor.index_select(dim, _targets(segments).to(tensor.device))
+    return tensor
+
+
+def put(whole: Tensor, where: Where, part: Tensor) -> None:
+    """Write a part to where it lies."""
+    if math.prod(map(len, where)) > _MOST_COPIES:
+        places = [_targets(segments) for segments in where]
+        whole[torch.meshgrid(*places, indexing="ij")] = part
+        return
+    for combination in itertools.product(*where):
+        target = tuple(slice(one.target, one.target + one.length) for one in combination)
+        source = tuple(slice(one.source, one.source + one.length) for one in combination)
+        whole[target].copy_(part[source])
+
+
+# More stretches than this are written by their indices, which take more memory than the part.
+_MOST_COPIES = 1 << 10
+
+
+def _targets(segments: Sequence[Segment]) -> Tensor:
+    """Where in the whole each element of a dimension lies."""
+    places = [torch.arange(one.target, one.target + one.length) for one in segments]
+    return torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
 
 
 def _cut_segments(segments: Sequence[Segment], begin: int, end: int) -> list[Segment]:
@@ -119,29 +174,18 @@ def lay_out(
     if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
         lengths = ", ".join(map(str, sizes))
         raise UsageError(f"parts in zigzag order must be of one even length, and are of {lengths}")
+    total = sum(sizes)
     placed: dict[tuple[int, ...], tuple[Segment, ...]] = {}
-    for rank, (parts, size) in inner.items():
-        begin = sum(sizes[: ranks.index(rank)])
+    for at, (rank, (parts, size)) in enumerate(inner.items()):
+        outer: tuple[Segment, ...] = (Segment(0, sum(sizes[:at]), size),)
+        if orders[0] == "zigzag":
+            outer = share(whole(total), Shard(0, order="zigzag"), at, len(ranks))
         for key, segments in parts.items():
-            if orders[0] == "zigzag":
-                moved = _fold_halves(segments, size // 2, rank, len(ranks))
-            else:
-                moved = [one._replace(target=one.target + begin) for one in segments]
-            placed[rank, *key] = _from_zero(moved)
-    return placed, sum(sizes)
-
-
-def _fold_halves(segments: Iterable[Segment], half: int, rank: int, ranks: int) -> list[Segment]:
-    """A rank's first half is chunk number `rank`, its second the one as far from the end."""
-    moved = []
-    for one in segments:
-        for begin, chunk_number in ((0, rank), (half, 2 * ranks - 1 - rank)):
-            first = max(one.target, begin)
-            last = min(one.target + one.length, begin + half)
-            if first < last:
-                source = one.source + first - one.target
-                moved.append(Segment(source, chunk_number * half + first - begin, last - first))
-    return moved
+            held = [(one.target, one.target + one.length) for one in segments]
+            placed[rank, *key] = _from_zero(
+                piece for begin, end in held for piece in _cut_segments(outer, begin, end)
+            )
+    return placed, total
 
 
 def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
@@ -289,7 +333,7 @@ class Assembly:
                 yield from ((first, other) for other in others if other not in self.settled)
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Put them together.
+        """Put them together: copies are compared bit for bit, terms accumulated in float64.
 
         Raises:
             ReplicasDisagreeError: copies differ.
@@ -297,27 +341,24 @@ class Assembly:
         """
         self._check_fit(parts)
         self._check_copies(parts)
-        whole = self._joined(parts)
+        values = (self._value(cell, parts) for cell in self.cells)
+        whole = self._joined(values, parts[0].dtype)
         return whole.reshape(self.result_shape) if self.squeezed else whole
 
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        values = (self._value(cell, parts) for cell in self.cells)
-        if len(self.cells) == 1:
-            cell = self.cells[0]
-            # Nothing is rearranged, so nothing has to be copied.
-            if all(len(segments) == 1 for segments in cell.where):
-                return next(values)
-        out = torch.empty(self.shape, dtype=parts[0].dtype)
+    def _joined(self, values: Iterator[Tensor], dtype: torch.dtype) -> Tensor:
+        # Nothing is rearranged, so nothing has to be copied.
+        if len(self.cells) == 1 and all(len(segments) == 1 for segments in self.cells[0].where):
+            return next(values)
+        out = torch.empty(self.shape, dtype=dtype)
         for cell, value in zip(self.cells, values, strict=True):
-            for combination in itertools.product(*cell.where):
-                target = tuple(slice(one.target, one.target + one.length) for one in combination)
-                source = tuple(slice(one.source, one.source + one.length) for one in combination)
-                out[target].copy_(value[source])
+            put(out, cell.where, value)
         return out
 
     def _value(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
         terms = [parts[copies[0]] for copies in cell.terms]
-        return terms[0] if len(terms) == 1 else _reduce_terms(terms, self.reduction)
+        if len(terms) == 1:
+            return terms[0]
+        return reduce_terms(terms, self.reduction, accumulate="wide")
 
     def _check_fit(self, parts: Sequence[Tensor]) -> None:
         used = {at for cell in self.cells for copies in cell.terms for at in copies}
@@ -376,8 +417,22 @@ class Refused:
         raise UsageError(self.reason)
 
 
-def _reduce_terms(terms: Sequence[Tensor], how: str) -> Tensor:
-    """Terms as one tensor of their dtype; in float64, a block at a time."""
+# --- Terms and copies -----------------------------------------------------------------------------
+
+# What becomes of copies that must agree and are not compared: a mixture of them, which is none of
+# theirs where they disagree; or their mean.
+Copies = Literal["mix", "mean"]
+# Terms are reduced in float64 and rounded once, or in their own dtype, differentiably.
+Accumulate = Literal["wide", "own"]
+
+
+def reduce_terms(terms: Sequence[Tensor], how: str, *, accumulate: Accumulate) -> Tensor:
+    """Terms as one tensor of their dtype."""
+    return _reduce_wide(terms, how) if accumulate == "wide" else _reduce_own(terms, how)
+
+
+def _reduce_wide(terms: Sequence[Tensor], how: str) -> Tensor:
+    """In float64, a block at a time."""
     dtype = terms[0].dtype
     wide = _accumulator_dtype(dtype, how)
     operator = _OPERATORS[how]
@@ -391,6 +446,25 @@ def _reduce_terms(terms: Sequence[Tensor], how: str) -> Tensor:
     return out
 
 
+def _reduce_own(terms: Sequence[Tensor], how: str) -> Tensor:
+    """In one rounding: how a machine adds up ranks is not what is asked here."""
+    stacked = torch.stack(list(terms))  # which refuses shapes that would broadcast
+    dtype = stacked.dtype
+    match how:
+        case "sum" if dtype is torch.bool:
+            return stacked.any(dim=0)
+        case "sum":
+            return stacked.sum(dim=0, dtype=dtype)
+        case "avg":
+            return stacked.mean(dim=0)
+        case "max":
+            return stacked.amax(dim=0)
+        case "min":
+            return stacked.amin(dim=0)
+        case _:
+            return stacked.prod(dim=0, dtype=dtype)
+
+
 def _accumulator_dtype(dtype: torch.dtype, how: str) -> torch.dtype:
     if dtype.is_floating_point:
         return torch.float64
@@ -401,6 +475,100 @@ def _accumulator_dtype(dtype: torch.dtype, how: str) -> torch.dtype:
         raise UsageError(f"terms of {dtype} have no {how}")
     # Sums and products that leave the dtype wrap around, as they do in a collective.
     return torch.int64
+
+
+def same_bits(left: Tensor, right: Tensor) -> Tensor:
+    """Of each element whether two copies agree: NaNs do, zeros of either sign do not."""
+    same = left == right
+    if left.is_complex():
+        return same_bits(torch.view_as_real(left), torch.view_as_real(right)).all(dim=-1)
+    if left.is_floating_point():
+        same &= left.signbit() == right.signbit()
+        same |= left.isnan() & right.isnan()
+    return same
+
+
+class _Shared(torch.autograd.Function):
+    """A result that all ranks have: where they disagree, it is none of theirs.
+
+    Of the cotangent each rank is given a share, so that the gradients of the ranks add up to the
+    whole's if each of them is right.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, *parts: Tensor) -> Tensor:
+        ctx.terms, ctx.ranks = terms, len(parts)
+        return _agreed(parts, terms)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.terms.full:
+            return (None, *[gradient] * ctx.ranks)
+        return (None, *[gradient * weight for weight in ctx.terms.weights(ctx.ranks)])
+
+
+def _agreed(parts: tuple[Tensor, ...], terms: Terms) -> Tensor:
+    first = parts[0].clone()
+    shapes = {tuple(part.shape) for part in parts}
+    if len(shapes) > 1:
+        shown = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise ValueError(f"all ranks should have the same, but theirs are of shapes {shown}")
+    if all(torch.equal(first, part) for part in parts[1:]):
+        return first
+    if not (first.is_floating_point() or first.is_complex()):
+        for part in parts[1:]:
+            other = ~parts[0] if first.dtype is torch.bool else 2 * parts[0] - part
+            first = torch.where(part == parts[0], first, other)
+        return first
+    mixed = torch.zeros_like(first)
+    same = torch.ones_like(first, dtype=torch.bool)
+    for part, weight in zip(parts, terms.weights(len(parts)), strict=True):
+        mixed = mixed + part * weight
+        same &= (part == first) | (part.isnan() & first.isnan())
+    return torch.where(same, first, mixed)
+
+
+def join(
+    parts: list[Tensor],
+    role: Role,
+    *,
+    copies: Copies = "mix",
+    terms: Terms | None = None,
+    shape: Sequence[int] = (),
+) -> Tensor:
+    """Put the parts of the ranks of one axis together, differentiably.
+
+    Whatever torch raises at that passes through.
+
+    Args:
+        shape: of the whole; asked of parts with a halo only.
+    """
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1:
+        raise TypeError(f"the ranks give {' and '.join(sorted(map(str, dtypes)))}")
+    match role:
+        case Shard(dim=dim, halo=(0, 0)):
+            return torch.cat(parts, dim)
+        case Shard(dim=dim, unit=unit, halo=(before, _)):
+            cuts = [rank_bounds(shape[dim], at, len(parts), unit=unit) for at in range(len(parts))]
+            own = [
+                part.narrow(dim, min(begin, before), end - begin)
+                for part, (begin, end) in zip(parts, cuts, strict=True)
+            ]
+            return torch.cat(own, dim)
+        case Partial(reduction=reduction):
+            return reduce_terms(parts, reduction, accumulate="own")
+        case Once():
+            return parts[0]
+        case Replicate() if copies == "mean":
+            # Each has an equal share in the gradient.
+            return torch.stack(parts).mean(0)
+        case Replicate():
+            if terms is None:
+                raise ValueError("copies are mixed by the weights of terms: give them")
+            if not (parts[0].is_floating_point() or parts[0].is_complex()):
+                return _agreed(tuple(parts), terms)
+            return _Shared.apply(terms, *parts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def named_ranks(ranks: Sequence[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import datetime as dt
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import torch
 from paritas.checks.guard_settings import GuardSettings
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
-from paritas.errors import MismatchError, UsageError
+from paritas.errors import MismatchError, UsageError, did_you_mean
 from paritas.execution.subjects import VerifyConfig
 from paritas.files.dtypes import as_stored
 from paritas.files.folders import LOCK, run_identity
@@ -74,9 +73,7 @@ def check_names(settings: dict[str, Any], place: str) -> None:
     known = sorted(VERIFY_NAMES | GUARD_NAMES)
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UsageError(f"{place}: unknown setting {name!r}; {hint}")
+            raise UsageError(f"{place}: unknown setting {name!r}; {did_you_mean(name, known)}")
 
 
 # --- Goldens --------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.files.dtypes import as_stored, digest
-from paritas.files.records import Entry, Layout, Placement, Site, TensorFacts
+from paritas.files.records import Entry, Layout, Site, TensorFacts
 from paritas.numerics.bits import holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
+from paritas.results.placements import LocalPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -323,7 +324,7 @@ class Snapshot:
         self,
         tensor: Tensor,
         kind: TensorKind,
-        part: Placement | None,
+        part: LocalPlacement | None,
         known: set[Hashable],
         pool: CopyPool,
     ) -> None:
@@ -430,7 +431,7 @@ class SummaryRequest(NamedTuple):
     values: Tensor | None
     key: Hashable
     facts: TensorFacts
-    part: Placement | None
+    part: LocalPlacement | None
 
 
 class Summaries:
@@ -473,7 +474,9 @@ class Summaries:
                 found[key] = self._alone(one.values, one.facts, one.part)
         return [found[one.key] for one in asked]
 
-    def _alone(self, values: Tensor, facts: TensorFacts, part: Placement | None) -> TensorSummary:
+    def _alone(
+        self, values: Tensor, facts: TensorFacts, part: LocalPlacement | None
+    ) -> TensorSummary:
         if not holds_numbers(values.dtype):
             return TensorSummary()
         drawn = None
@@ -485,7 +488,7 @@ class Summaries:
 class PendingSummary:
     """A summary that a GPU is at work on: the program does not wait for it."""
 
-    def __init__(self, tensor: Tensor, part: Placement | None) -> None:
+    def __init__(self, tensor: Tensor, part: LocalPlacement | None) -> None:
         """Queue the work behind what the program has queued."""
         self._statistics = begin_statistics(tensor)
         self._sketch = _begin_sketch(tensor, part)
@@ -495,7 +498,7 @@ class PendingSummary:
         return TensorSummary(self._statistics.finish(), self._sketch.finish())
 
 
-def _begin_sketch(tensor: Tensor, part: Placement | None) -> PendingSketch:
+def _begin_sketch(tensor: Tensor, part: LocalPlacement | None) -> PendingSketch:
     if part is None:
         return begin_sketch(tensor)
     return begin_sketch(tensor, global_shape=part.global_shape, global_offset=part.global_offset)
@@ -536,7 +539,7 @@ class RecordingJob(msgspec.Struct, gc=False):
     tensor: TensorFacts | None = None
     value: str | None = None
     alias_of: int | None = None
-    placement: Placement | None = None
+    placement: LocalPlacement | None = None
     snapshot: Snapshot | None = None
     pending: PendingSummary | None = None
 

@@ -19,7 +19,7 @@ from paritas._torch.tensors import local_part
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import UsageError
 from paritas.files.folders import run_identity
-from paritas.files.records import Header, Placement
+from paritas.files.records import Header
 from paritas.recording.pipeline import (
     CopyPool,
     PendingSummary,
@@ -185,14 +185,7 @@ class RecordingSession:
         part = None if type(tensor) in _PLAIN else local_part(tensor)
         placement = None
         if part is not None:
-            placement = Placement(
-                mesh=part.mesh,
-                mesh_names=part.mesh_names,
-                coordinate=part.coordinate,
-                placements=part.placements,
-                global_shape=part.global_shape,
-                global_offset=part.global_offset,
-            )
+            placement = part.placement
             tensor = part.local
         kind = kind_of(tensor)
         facts = kind.facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -35,11 +36,22 @@ def write_verdict(path: Path, verdict: Verdict) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of JSON; a reader never sees half of it."""
+    """Write a file of text, with the end of its last line; a reader never sees half of it."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content + b"\n")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the place of the file when the block has ended.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     # Not `tempfile`, which would leave the file readable to its owner alone.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        unfinished.write_bytes(content + b"\n")
+        yield unfinished
         unfinished.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.reports.files import write_whole
+from paritas.reports.files import replacing, write_whole
 from paritas.reports.graphs import confirmation_words, graph_label, loss_gap, option_words
 from paritas.results.report import spell_nonfinite
 from paritas.results.wording import MEANING
@@ -358,19 +358,15 @@ def check_installed() -> None:
 def write_parquet(path: Path, comparison: Comparison) -> None:
     """Write the table; a reader never sees half of it."""
     check_installed()
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with tempfile.TemporaryDirectory(prefix="paritas-") as folder:
-            # Through a file of JSON lines: a call for each row would take a minute for 50,000.
-            records = Path(folder) / "rows.ndjson"
-            with records.open("wb") as stream:
-                stream.writelines(_records(comparison))
-            _convert(records, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        replacing(path) as unfinished,
+        tempfile.TemporaryDirectory(prefix="paritas-") as folder,
+    ):
+        # Through a file of JSON lines: a call for each row would take a minute for 50,000.
+        records = Path(folder) / "rows.ndjson"
+        with records.open("wb") as stream:
+            stream.writelines(_records(comparison))
+        _convert(records, unfinished)
 
 
 def _records(comparison: Comparison) -> list[bytes]:

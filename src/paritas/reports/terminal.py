@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.results.findings import Finding, Verdict
+    from paritas.results.graph_reports import GraphCounts
     from paritas.results.power_reports import PowerReport
 
 STYLES = {
@@ -248,18 +249,6 @@ def indented(words: str, left: int = 2) -> RenderableType:
 MOST_GRAPHS = 24
 GUARD_COLUMNS = ("graph", "calls", "checked", "failed", "items", "from")
 GUARD_NUMBERS = 4
-
-
-class GraphCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One compiled graph; see `paritas.checks.guarded_calls.GraphEntry`."""
-
-    label: str
-    source: str
-    calls: int
-    checked: int
-    failed: int
-    compared: int
-    unguarded: str
 
 
 def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:

@@ -39,11 +39,50 @@ class Region(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sentence: str = ""
 
 
+class PatternKind(enum.StrEnum):
+    """What kind of wrong; from what takes the least for granted to what fits almost anything."""
+
+    TIE_BREAKING = "tie-breaking"
+    NONFINITE = "nonfinite"
+    OVERFLOW = "overflow"
+    WRAPPED = "wrapped"
+    CLIPPED = "clipped"
+    ZEROS = "zeros"
+    DOUBLED_REDUCTION = "doubled reduction"
+    PARTIAL_SUM = "partial sum"
+    SWAPPED_OPERANDS = "swapped operands"
+    OFF_BY_ONE = "off by one reduction"
+    MASK = "mask"
+    EPS = "eps"
+    SIGN = "sign"
+    STALE = "stale"
+    COPY = "copy"
+    CONSTANT = "constant"
+    SCALE = "scale"
+    OFFSET = "offset"
+    RESIDUAL = "residual"
+    SHIFT = "shift"
+    TRANSPOSE = "transpose"
+    PERMUTATION = "permutation"
+    UNINITIALISED = "uninitialised"
+    AXIS_OFFSET = "axis offset"
+    AXIS_SCALE = "axis scale"
+    PRECISION = "precision"
+    RANDOM_STREAM = "different random stream"
+    # Of ranks.
+    MISSING_REDUCTION = "missing reduction"
+    WRONG_AXIS = "wrong axis"
+    ONE_RANKS_PART = "one rank's part"
+    WRONG_RANKS_SHARD = "wrong rank's shard"
+    REPEATED_BIAS = "repeated bias"
+    MISSING_BIAS = "missing bias"
+
+
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A way of being wrong that explains the numbers.
 
     Attributes:
-        kind: `scale`, `offset`, `shift`, `missing reduction` ...
+        kind: a `PatternKind`; text, so that kinds of other versions can be read.
         confidence: 0 to 1, how often such a statement turned out to be right.
         sentence: what a person would write.
         evidence: the figures it rests on, by name.

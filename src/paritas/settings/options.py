@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -78,9 +78,7 @@ def hint(word: str, known: Iterable[str]) -> str:
         return f"what --{word} replaces is asked for on the command line, each time"
     if word in NO_TABLE:
         return "that shows settings, and has none"
-    listed = sorted(known)
-    near = difflib.get_close_matches(word, listed, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(listed) or 'none'}"
+    return did_you_mean(word, sorted(known))
 
 
 # --- The table of the pytest plugin: in the form of a command, so that it is read as the others ---

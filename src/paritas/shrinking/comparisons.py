@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import operator
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save
 
 from paritas.comparison.dataflow import RecordedCalls
 from paritas.comparison.opened_dumps import opened
@@ -23,8 +21,8 @@ from paritas.execution.program import VALUE
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal
 from paritas.reports.files import read_comparison
+from paritas.reports.scripts import Script, ScriptValues, literal, write
 from paritas.results.progress import Progress
-from paritas.shrinking.scripts import SCRIPT_CHECK, input_lines, run_script, write_file
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
 # --- The script of a recorded operator ------------------------------------------------------------
 
-_OPERATOR_MAIN = """
+_RUN = """
 
 def wide(values):
     return [
@@ -49,92 +47,51 @@ def wide(values):
 
 
 def main():
-    torch.set_printoptions(threshold=64, edgeitems=4, precision=6)
-    failing = 0
-    for name, inputs, recorded in (("mine", mine, MINE), ("golden", golden, GOLDEN)):
-        eager = program(*inputs())
-        try:
-            exact = program(*wide(inputs()))
-        except RuntimeError:  # some operators insist on their dtypes
-            exact = None
+    found = dict(zip(("mine", "golden"), recorded()))
+    again, exact = {}, {}
+    for name, inputs in (("mine", mine), ("golden", golden)):
         # A side that computed in another dtype is judged in that one.
-        times = excess(recorded, eager.to(recorded.dtype), exact)
-        print(f"{name}: {'WRONG' if times > 1 else 'right'} ({times:.3g} times what is allowed)")
-        if times <= 1:
-            continue
-        failing += 1
-        print(f"  recorded:  {recorded}")
-        print(f"  run again: {eager}")
-        gap = (recorded.double() - eager.double()).abs().nan_to_num(float("inf")).reshape(-1)
-        worst = int(gap.argmax())
-        pair = recorded.reshape(-1)[worst].item(), eager.reshape(-1)[worst].item()
-        print(f"  worst at flat index {worst}: recorded {pair[0]!r}, run again {pair[1]!r}")
-    print("the fault is there" if failing else "the fault is gone")
-    return 1 if failing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        again[name] = program(*inputs()).to(found[name].dtype)
+        try:
+            exact[name] = program(*wide(inputs()))
+        except RuntimeError:  # some operators insist on their dtypes
+            pass
+    return judged(again, found, exact)
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedOperator:
-    """What the script is about.
-
-    Attributes:
-        heading: what it says of itself, line by line.
-        program: the operators.
-        given: the values of its leaves, mine and golden.
-        made: the recorded outputs, mine and golden.
-    """
-
-    heading: tuple[str, ...]
-    program: ReplayProgram
-    given: tuple[Mapping[str, Any], ...]
-    made: tuple[Tensor, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenOperatorScript:
-    """Where it is, and what it loads."""
-
-    path: Path
-    data: Path | None
-
-
-def write_operator_script(facts: RecordedOperator, path: Path) -> WrittenOperatorScript:
-    """Write the script, and beside it the values that are too many to be read.
+def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
+    """The script that runs an operator again on what it was given.
 
     Raises:
         UsageError: an operator cannot be written as a line of Python.
     """
-    keys = list(facts.given[0])
-    names = {key: f"v{place}" for place, key in enumerate(keys)}
-    titles: list[str] = []
-    values: list[Any] = []
-    for side, given in zip(("mine", "golden"), facts.given, strict=True):
-        titles += [f"{side}_{names[key]}" for key in keys]
-        values += [_bare(given[key]) for key in keys]
-    titles += ["mine", "golden"]
-    values += [_bare(value) for value in facts.made]
-    lines = input_lines(titles, tuple(values))
-    written = dict(zip(titles, lines.expressions, strict=True))
-    data = path.with_suffix(".safetensors") if lines.stored else None
-    parts = [_script_head(facts, data), _program_text(facts.program, names)]
-    equal = all(_is_equal(*(given[key] for given in facts.given)) for key in keys)
-    for side in ("mine",) if equal else ("mine", "golden"):
-        rows = "".join(f"        {written[f'{side}_{names[key]}']},\n" for key in keys)
-        parts.append(f"\n\ndef {side}():\n    return [\n{rows}    ]\n")
-    if equal:
-        parts.append("\n\ngolden = mine\n")
-    parts.append(f"\n\nMINE = {written['mine']}\nGOLDEN = {written['golden']}\n")
-    parts += ["\n\n", SCRIPT_CHECK[SCRIPT_CHECK.index("def excess") :], _OPERATOR_MAIN]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if data is not None:
-        write_file(data, save(lines.stored))
-    write_file(path, "".join(parts).encode())
-    return WrittenOperatorScript(path, data)
+    mine, golden = case.given
+    names = {key: f"v{place}" for place, key in enumerate(mine)}
+    equal = all(_is_equal(mine[key], golden[key]) for key in mine)
+    lists = {"mine": {f"mine_{names[key]}": mine[key] for key in mine}}
+    if not equal:
+        lists["golden"] = {f"golden_{names[key]}": golden[key] for key in mine}
+    lists["recorded"] = dict(zip(("mine", "golden"), case.made, strict=True))
+    values = ScriptValues()
+    position = itertools.count()
+    rows = {
+        name: [f"{values.text(one, _bare(given[one]), next(position))}," for one in given]
+        for name, given in lists.items()
+    }
+    program = case.plan.program
+    function = [_program_text(program, names)]
+    function += [values.list_function(name, lines) for name, lines in rows.items()]
+    function += ["\n\ngolden = mine\n"] if equal else []
+    has_python = any(_is_python_operator(step) for step in program.steps)
+    return Script(
+        heading=heading,
+        imports=("import operator",) if has_python else (),
+        values=values.stored,
+        function="".join(function),
+        run=_RUN,
+        sides=("run again", "recorded"),
+    )
 
 
 def _is_equal(left: Any, right: Any) -> bool:
@@ -145,19 +102,6 @@ def _is_equal(left: Any, right: Any) -> bool:
 
 def _bare(value: Any) -> Any:
     return value.detach().contiguous() if isinstance(value, torch.Tensor) else value
-
-
-def _script_head(facts: RecordedOperator, data: Path | None) -> str:
-    heading = "\n".join(facts.heading).replace("\\", "/").replace('"""', "'''")
-    imports = ["import operator", "import sys", "from pathlib import Path"] if data else []
-    imports = imports or ["import operator", "import sys"]
-    if not any(_is_python_operator(step) for step in facts.program.steps):
-        imports.remove("import operator")
-    text = f'"""{heading}\n"""\n\n' + "\n".join(imports) + "\n\nimport torch\n"
-    if data is not None:
-        text += "from safetensors.torch import load_file\n\n"
-        text += f'stored = load_file(Path(__file__).with_name("{data.name}"))\n'
-    return text
 
 
 def _is_python_operator(step: ReplayStep) -> bool:
@@ -198,11 +142,7 @@ def _value_text(value: Any, names: Mapping[str, str], made: Mapping[str, str]) -
     if isinstance(value, list | tuple):
         inner = ", ".join(_value_text(item, names, made) for item in value)
         return f"[{inner}]"
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float('{value}')"
-    return repr(value)
+    return literal(value)
 
 
 # --- The operator of the first divergence ---------------------------------------------------------
@@ -257,17 +197,16 @@ def shrink_comparison(
     except KeyboardInterrupt:
         ended = False
         interrupted = True
-    written = write_operator_script(_script_facts(case, comparison, row), outdir / SCRIPT)
+    script = _operator_script(case, _script_heading(comparison, row))
     tell("running the script by itself")
     try:
-        _, shows, output = run_script(written.path, max(30.0, seconds))
+        written = write(script, outdir / SCRIPT, max(30.0, seconds))
     except KeyboardInterrupt:
-        interrupted, shows, output = True, False, ""
-    lines = output.strip().splitlines()
+        interrupted, written = True, write(script, outdir / SCRIPT, None)
     return ShrinkReport(
         script=str(written.path),
-        data=None if written.data is None else str(written.data),
-        shows=shows,
+        data=None if written.data_path is None else str(written.data_path),
+        shows=written.shows,
         what=f"{row.name}: {row.status}",
         before=f"{before} numbers",
         after=f"{case.elements} numbers",
@@ -277,7 +216,7 @@ def shrink_comparison(
         seconds=time.monotonic() - began,
         ended=ended and time.monotonic() < began + seconds,
         interrupted=interrupted,
-        said=lines[-1] if lines else "" if interrupted else "it printed nothing",
+        said=written.said,
     )
 
 
@@ -431,16 +370,14 @@ def _is_near(left: Tensor, right: Tensor) -> bool:
     )
 
 
-def _script_facts(
-    case: _RecordedCase, comparison: Comparison, row: ComparisonRow
-) -> RecordedOperator:
+def _script_heading(comparison: Comparison, row: ComparisonRow) -> tuple[str, ...]:
     diagnosis = row.detail.diagnosis if row.detail else None
     versions = [side.torch or "unknown" for side in (comparison.my, comparison.golden)]
     recorded = (
         f"Recorded:   mine with torch {versions[0]}, golden with torch {versions[1]}; "
         f"compared with torch {torch.__version__}"
     )
-    heading = [
+    return (
         f"{row.op}: what was recorded is not what it gives for its recorded inputs.",
         "",
         f"Row:        {row.name}, step {row.step}, {row.status}",
@@ -449,7 +386,4 @@ def _script_facts(
         *([f"Found:      {row.reason}"] if row.reason else []),
         *([f"What kind:  {diagnosis.sentence}"] if diagnosis and diagnosis.sentence else []),
         recorded,
-        "",
-        "Exit code 1: the fault is there; 0: it is gone.",
-    ]
-    return RecordedOperator(tuple(heading), case.plan.program, case.given, case.made)
+    )

@@ -18,6 +18,8 @@ from paritas.shrinking.programs import (
     GRADIENT,
     FailingProgram,
     FailureSignature,
+    describe_value,
+    fresh_copy,
     is_call,
 )
 
@@ -51,10 +53,8 @@ def record_values(program: FailingProgram) -> RecordedValues:
     Raises what the program raises.
     """
     recorder = _ValueRecorder(program.graph)
-    inputs = [recorder.copy(value) for value in program.inputs]
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.gradients):
-        torch.manual_seed(program.seed)
-        recorder.run(*inputs)
+    with program.conditions():
+        recorder.run(*map(fresh_copy, program.inputs))
     return RecordedValues(recorder.given, recorder.made)
 
 
@@ -75,13 +75,6 @@ class _ValueRecorder(Interpreter):
         if n.op != "output":
             self.made[n] = self._snapshot(result)
         return result
-
-    @staticmethod
-    def copy(value: Any) -> Any:
-        """A copy that the run may write to, as code does to what is no leaf."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
 
     def _snapshot(self, value: Any) -> Any:
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
@@ -224,7 +217,7 @@ class _PartBuilder:
         elsewhere = (known for _, known, owner in self.inputs if owner != index)
         if isinstance(value, torch.Tensor) and any(value is known for known in elsewhere):
             # Parts that share a tensor which one of them writes to would not be apart.
-            value = value.detach().clone().requires_grad_(value.requires_grad)
+            value = fresh_copy(value)
         last = self.inputs[-1][0] if self.inputs else None
         start = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(start):
@@ -490,7 +483,7 @@ def _call_key(node: Node, recorded: RecordedValues) -> Any:
     given = recorded.given[node]
 
     def shape(read: Node) -> Any:
-        return _ArgumentText(_value_key(given[read]))
+        return _ArgumentText(describe_value(given[read]))
 
     args = torch.fx.node.map_arg(node.args, shape)
     kwargs = torch.fx.node.map_arg(node.kwargs, shape)
@@ -501,15 +494,6 @@ class _ArgumentText(str):
     """A description that takes a node's place among arguments."""
 
     __slots__ = ()
-
-
-def _value_key(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        how = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
-        return repr(how)
-    if isinstance(value, tuple):
-        return repr([_value_key(item) for item in value])
-    return repr(value)
 
 
 def _count_elements(value: Any) -> int:

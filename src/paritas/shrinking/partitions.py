@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,17 @@ from paritas.errors import UsageError
 from paritas.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue, group_calls
 from paritas.graphs.checking import option_of
 from paritas.graphs.opening import open_graph
-from paritas.graphs.results_folder import JSON, with_script
-from paritas.graphs.script_text import NoScriptError, function_text
+from paritas.graphs.results_folder import JSON
+from paritas.graphs.scripts import function_text, with_script
 from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import kinds_of
 from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.reports.scripts import SHOWN, NoScriptError
 from paritas.results.graph_reports import CallOutcome, GraphReport
 from paritas.results.progress import Progress
-from paritas.shrinking.shrink import NothingFailsError, ShrinkReport
+from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -279,10 +279,7 @@ def shrink_splits(
         NothingFailsError: none of them is wrong when it is checked again.
         UsageError: no script could do the same; the message says why.
     """
-    if not seconds > 0:
-        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
-    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
-    search = _SplitSearch(folder, seconds, on_progress)
+    search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
     for position, one in enumerate(failed):
         try:
             return search.run(attempts_on(one, setup), versions_here())
@@ -348,7 +345,7 @@ class _SplitSearch:
             diagnosis=told[0] if told else None,
             queries=self.queries,
             seconds=time.monotonic() - self.began,
-            said=note or "the fault is there",
+            said=note or SHOWN,
         )
 
 

@@ -5,6 +5,7 @@ A program is a graph with real inputs, and how its candidate is made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -23,7 +24,7 @@ from paritas.execution.subjects import Inputs, VerifyConfig
 from paritas.results.findings import Aspect, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.fx import GraphModule, Node
 
@@ -126,13 +127,20 @@ class FailingProgram:
         names = [node.name for node in self.placeholders]
         return dict(zip(names, self.inputs, strict=True))
 
+    @contextlib.contextmanager
+    def conditions(self) -> Iterator[None]:
+        """Run it inside: with its random state and its gradients, which leave nothing behind."""
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(self.gradients):
+            torch.manual_seed(self.seed)
+            yield
+
     @property
     def key(self) -> str:
         """Equal for equal programs on equal inputs: what a query is remembered by."""
         digest = hashlib.blake2b(self.graph.code.encode(), digest_size=16)
         digest.update(repr((self.gradients, self.seed, sorted(self.dynamic.items()))).encode())
         for value in self.inputs:
-            digest.update(_describe_input(value).encode())
+            digest.update(describe_value(value).encode())
             if isinstance(value, torch.Tensor):
                 digest.update(_raw_bytes(value))
         return digest.hexdigest()
@@ -256,10 +264,20 @@ def _is_nonfinite(finding: Finding) -> bool:
     return metrics is not None and bool(metrics.nonfinite_mismatches)
 
 
-def _describe_input(value: Any) -> str:
+def describe_value(value: Any) -> str:
+    """Equal for tensors that a compiler cannot tell apart, and for equal values of other types."""
+    if isinstance(value, tuple):
+        return repr([describe_value(item) for item in value])
     if not isinstance(value, torch.Tensor):
         return repr(value)
     return repr((value.dtype, tuple(value.shape), value.stride(), value.requires_grad))
+
+
+def fresh_copy(value: Any) -> Any:
+    """A value that a run may write to: a leaf of its own."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _raw_bytes(value: torch.Tensor) -> bytes:
@@ -383,11 +401,7 @@ class Oracle:
         compiled = candidate.compile(program.graph, dynamic=dynamic)
         config = dataclasses.replace(_WAYS[self._way], verify_gradients=program.gradients)
         inputs = Inputs(tuple(program.inputs))
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.set_grad_enabled(program.gradients),
-        ):
-            torch.manual_seed(program.seed)
+        with program.conditions():
             verdict = verify(inputs, program.graph, compiled, config)
         found = signature_of(verdict)
         if found is None:
@@ -399,16 +413,9 @@ def reference_runs(program: FailingProgram) -> bool:
     """Whether the reference runs at all: cheap to ask, and a compile saved where it does not."""
     # Not the module itself: calling that prints to stderr where it raises.
     call: Callable[..., Any] = program.graph.forward
-    inputs = [
-        value.detach().clone().requires_grad_(value.requires_grad)
-        if isinstance(value, torch.Tensor)
-        else value
-        for value in program.inputs
-    ]
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.gradients):
-        torch.manual_seed(program.seed)
+    with program.conditions():
         try:
-            call(*inputs)
+            call(*map(fresh_copy, program.inputs))
         except Exception:  # noqa: BLE001  (whatever it raises, it is no program to go on with)
             return False
     return True

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
+from paritas.reports.scripts import WrittenScript, write
 from paritas.results.findings import Diagnosis
 from paritas.results.progress import Progress
 from paritas.results.report import Result
@@ -31,7 +32,7 @@ from paritas.shrinking.programs import (
     OutOfTimeError,
     reference_runs,
 )
-from paritas.shrinking.scripts import WrittenScript, write_script
+from paritas.shrinking.scripts import program_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,19 +230,13 @@ def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram
 
 
 def _cut_value(value: Any, lengths: dict[int, int]) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return lengths.get(value, value)
     if not isinstance(value, torch.Tensor):
-        return value
+        return _renumbered(value, lengths)
     part = value.detach()
     for dim, size in enumerate(value.shape):
         part = part.narrow(dim, 0, lengths.get(size, size))
-    dense = part.clone() if _is_contiguous(value) else _as_laid_out(part, value)
+    dense = part.clone() if value.is_contiguous() else _as_laid_out(part, value)
     return dense.requires_grad_(value.requires_grad)
-
-
-def _is_contiguous(value: Tensor) -> bool:
-    return value.is_contiguous()
 
 
 def _as_laid_out(part: Tensor, like: Tensor) -> Tensor:
@@ -405,12 +400,20 @@ def shrink(
         UsageError: if nothing fails.
     """
     programs = [program] if isinstance(program, FailingProgram) else list(program)
-    if not seconds > 0:
-        message = f"seconds must be a positive number, not {seconds!r}"
-        raise UsageError(message)
-    folder = Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
+    folder = script_folder(outdir, seconds)
     work = _Shrinking(candidate or Candidate(), seconds, folder, on_progress or (lambda _: None))
     return work.run(programs, signature)
+
+
+def script_folder(outdir: str | Path | None, seconds: float) -> Path:
+    """Where a script goes: a new folder, unless one is named.
+
+    Raises:
+        UsageError: there is no time to write it in.
+    """
+    if not seconds > 0:
+        raise UsageError(f"seconds must be a positive number, not {seconds!r}")
+    return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
 
 
 # The program that fails, what is known to be enough of it, and how it fails.
@@ -553,16 +556,9 @@ class _Shrinking:
 
     def _write(self, wanted: FailureSignature, *, run: bool) -> WrittenScript:
         notes = [f"It goes away with {text}" for text in self.remedies]
-        return write_script(
-            self.best,
-            self.candidate,
-            wanted,
-            self.diagnosis,
-            self.folder / SCRIPT,
-            notes=tuple(notes),
-            seconds=max(self._left(), _SCRIPT_SECONDS),
-            run=run,
-        )
+        script = program_script(self.best, self.candidate, wanted, self.diagnosis, tuple(notes))
+        seconds = max(self._left(), _SCRIPT_SECONDS) if run else None
+        return write(script, self.folder / SCRIPT, seconds)
 
 
 def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
@@ -640,11 +636,10 @@ class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True
 def report_of(shrunk: Shrunk) -> ShrinkReport:
     """The report on a program of a compiler."""
     written = shrunk.script
-    lines = written.output.strip().splitlines()
     return ShrinkReport(
         script=str(written.path),
         data=None if written.data_path is None else str(written.data_path),
-        shows=written.failed,
+        shows=written.shows,
         what=shrunk.signature.sentence,
         before=counted(shrunk.nodes_before, "operator call"),
         after=counted(shrunk.nodes_after, "operator call"),
@@ -655,5 +650,5 @@ def report_of(shrunk: Shrunk) -> ShrinkReport:
         seconds=shrunk.seconds,
         ended=shrunk.ended,
         interrupted=shrunk.interrupted,
-        said=lines[-1] if lines else "",
+        said=written.said,
     )

@@ -18,7 +18,13 @@ from paritas.execution.saved_state import Copier, RandomState
 from paritas.execution.subjects import input_sets, inspect_subject
 from paritas.results.findings import Status
 from paritas.results.progress import shows_progress
-from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature, signature_of
+from paritas.shrinking.programs import (
+    Candidate,
+    FailingProgram,
+    FailureSignature,
+    fresh_copy,
+    signature_of,
+)
 from paritas.shrinking.shrink import ShrinkReport, report_of, shrink
 
 if TYPE_CHECKING:
@@ -124,7 +130,7 @@ def _symbolic_dims(node: Node) -> tuple[int, ...] | None:
 
 def _settle_scalars(module: GraphModule, inputs: list[Any]) -> None:
     """Write numbers that come in as tensors (momentum, eps) into the calls that use them."""
-    for node, value in zip(_placeholders(module), list(inputs), strict=True):
+    for node, value in zip(placeholders(module), list(inputs), strict=True):
         users = list(node.users)
         is_number = isinstance(value, torch.Tensor) and value.dim() == 0
         if not is_number or not users:
@@ -133,7 +139,7 @@ def _settle_scalars(module: GraphModule, inputs: list[Any]) -> None:
             for user in users:
                 _replace_by(user, value.item())
     for position in reversed(range(len(inputs))):
-        node = _placeholders(module)[position]
+        node = placeholders(module)[position]
         if not node.users:
             module.graph.erase_node(node)
             del inputs[position]
@@ -155,17 +161,13 @@ def _lift_constants(module: GraphModule) -> list[Any]:
             value = getattr(value, part)
         if not isinstance(value, torch.Tensor):
             continue
-        last = _placeholders(module)
+        last = placeholders(module)
         with module.graph.inserting_after(last[-1]) if last else module.graph.inserting_before():
             lifted = module.graph.placeholder(node.name)
         node.replace_all_uses_with(lifted)
         module.graph.erase_node(node)
-        values.append(_as_plain_tensor(value).detach().clone().requires_grad_(value.requires_grad))
+        values.append(fresh_copy(value))
     return values
-
-
-def _placeholders(module: GraphModule) -> list[Node]:
-    return list(module.graph.find_nodes(op="placeholder"))
 
 
 # --- Models, guarded graphs, verdicts -------------------------------------------------------------

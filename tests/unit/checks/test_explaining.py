@@ -12,8 +12,9 @@ import paritas
 from paritas.checks.failures import Explainer, call_context
 from paritas.diagnosis import diagnose
 from paritas.partition import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.results.findings import Aspect, Finding, Status, Verdict
+from paritas.results.placements import Partial, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,7 +173,7 @@ def test_a_wrong_split_of_an_operator_says_it_too() -> None:
 
     torch.manual_seed(0)
     call = OperatorCall(doubled_bias, (torch.randn(4, 8), torch.randn(8, 6), torch.randn(6)))
-    recipe = Recipe(inputs=((0, Split(1)), (1, Split(0))), outputs=(Reduce("sum"),))
+    recipe = Recipe(inputs=((0, Shard(1)), (1, Shard(0))), outputs=(Partial("sum"),))
     verdict = check_recipe(call, recipe, 2)
     found = next(f.diagnosis for f in verdict.failures if f.path.startswith("output"))
     assert found is not None

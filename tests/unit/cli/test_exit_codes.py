@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from paritas.cli import _HOMES, main
 from paritas.cli.partition_checks import CheckedOperator
-from paritas.cli.run_ending import RankReport
-from paritas.cli.running import Ending
+from paritas.cli.running import Ending, RankReport
 from paritas.doctor.examination import Check
 from paritas.errors import ParitasError, UsageError
 from paritas.results.comparisons import Comparison, ComparisonRow, DumpFacts
@@ -74,7 +73,7 @@ def commands(monkeypatch, tmp_path):
 
     def run(found):
         instead("paritas.cli.running.run_last_program", Ending())
-        instead("paritas.cli.run_ending.report_on", RankReport((), found))
+        instead("paritas.cli.running.report_on", RankReport((), found))
         return ["run", "script.py"]
 
     def verify(found):

@@ -8,10 +8,9 @@ import threading
 import pytest
 
 from paritas.cli import running as ranks_module
-from paritas.cli.run_ending import RankReport, merge_ranks, unverified
-from paritas.cli.running import Meeting, Ranks
-from paritas.reports.terminal import GraphCounts
+from paritas.cli.running import Meeting, RankReport, Ranks, merge_ranks, unverified
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.graph_reports import GraphCounts
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

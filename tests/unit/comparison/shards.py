@@ -11,8 +11,9 @@ import torch
 
 from paritas.comparison.gathering import gather, row_major
 from paritas.errors import UsageError
-from paritas.files.records import Payload, Placement, Record, Site, TensorFacts
+from paritas.files.records import Payload, Record, Site, TensorFacts
 from paritas.placement.assembly import ReplicasDisagreeError
+from paritas.results.placements import LocalPlacement
 
 
 class Ranks:
@@ -48,7 +49,7 @@ class Ranks:
         for rank, coordinate in enumerate(coordinates):
             if rank not in leave_out:
                 local, offset = split(whole, mesh, placements, coordinate)
-                place = Placement(
+                place = LocalPlacement(
                     mesh=mesh,
                     mesh_names=("dp", "tp", "cp")[: len(mesh)],
                     coordinate=coordinate,

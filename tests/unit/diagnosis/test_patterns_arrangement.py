@@ -169,7 +169,7 @@ def test_a_piece_taken_from_beside_is_a_shift(way, words):
 
 def test_a_part_that_was_never_reduced_is_told_by_the_sum_of_the_parts():
     parts = tuple(noise(5, 6, seed=seed) for seed in range(4))
-    case = Case(parts[2], sum(parts), context=Context(parts=parts))
+    case = Case(parts[2], sum(parts), context=Context(held=dict(enumerate(parts))))
     assert only(propose_partial_sums, case).sentence == (
         "never reduced: this is the part of rank 2 alone, and the sum of the 4 ranks' parts "
         "is right"
@@ -240,5 +240,5 @@ def test_rounding_is_no_pattern(propose, dtype):
         x = noise(*shape, seed=seed).double()
         candidate = (x * (1 + 1e-9)).to(dtype)
         parts = (x.to(dtype) / 2,) * 2
-        case = Case(candidate, x.to(dtype), x, context=Context(parts=parts))
+        case = Case(candidate, x.to(dtype), x, context=Context(held=dict(enumerate(parts))))
         assert propose(case) == []

@@ -9,8 +9,9 @@ from hypothesis import given
 
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
-from paritas.files.records import Entry, Header, Placement
+from paritas.files.records import Entry, Header
 from paritas.numerics.statistics import Statistics
+from paritas.results.placements import LocalPlacement
 from unit.files.entries import PLAIN, abandon, bits, entry_of, facts_of, filled, site, write_dump
 
 
@@ -64,7 +65,7 @@ def test_everything_an_entry_says_is_in_its_record(tmp_path):
         statistics=Statistics(count=6, minimum=0.0, maximum=5.0, exponents=((0, 1), (1, 2))),
         sketch=torch.linspace(0, 1, 8),
         alias_of=None,
-        placement=Placement(
+        placement=LocalPlacement(
             mesh=(2,),
             coordinate=(1,),
             placements=("shard(0)",),

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paritas.graphs.results_folder import stem_of, write_script
-from paritas.graphs.script_text import Facts, NoScriptError, function_text, literal, script_text
+from paritas.graphs.scripts import Facts, function_text, split_script, stem_of, write_script
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Concat, OperatorCall, Partial, Recipe, Same, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.reports.scripts import NoScriptError, literal
+from paritas.results.placements import Partial, Replicate, Shard
 
 SEED = 0
 
@@ -27,7 +28,7 @@ def ids(*shape):
 
 
 VOCABULARY = {"padding_idx": None, "start": 0, "stop": 8}
-LINEAR = ("torch.nn.functional.linear", functional.linear, (r(4, 8), r(6, 8), r(6)), {})
+LINEAR = ("torch.nn.functional.linear", functional.linear, (r(4, 24), r(6, 24), r(6)), {})
 EMBEDDING = (
     "nnscaler.runtime.function.embedding",
     nnscaler_functions.embedding,
@@ -81,6 +82,10 @@ def facts_of(name, ranks=2):
     return Facts(operator, call, recipe, ranks, ("A failure.",), written=written)
 
 
+def script_text(facts):
+    return split_script(facts).text("script.safetensors")
+
+
 def exit_code(text, capsys, path="script.py"):
     names = {"__name__": "script", "__file__": str(path)}
     exec(compile(text, "script.py", "exec"), names)
@@ -104,7 +109,8 @@ def test_a_script_prints_both_losses_and_the_worst_element(capsys):
     lines = printed.splitlines()
     assert lines[0].startswith("loss on one device:")
     assert lines[1].startswith("loss on 2 devices:")
-    assert any(line.startswith("output[0]: WRONG; most at [") for line in lines)
+    assert any(line.startswith("output[0]: WRONG (") for line in lines)
+    assert any(line.startswith("  worst at [") for line in lines)
     assert lines[-1] == "the fault is there"
 
 
@@ -126,17 +132,16 @@ def test_the_handed_script_fails_by_itself_and_mends_when_the_rule_is_right(tmp_
     )
     code, printed = exit_code(mended, capsys, path=script)
     assert code == 0, printed
-    assert printed.splitlines()[-1] == "no fault is seen"
+    assert printed.splitlines()[-1] == "the fault is gone"
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_arguments_are_stored_and_come_back(tmp_path, monkeypatch, capsys, dtype):
+def test_complex_arguments_are_stored_and_come_back(tmp_path, untried, dtype):
     generator = torch.Generator().manual_seed(0)
-    args = tuple(torch.randn(4, 6, generator=generator, dtype=dtype) for _ in range(2))
+    args = tuple(torch.randn(9, 8, generator=generator, dtype=dtype) for _ in range(2))
     call = OperatorCall(torch.mul, args, {}, name="torch.mul")
     recipe = Annotation.parse("a b, a b -> a b").recipe(call, Option(0, 0, 2))
     facts = Facts("torch.mul", call, recipe, 2, ("A failure.",))
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
     handed = write_script(tmp_path, "00_mul", facts, recorded=True)
     script = tmp_path / handed.path
     names = {"__name__": "script", "__file__": str(script)}
@@ -146,15 +151,13 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, monkeypatch, capsy
 
 
 def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "paritas.graphs.results_folder._try_script",
-        lambda script: "it exits with 0: no fault is seen",
-    )
+    said = 0, "the fault is gone\n"
+    monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: said)
     handed = write_script(tmp_path, "00_linear", facts_of("bias once"))
     assert handed.path == "repro/00_linear.py"
-    assert handed.note == (
-        "repro/00_linear.py does not show the failure by itself: it exits with 0: no fault is seen"
-    )
+    problem = "it exits with 0: the fault is gone"
+    assert handed.note == f"repro/00_linear.py does not show the failure by itself: {problem}"
+    assert f"did not show the failure: {problem}" in (tmp_path / handed.path).read_text()
 
 
 def test_a_function_made_in_memory_has_no_script():
@@ -170,18 +173,18 @@ def test_an_importable_function_is_imported_and_the_script_says_so():
 
 def test_terms_that_a_script_cannot_draw_are_refused():
     call = OperatorCall(torch.relu, (r(4, 8),), name="torch.relu")
-    recipe = Recipe(((0, Partial("max")),), (Same(),))
+    recipe = Recipe(((0, Partial("max")),), (Replicate(),))
     with pytest.raises(NoScriptError, match="terms of a max"):
         script_text(Facts("torch.relu", call, recipe, 2, ("A failure.",)))
 
 
 def test_terms_of_a_sum_and_lists_of_tensors_are_written_out(capsys):
     call = OperatorCall(torch.relu, (r(4, 8),), name="torch.relu")
-    facts = Facts("torch.relu", call, Recipe(((0, Partial()),), (Same(),)), 2, ("A failure.",))
+    facts = Facts("torch.relu", call, Recipe(((0, Partial()),), (Replicate(),)), 2, ("A failure.",))
     assert exit_code(script_text(facts), capsys)[0] == 1
     call = OperatorCall(torch.cat, ([r(4, 8), r(2, 8)],), {"dim": 0}, name="torch.cat")
     for dim, code in ((1, 0), (0, 1)):
-        facts = Facts("torch.cat", call, Recipe(((0, Split(dim)),), (Concat(dim),)), 2, ("A",))
+        facts = Facts("torch.cat", call, Recipe(((0, Shard(dim)),), (Shard(dim),)), 2, ("A",))
         assert exit_code(script_text(facts), capsys)[0] == code
 
 

@@ -41,12 +41,6 @@ class Elsewhere(Executor):
 
 
 @pytest.fixture
-def untried(monkeypatch):
-    """Scripts are written, and taken at their word: to run each takes seconds."""
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
-
-
-@pytest.fixture
 def checked(monkeypatch):
     """The nodes that were checked, in their order."""
     nodes = []
@@ -352,7 +346,7 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
 ):
     """Which it may end again, at no cost to the others."""
     key = verify.group_calls(FINE, verify.GraphSettings())[1].key
-    begin = verify.Journal.begin
+    begin = verify.GraphJournal.begin
 
     def die(self, one):
         begin(self, one)
@@ -360,7 +354,7 @@ def test_an_operator_that_ended_an_earlier_process_gets_one_of_its_own(
             raise SystemExit(9)
 
     with monkeypatch.context() as patch:
-        patch.setattr(verify.Journal, "begin", die)
+        patch.setattr(verify.GraphJournal, "begin", die)
         with pytest.raises(SystemExit):
             verify_graph(FINE, tmp_path)
     isolated = []

@@ -23,7 +23,9 @@ from paritas.numerics.gates import (
     Gate,
     LearntNoise,
     bound_score,
+    gross_difference,
     half_the_digits_agree,
+    near_in_float64,
     own_error_score,
 )
 from paritas.numerics.pair_figures import pair_figures, quick_figures
@@ -216,3 +218,26 @@ def test_a_bound_of_the_score_is_had_of_most_pairs():
 def test_half_of_the_digits_are_half_of_the_digits():
     assert half_the_digits_agree(UNIT_F32**0.5, UNIT_F32)
     assert not half_the_digits_agree(2 * UNIT_F32**0.5, UNIT_F32)
+
+
+# --- Of two runs of one program, whole and split --------------------------------------------------
+
+
+@given(SHAPES, SEEDS, st.integers(0, 20))
+def test_what_is_near_in_float64_is_never_gross(shape, seed, digits):
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(shape, generator=generator, dtype=torch.float64)
+    split = whole + 10.0**-digits * torch.randn(shape, generator=generator, dtype=torch.float64)
+    gross = gross_difference(whole, split, lambda: 0.0)
+    assert not (near_in_float64(whole, split) and gross)
+    assert gross_difference(whole, split, lambda: None) is None
+
+
+def test_a_fault_of_one_in_a_million_is_not_near_and_one_in_a_hundred_is_gross():
+    whole = torch.linspace(1, 2, 50, dtype=torch.float64)
+    assert near_in_float64(whole, whole * (1 + 8 * UNIT_F64))
+    assert not near_in_float64(whole, whole * (1 + 1e-6))
+    assert gross_difference(whole, whole * (1 + 1e-6), lambda: 0.0) is None
+    assert gross_difference(whole, whole * 1.01, lambda: 1e-9) == (
+        "in float64, where rounding is negligible, it is off by 0.01 times the typical value"
+    )

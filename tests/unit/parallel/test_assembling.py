@@ -1,10 +1,16 @@
 from __future__ import annotations
 
-import torch
+import dataclasses
 
-from paritas.parallel.assembling import assemble, find_slots
+import pytest
+import torch
+from msgspec.structs import replace
+
+from paritas.parallel.assembling import assemble, find_slots, step_items
 from paritas.parallel.plan import make_program
-from paritas.parallel.traces import RankPiece, Trace
+from paritas.parallel.traces import RankPiece, StepTrace, Trace
+from paritas.placement.assembly import positions
+from paritas.results.placements import LocalPlacement
 
 WHOLE = torch.arange(12.0).reshape(6, 2)
 
@@ -14,7 +20,14 @@ def program(mesh=2):
 
 
 def shard(local, offset, *, placements=("shard(0)",), mesh=(2,), coordinate=(0,)):
-    return RankPiece(local, placements, mesh, (), coordinate, tuple(WHOLE.shape), offset)
+    place = LocalPlacement(
+        mesh=mesh,
+        coordinate=coordinate,
+        placements=placements,
+        global_shape=tuple(WHOLE.shape),
+        global_offset=offset,
+    )
+    return RankPiece(local, place)
 
 
 def slots_of(whole, locals_, mesh=2):
@@ -48,8 +61,8 @@ def test_terms_are_added_up_over_the_axis_on_which_they_are_partial():
 def test_an_average_and_an_extreme_are_reduced_as_such():
     for operator, terms in (("avg", (0.5, 1.5)), ("max", (1.0, 0.5)), ("min", (1.0, 2.0))):
         pieces = {
-            rank: RankPiece(
-                WHOLE * term, (f"partial({operator})",), (2,), (), (rank,), (6, 2), (0, 0)
+            rank: shard(
+                WHOLE * term, (0, 0), placements=(f"partial({operator})",), coordinate=(rank,)
             )
             for rank, term in enumerate(terms)
         }
@@ -124,4 +137,71 @@ def test_a_bias_of_zeros_is_split_as_the_weight_beside_it():
         for r, own in enumerate(rows)
     ]
     found = find_slots(program(), reference, ranks)["w.bias"]
-    assert [found[r].where[0].tolist() for r in (0, 1)] == rows
+    assert [found[r].where[0] for r in (0, 1)] == [positions(own) for own in rows]
+
+
+def test_a_part_of_each_of_several_pieces_lies_where_its_words_say():
+    # Split over the inner axis first: of rows 0 to 5 the ranks have 0, 3 and so on.
+    words, place = ("_S(0, 3)", "shard(0)"), [(0, 0), (0, 1), (1, 0), (1, 1)]
+    rows = [[0, 2], [4], [1, 3], [5]]
+    pieces = {
+        rank: shard(WHOLE[own], (own[0], 0), placements=words, mesh=(2, 2), coordinate=place[rank])
+        for rank, own in enumerate(rows)
+    }
+    together = assemble(pieces, WHOLE.shape)
+    assert torch.equal(together.value, WHOLE)
+    assert together.disagreement is None
+
+
+def test_a_placement_that_is_not_known_is_not_taken_for_a_replica():
+    pieces = {r: shard(WHOLE, (0, 0), placements=("masked",), coordinate=(r,)) for r in (0, 1)}
+    together = assemble(pieces, WHOLE.shape)
+    assert (together.value, together.fault) == (None, "the placement 'masked' is not known")
+
+
+def test_whole_numbers_have_no_average():
+    pieces = {
+        rank: shard(WHOLE.long(), (0, 0), placements=("partial(avg)",), coordinate=(rank,))
+        for rank in (0, 1)
+    }
+    together = assemble(pieces, WHOLE.shape)
+    assert (together.value, together.fault) == (None, "terms of torch.int64 have no avg")
+
+
+def test_complex_terms_are_added_up_in_twice_the_digits():
+    terms = [torch.full((6, 2), value, dtype=torch.complex64) for value in (1.0, 1e8, -1e8)]
+    pieces = {
+        rank: shard(term, (0, 0), placements=("partial(sum)",), mesh=(3,), coordinate=(rank,))
+        for rank, term in enumerate(terms)
+    }
+    together = assemble(pieces, WHOLE.shape)
+    assert torch.equal(together.value, torch.ones(6, 2, dtype=torch.complex64))
+
+
+def test_a_rank_outside_of_the_mesh_holds_nothing():
+    pieces = {0: shard(WHOLE, (0, 0), mesh=(1,)), 1: shard(WHOLE[:0], (6, 0), mesh=(1,))}
+    outside = dataclasses.replace(pieces[1], placement=replace(pieces[1].placement, coordinate=()))
+    assert torch.equal(assemble({0: pieces[0], 1: outside}, WHOLE.shape).value, WHOLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_zeros_of_either_sign_are_not_the_same(dtype):
+    zeros = torch.zeros(6, 2, dtype=dtype)
+    other = zeros.clone()
+    other[1, 0] = -other[1, 0]
+    together = assemble({0: RankPiece(zeros), 1: RankPiece(other)}, zeros.shape)
+    assert together.disagreement.words == (
+        "claimed replicated, but ranks 0 and 1 differ in 1 of 12 elements, in the signs of zeros "
+        "alone"
+    )
+
+
+def test_a_gradient_that_does_not_arrive_is_a_zero_of_any_sign():
+    minus = RankPiece(-torch.zeros(6, 2))
+    step = StepTrace(gradients={"w": minus})
+    ranks = [
+        Trace(rank=rank, steps=[StepTrace(gradients={"w": held}, parameters={"w": minus})])
+        for rank, held in enumerate([None, minus])
+    ]
+    (item,) = step_items(program(), step, ranks, 0, {})
+    assert item.ranks.disagreement is None

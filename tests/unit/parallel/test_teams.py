@@ -14,6 +14,7 @@ from paritas.parallel import training
 from paritas.parallel.plan import make_program
 from paritas.parallel.rank_pool import LET_GO, RankPool
 from paritas.parallel.training import run_ranks, run_reference
+from paritas.results.placements import Shard
 from unit.parallel import small_programs
 from unit.parallel.small_programs import TENSOR_PLAN, TinyMLP, batch, by_hand, tower
 
@@ -32,9 +33,12 @@ both_teams = pytest.mark.parametrize("team", ["simulated", "gloo"])
 def assembled(pieces):
     """The whole, of pieces that lie one after the other or are all of it."""
     first = pieces[0]
-    if first.placements is None or first.placements == ("replicate",):
-        return first.local
-    return torch.cat([one.local for one in pieces], int(first.placements[0][6:-1]))
+    role = None if first.placement is None else first.placement.roles[0]
+    return (
+        torch.cat([one.local for one in pieces], role.dim)
+        if isinstance(role, Shard)
+        else first.local
+    )
 
 
 @both_teams
@@ -113,9 +117,9 @@ def test_a_model_that_the_plan_puts_into_another_keeps_its_names():
 
 def test_shards_say_where_in_the_whole_they_lie():
     traces = run_ranks(make_program(tower, "fsdp", [batch()], 2, steps=1))
-    piece = traces[1].initial["blocks.0.up.weight"]
-    assert (piece.placements, piece.mesh, piece.coordinate) == (("shard(0)",), (2,), (1,))
-    assert (piece.global_shape, piece.global_offset) == ((8, 6), (4, 0))
+    place = traces[1].initial["blocks.0.up.weight"].placement
+    assert (place.placements, place.mesh, place.coordinate) == (("shard(0)",), (2,), (1,))
+    assert (place.global_shape, place.global_offset) == ((8, 6), (4, 0))
     assert (traces[1].samples, traces[1].data_rank, traces[1].data_ranks) == ((2, 4), 1, 2)
 
 

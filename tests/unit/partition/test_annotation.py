@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Option
-from paritas.placement.recipes import (
-    Concat,
-    Divided,
-    Once,
-    OperatorCall,
-    Range,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import Divided, OperatorCall, Range, Recipe
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 LINEAR = "* k+, n k+, n : !k -> * n"
 
@@ -205,10 +195,10 @@ def test_every_option_gives_a_recipe_of_dimensions_that_are_there(
     for recipe in recipes("* (k+ 2), n (k+ 2), n : !k -> * n", what).values():
         placements = [placement for _, placement in recipe.inputs]
         for shape, placement in zip(shapes, placements, strict=True):
-            if isinstance(placement, Split):
+            if isinstance(placement, Shard):
                 assert shape[placement.dim] % placement.unit == 0
                 assert shape[placement.dim] // placement.unit > 1
-        assert any(isinstance(placement, Split) for placement in placements)
+        assert any(isinstance(placement, Shard) for placement in placements)
 
 
 # --- recipes --------------------------------------------------------------------------------------
@@ -216,25 +206,25 @@ def test_every_option_gives_a_recipe_of_dimensions_that_are_there(
 
 def test_a_linear_layer_splits_rows_columns_and_what_is_summed() -> None:
     found = recipes(LINEAR, call((2, 8, 16), (32, 16), (32,)))
-    assert found["*1"].inputs == ((0, Split(1)), (1, Whole()), (2, Whole()))
-    assert found["*1"].outputs == (Concat(1),)
-    assert found["k"].inputs == ((0, Split(2)), (1, Split(1)), (2, Once()))
-    assert found["k"].outputs == (Reduce("sum"),)
-    assert found["n"].inputs == ((0, Whole()), (1, Split(0)), (2, Split(0)))
-    assert found["n"].outputs == (Concat(2),)
+    assert found["*1"].inputs == ((0, Shard(1)), (1, Replicate()), (2, Replicate()))
+    assert found["*1"].outputs == (Shard(1),)
+    assert found["k"].inputs == ((0, Shard(2)), (1, Shard(1)), (2, Once()))
+    assert found["k"].outputs == (Partial("sum"),)
+    assert found["n"].inputs == ((0, Replicate()), (1, Shard(0)), (2, Shard(0)))
+    assert found["n"].outputs == (Shard(2),)
 
 
 def test_a_bias_that_counts_once_in_sums_is_whole_elsewhere() -> None:
     found = recipes("m k+, n k+, n : ! -> m n", call((4, 6), (8, 6), (8,)))
     assert found["k"].placement(2) == Once()
-    assert found["m"].placement(2) == Whole()
+    assert found["m"].placement(2) == Replicate()
 
 
 def test_a_bias_that_is_none_or_given_by_keyword_is_understood() -> None:
     text = "m k+, n k+, bias=n : !k -> m n"
     given = recipes(text, call((4, 6), (8, 6), bias=(8,)))
     assert given["k"].placement("bias") == Once()
-    assert given["n"].placement("bias") == Split(0)
+    assert given["n"].placement("bias") == Shard(0)
     for none in (call((4, 6), (8, 6), bias=None), call((4, 6), (8, 6))):
         assert [place for place, _ in recipes(text, none)["k"].inputs] == [0, 1]
 
@@ -242,34 +232,38 @@ def test_a_bias_that_is_none_or_given_by_keyword_is_understood() -> None:
 @pytest.mark.parametrize("reduction", ["avg", "max", "min", "product"])
 def test_other_reductions_than_sums_can_be_said(reduction: str) -> None:
     found = recipes(f"a b+{reduction} -> a", call((4, 6)))
-    assert found["b"].outputs == (Reduce(reduction),)  # type: ignore[arg-type]
-    assert found["a"].outputs == (Concat(0),)
+    assert found["b"].outputs == (Partial(reduction),)  # type: ignore[arg-type]
+    assert found["a"].outputs == (Shard(0),)
 
 
 def test_an_output_can_be_reduced_in_its_own_way() -> None:
     found = recipes("a b+min -> a, a : b+max, a : b", call((4, 6)))
-    assert found["b"].outputs == (Reduce("min"), Reduce("max"), Same())
+    assert found["b"].outputs == (Partial("min"), Partial("max"), Replicate())
 
 
 def test_a_gradient_that_is_not_to_be_reduced_is_said_after_the_colon() -> None:
     found = recipes("l h^ : /m, m h^, / -> l m", call((4, 6), (8, 6), (3,)))
-    assert found["m"].inputs == ((0, Whole(summed=False)), (1, Split(0)), (2, Whole(summed=False)))
-    assert found["l"].inputs == ((0, Split(0)), (1, Whole()), (2, Whole(summed=False)))
+    assert found["m"].inputs == (
+        (0, Replicate(summed=False)),
+        (1, Shard(0)),
+        (2, Replicate(summed=False)),
+    )
+    assert found["l"].inputs == ((0, Shard(0)), (1, Replicate()), (2, Replicate(summed=False)))
 
 
 def test_hidden_dimensions_are_split_by_their_first_factor_in_units_of_the_rest() -> None:
     found = recipes("b (h d) -> b h d", call((2, 12), h=3))
     assert found.keys() == {"b", "h"}
-    assert found["h"].inputs == ((0, Split(1, unit=4)),)
-    assert found["h"].outputs == (Concat(1),)
+    assert found["h"].inputs == ((0, Shard(1, unit=4)),)
+    assert found["h"].outputs == (Shard(1),)
     assert found["h"].numbers == (("h", Divided()),)
 
 
 def test_factors_are_found_from_other_dimensions_and_leading_ones_are_passed_over() -> None:
     what = call((4, 12), (6, 2))
-    assert recipes("n (g c), o c -> n (g o)", what)["g"].placement(0) == Split(1, unit=2)
+    assert recipes("n (g c), o c -> n (g o)", what)["g"].placement(0) == Shard(1, unit=2)
     ones = recipes("(x h d), h -> x h d", call((12,), (3,), x=1))
-    assert ones["h"].placement(0) == Split(0, unit=4)
+    assert ones["h"].placement(0) == Shard(0, unit=4)
 
 
 def test_numbers_that_go_with_a_split_are_named_after_the_semicolon() -> None:
@@ -277,7 +271,7 @@ def test_numbers_that_go_with_a_split_are_named_after_the_semicolon() -> None:
         "n (g c^) l^, (g o^) c^ k^ -> n (g o^) m ; groups=g",
         call((2, 8, 9), (6, 4, 3), groups=2),
     )
-    assert grouped["g"].inputs == ((0, Split(1, unit=4)), (1, Split(0, unit=3)))
+    assert grouped["g"].inputs == ((0, Shard(1, unit=4)), (1, Shard(0, unit=3)))
     assert grouped["g"].numbers == (("groups", Divided()),)
     viewed = recipes("(b s) h, ? -> b s h ; 1[0]=b, 1[1]=s", call((6, 4), [3, 2, -1]))
     assert viewed["b"].numbers == ((1, Divided(0)),)
@@ -289,34 +283,34 @@ def test_numbers_that_go_with_a_split_are_named_after_the_semicolon() -> None:
 
 def test_the_range_of_a_part_is_passed_on() -> None:
     found = recipes("*, n+ e -> * e ; start:stop=n", call((1, 9), (50, 6), start=0, stop=50))
-    assert found["n"].inputs == ((0, Whole()), (1, Split(0)))
+    assert found["n"].inputs == ((0, Replicate()), (1, Shard(0)))
     assert found["n"].numbers == (("start", Range(1, "begin")), ("stop", Range(1, "end")))
     assert found["e"].numbers == ()
 
 
 def test_a_halo_goes_with_the_part() -> None:
     found = recipes("b l~0:2 -> b l", call((2, 9)))
-    assert found["l"].inputs == ((0, Split(1, halo=(0, 2))),)
+    assert found["l"].inputs == ((0, Shard(1, halo=(0, 2))),)
 
 
 def test_broadcast_dimensions_are_the_same_on_all_ranks() -> None:
     found = recipes("*, *, * -> *", call((1, 1, 9, 8), (1, 12, 9, 8), (8,)))
     assert found.keys() == {"*1", "*2", "*3"}
-    assert found["*1"].inputs == ((0, Whole()), (1, Split(1)), (2, Whole()))
-    assert found["*3"].inputs == ((0, Split(3)), (1, Split(3)), (2, Split(0)))
-    assert recipes("*, * -> *", call((4, 3), 2.0))["*0"].inputs == ((0, Split(0)),)
+    assert found["*1"].inputs == ((0, Replicate()), (1, Shard(1)), (2, Replicate()))
+    assert found["*3"].inputs == ((0, Shard(3)), (1, Shard(3)), (2, Shard(0)))
+    assert recipes("*, * -> *", call((4, 3), 2.0))["*0"].inputs == ((0, Shard(0)),)
 
 
 def test_a_list_of_tensors_is_split_as_one() -> None:
     found = recipes("_ b -> _ b", call([(2, 4), (3, 4)]))
-    assert found["b"].inputs == ((0, Split(1)),)
+    assert found["b"].inputs == ((0, Shard(1)),)
     assert found.keys() == {"b"}
 
 
 def test_a_single_number_is_written_as_one() -> None:
     found = recipes("*+, 1 -> 1", call((4, 3), ()))
-    assert found["*0"].outputs == (Reduce("sum"),)
-    assert found["*0"].inputs == ((0, Split(0)), (1, Whole()))
+    assert found["*0"].outputs == (Partial("sum"),)
+    assert found["*0"].inputs == ((0, Shard(0)), (1, Replicate()))
 
 
 # --- refusals -------------------------------------------------------------------------------------

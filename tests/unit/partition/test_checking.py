@@ -8,19 +8,9 @@ from torch.nn import functional
 
 from paritas.errors import UsageError
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import (
-    Concat,
-    Once,
-    OperatorCall,
-    Partial,
-    Range,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import OperatorCall, Range, Recipe
 from paritas.results.findings import Status
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
@@ -28,11 +18,11 @@ def drawn(*shape, seed=0, dtype=torch.float32):
 
 
 def rows(*outputs):
-    return Recipe(((0, Split(0)),), outputs or (Concat(0),))
+    return Recipe(((0, Shard(0)),), outputs or (Shard(0),))
 
 
 LINEAR = OperatorCall(functional.linear, (drawn(9, 12), drawn(10, 12, seed=1), drawn(10, seed=2)))
-TERMS = Recipe(((0, Split(1)), (1, Split(1)), (2, Once())), (Reduce(),))
+TERMS = Recipe(((0, Shard(1)), (1, Shard(1)), (2, Once())), (Partial(),))
 
 
 def paths(verdict):
@@ -59,7 +49,7 @@ def test_a_gradient_that_is_not_asked_for_is_not_compared():
 def test_a_mesh_splits_twice():
     assert check_recipe(LINEAR, (rows(), TERMS), (2, 3)).passed
     assert check_recipe(LINEAR, (TERMS, rows()), (3, 2)).passed
-    bias_on_each = Recipe(((0, Split(1)), (1, Split(1))), (Reduce(),))
+    bias_on_each = Recipe(((0, Shard(1)), (1, Shard(1))), (Partial(),))
     verdict = check_recipe(LINEAR, (rows(), bias_on_each), (2, 2))
     assert verdict.status is Status.DIFFERENT
 
@@ -76,7 +66,7 @@ def test_an_operator_that_fails_by_itself_is_unverified():
 
 
 def test_an_operator_that_fails_on_a_rank_is_different():
-    verdict = check_recipe(LINEAR, Recipe(((0, Split(1)),), (Reduce(),)))
+    verdict = check_recipe(LINEAR, Recipe(((0, Shard(1)),), (Partial(),)))
     assert verdict.status is Status.DIFFERENT
     assert reasons(verdict) == [
         "rank 0 of 2 raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (9x6 and 12x10)"
@@ -96,15 +86,15 @@ def test_a_dimension_too_small_for_the_ranks_is_unverified():
 
 
 def test_an_operator_that_gives_nothing_is_unverified():
-    verdict = check_recipe(OperatorCall(lambda x: (), (drawn(4),)), Recipe(((0, Split(0)),), ()))
+    verdict = check_recipe(OperatorCall(lambda x: (), (drawn(4),)), Recipe(((0, Shard(0)),), ()))
     assert verdict.status is Status.UNVERIFIED
 
 
 @pytest.mark.parametrize(
     ("recipe", "ranks", "message"),
     [
-        (Recipe(((5, Split(0)),), (Concat(0),)), 2, "the recipe names args[5]"),
-        (Recipe((("weight", Split(0)),), (Concat(0),)), 2, "the recipe names kwargs['weight']"),
+        (Recipe(((5, Shard(0)),), (Shard(0),)), 2, "the recipe names args[5]"),
+        (Recipe((("weight", Shard(0)),), (Shard(0),)), 2, "the recipe names kwargs['weight']"),
         (rows(), 0, "the number of ranks is 0"),
         (rows(), (2, 2), "1 recipes and 2 numbers of ranks"),
     ],
@@ -119,7 +109,7 @@ def test_a_fault_says_in_whose_part_it_is():
     def scaled(x, start):
         return x * (1.01 if start else 1.0)
 
-    recipe = Recipe(((0, Split(0)),), (Concat(0),), (("start", Range(0, "begin")),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),), (("start", Range(0, "begin")),))
     verdict = check_recipe(OperatorCall(scaled, (drawn(9, 4),), {"start": 0}), recipe)
     assert reasons(verdict)[0].endswith(
         "; worst in the part of rank 1 of 2 (5:9 along dimension 0)"
@@ -127,12 +117,12 @@ def test_a_fault_says_in_whose_part_it_is():
 
 
 def test_ranks_that_disagree_about_what_all_have_are_different():
-    verdict = check_recipe(OperatorCall(torch.sum, (drawn(8, 3), 0)), rows(Same()))
+    verdict = check_recipe(OperatorCall(torch.sum, (drawn(8, 3), 0)), rows(Replicate()))
     assert verdict.status is Status.DIFFERENT
 
 
 def test_a_gradient_that_each_rank_claims_to_have_must_be_the_whole_s():
-    own = Recipe(((0, Split(0)), (1, Whole(summed=False))), (Concat(0),))
+    own = Recipe(((0, Shard(0)), (1, Replicate(summed=False))), (Shard(0),))
     verdict = check_recipe(LINEAR, own)
     assert [finding.path for finding in verdict.failures] == ["gradient of args[1]"]
 
@@ -145,7 +135,7 @@ def test_running_statistics_are_compared():
         {"training": True},
         without_gradient=frozenset({1, 2}),
     )
-    channels = Recipe(((0, Split(1)), (1, Split(0)), (2, Split(0))), (Concat(1),))
+    channels = Recipe(((0, Shard(1)), (1, Shard(0)), (2, Shard(0))), (Shard(1),))
     verdict = check_recipe(call, channels)
     assert verdict.passed
     assert {"args[1] after the call", "args[2] after the call"} <= {*paths(verdict)}
@@ -172,11 +162,11 @@ def test_a_rank_draws_its_part_of_what_the_whole_draws():
 def test_the_mask_of_a_fused_dropout_is_what_a_rank_is_given_its_part_of():
     """What `dropout` is on a GPU."""
     call = OperatorCall(torch.native_dropout, (drawn(9, 6), 0.4, True))
-    parts = Recipe(((0, Split(0)),), (Concat(0), Concat(0)))
+    parts = Recipe(((0, Shard(0)),), (Shard(0), Shard(0)))
     verdict = check_recipe(call, parts, 4)
     assert verdict.passed, str(verdict)
     assert any(finding.path == "gradient of args[0]" for finding in verdict.findings)
-    whole = Recipe((), (Same(), Same()))
+    whole = Recipe((), (Replicate(), Replicate()))
     assert check_recipe(call, whole, 2).passed
     mirrored = OperatorCall(lambda x: torch.native_dropout(x, 0.4, True)[0].flip(0), (drawn(9, 6),))
     assert not check_recipe(mirrored, rows(), 3).passed
@@ -202,7 +192,7 @@ def test_a_gradient_that_does_not_arrive_is_different_unless_it_is_zero():
     def stops(x, start):
         return x.detach() + 0 * x.sum().detach() if start else x + 0
 
-    recipe = Recipe(((0, Split(0)),), (Concat(0),), (("start", Range(0, "begin")),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),), (("start", Range(0, "begin")),))
     verdict = check_recipe(OperatorCall(stops, (drawn(8, 4),), {"start": 0}), recipe)
     assert [finding.path for finding in verdict.failures] == ["gradient of args[0]"]
     flat = OperatorCall(lambda x: (x > 0).to(x.dtype), (drawn(8, 4),))
@@ -213,19 +203,19 @@ def test_a_rank_that_narrows_a_float64_operator_is_not_excused():
     def narrows(x, start):
         return x.sin().float().double() if start else x.sin()
 
-    recipe = Recipe(((0, Split(0)),), (Concat(0),), (("start", Range(0, "begin")),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),), (("start", Range(0, "begin")),))
     call = OperatorCall(narrows, (drawn(8, 4, dtype=torch.float64),), {"start": 0})
     assert not check_recipe(call, recipe).passed
 
 
 def test_many_terms_in_bfloat16_are_no_false_alarm():
     x, w = (drawn(*shape, dtype=torch.bfloat16) for shape in ((4, 2048), (6, 2048)))
-    recipe = Recipe(((0, Split(1)), (1, Split(1))), (Reduce(),))
+    recipe = Recipe(((0, Shard(1)), (1, Shard(1))), (Partial(),))
     assert check_recipe(OperatorCall(functional.linear, (x, w)), recipe, 8).passed
 
 
 def test_an_operator_on_terms_must_be_linear_in_them():
-    partial = Recipe(((0, Partial()),), (Reduce(),))
+    partial = Recipe(((0, Partial()),), (Partial(),))
     assert check_recipe(OperatorCall(torch.neg, (drawn(8, 4),)), partial).passed
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         call = OperatorCall(torch.relu, (drawn(8, 4, dtype=dtype),))
@@ -238,7 +228,7 @@ def test_an_operator_that_narrows_inside_is_lifted_all_the_same():
 
     call = OperatorCall(mixed, (drawn(8, 4, dtype=torch.bfloat16), drawn(4, 6, seed=1)))
     assert check_recipe(call, rows()).passed
-    verdict = check_recipe(call, Recipe(((0, Split(1)), (1, Split(0))), (Reduce("avg"),)))
+    verdict = check_recipe(call, Recipe(((0, Shard(1)), (1, Shard(0))), (Partial("avg"),)))
     assert verdict.status is Status.DIFFERENT
 
 
@@ -258,7 +248,7 @@ def test_an_argument_on_which_nothing_depends_is_told_as_skipped():
 def test_complex_numbers_are_checked():
     x = torch.complex(drawn(8, 4), drawn(8, 4, seed=1))
     assert check_recipe(OperatorCall(torch.exp, (x,)), rows()).passed
-    wrong = Recipe(((0, Split(1)),), (Concat(1),))
+    wrong = Recipe(((0, Shard(1)),), (Shard(1),))
     verdict = check_recipe(OperatorCall(torch.cumsum, (x, 1)), wrong)
     assert verdict.status is Status.DIFFERENT
 
@@ -277,8 +267,8 @@ class _Underived(torch.autograd.Function):
 
 def test_an_operator_without_a_derivative_is_held_to_its_results():
     call = OperatorCall(_Underived.apply, (torch.randn(4, 6),))
-    verdict = check_recipe(call, Recipe(((0, Split(0)),), (Concat(0),)))
+    verdict = check_recipe(call, Recipe(((0, Shard(0)),), (Shard(0),)))
     assert verdict.passed
     assert "gradients: torch has no derivative of this operator" in verdict.coverage.skipped
-    wrong = check_recipe(call, Recipe(((0, Split(0)),), (Concat(1),)))
+    wrong = check_recipe(call, Recipe(((0, Shard(0)),), (Shard(1),)))
     assert not wrong.passed

@@ -13,16 +13,8 @@ from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 from paritas.partition.discovery import discover_partitions
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import (
-    Concat,
-    Divided,
-    Once,
-    OperatorCall,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-)
+from paritas.placement.recipes import Divided, OperatorCall, Recipe
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 
 def normal(*shape, seed=0):
@@ -72,17 +64,17 @@ def test_groups_of_a_convolution_are_divided():
     args = (normal(4, 8, 6, 6), normal(12, 2, 3, 3), normal(12))
     found = discover_partitions(F.conv2d, args, {"groups": 4})
     assert [each.recipe.inputs for each in found] == [
-        ((0, Split(0)),),
-        ((0, Split(1, unit=2)), (1, Split(0, unit=3)), (2, Split(0, unit=3))),
+        ((0, Shard(0)),),
+        ((0, Shard(1, unit=2)), (1, Shard(0, unit=3)), (2, Shard(0, unit=3))),
     ]
     assert found[1].recipe.numbers == (("groups", Divided()),)
-    assert found[1].recipe.outputs == (Concat(1),)
+    assert found[1].recipe.outputs == (Shard(1),)
 
 
 def test_batch_norm_in_training_is_split_by_channels_with_its_running_statistics():
     args = (normal(4, 6, 3, 3), torch.zeros(6), torch.ones(6), torch.ones(6), torch.zeros(6))
     [found] = discover_partitions(F.batch_norm, args, {"training": True})
-    assert dict(found.recipe.inputs) == {0: Split(1), **dict.fromkeys(range(1, 5), Split(0))}
+    assert dict(found.recipe.inputs) == {0: Shard(1), **dict.fromkeys(range(1, 5), Shard(0))}
     assert found.backward is True
     assert args[1].count_nonzero() == 0  # what was given is not written to
 
@@ -93,7 +85,7 @@ def test_statistics_that_would_differ_between_ranks_refuse_a_split():
     places = [
         dict(found.recipe.inputs) for found in discover_partitions(F.instance_norm, args, kwargs)
     ]
-    assert places == [{0: Split(1), 1: Split(0), 2: Split(0)}]  # and not the batch
+    assert places == [{0: Shard(1), 1: Shard(0), 2: Shard(0)}]  # and not the batch
 
 
 def test_attention_is_split_by_batch_heads_queries_and_values():
@@ -106,7 +98,7 @@ def test_attention_is_split_by_batch_heads_queries_and_values():
 def test_grouped_heads_of_attention_are_split_in_groups():
     tensors = (normal(2, 8, 6, 4), normal(2, 2, 6, 4), normal(2, 2, 6, 4))
     found = discover_partitions(F.scaled_dot_product_attention, tensors, {"enable_gqa": True})
-    heads = ((0, Split(1, unit=4)), (1, Split(1)), (2, Split(1)))
+    heads = ((0, Shard(1, unit=4)), (1, Shard(1)), (2, Shard(1)))
     assert heads in [each.recipe.inputs for each in found]
 
 
@@ -132,17 +124,20 @@ def test_grouped_heads_of_attention_are_split_in_groups():
 )
 def test_the_reduction_is_the_right_one(function, tensor, expected):
     found = discover_partitions(function, (tensor,), {"dim": 1})
-    assert [each.recipe.outputs for each in found] == [(Concat(0),), (Reduce(expected),)]
+    assert [each.recipe.outputs for each in found] == [(Shard(0),), (Partial(expected),)]
 
 
 def test_a_mean_over_parts_of_unequal_length_is_not_claimed():
     found = discover_partitions(torch.mean, (normal(4, 9),), {"dim": 1})
-    assert [each.recipe.outputs for each in found] == [(Concat(0),)]
+    assert [each.recipe.outputs for each in found] == [(Shard(0),)]
 
 
 def test_a_result_that_does_not_depend_on_what_is_split_is_the_same():
     found = discover_partitions(lambda x, y: (x * 2, y * 3), (normal(4), normal(6)))
-    assert [each.recipe.outputs for each in found] == [(Concat(0), Same()), (Same(), Concat(0))]
+    assert [each.recipe.outputs for each in found] == [
+        (Shard(0), Replicate()),
+        (Replicate(), Shard(0)),
+    ]
 
 
 # --- losses: what is right for some values only ---------------------------------------------------
@@ -163,8 +158,8 @@ def test_a_mean_over_targets_that_are_not_ignored_is_not_claimed_though_halves_a
 def test_targets_that_are_all_the_same_are_not_replaced_by_what_makes_the_loss_vanish():
     args = (normal(6, 4), normal(6, 4, seed=1), torch.ones(6))
     found = discover_partitions(F.cosine_embedding_loss, args, {"reduction": "sum"})
-    assert [each.recipe.outputs for each in found] == [(Reduce("sum"),)]
-    assert dict(found[0].recipe.inputs) == dict.fromkeys(range(3), Split(0))
+    assert [each.recipe.outputs for each in found] == [(Partial("sum"),)]
+    assert dict(found[0].recipe.inputs) == dict.fromkeys(range(3), Shard(0))
 
 
 # --- views ----------------------------------------------------------------------------------------
@@ -177,18 +172,18 @@ def test_sizes_of_a_view_are_divided():
 
 def test_a_view_that_takes_a_dimension_apart_is_split_in_whole_rows():
     [found] = discover_partitions(torch.Tensor.view, (normal(24), -1, 6))
-    assert found.recipe.inputs == ((0, Split(0, unit=6)),)
+    assert found.recipe.inputs == ((0, Shard(0, unit=6)),)
     [found] = discover_partitions(torch.Tensor.view, (normal(24, 3),), {"size": (4, 6, 3)})
-    assert found.recipe.inputs == ((0, Split(0, unit=6)),)
+    assert found.recipe.inputs == ((0, Shard(0, unit=6)),)
     assert found.recipe.numbers == (("size", Divided(0)),)
 
 
 def test_parts_are_multiples_of_a_pooling_window_though_halves_are_not():
     found = discover_partitions(F.max_pool2d, (normal(1, 3, 12, 6), 2))
     assert [each.recipe.inputs for each in found] == [
-        ((0, Split(1)),),
-        ((0, Split(2, unit=2)),),
-        ((0, Split(3, unit=2)),),
+        ((0, Shard(1)),),
+        ((0, Shard(2, unit=2)),),
+        ((0, Shard(3, unit=2)),),
     ]
 
 
@@ -260,16 +255,16 @@ def test_indices_are_split_and_arguments_by_name_as_well():
         F.embedding, (), {"input": integers(12, 4, 6), "weight": normal(12, 8)}
     )
     assert [each.recipe.inputs for each in found] == [
-        (("input", Split(0)),),
-        (("input", Split(1)),),
-        (("weight", Split(1)),),
+        (("input", Shard(0)),),
+        (("input", Shard(1)),),
+        (("weight", Shard(1)),),
     ]
 
 
 def test_the_tensors_of_a_list_are_split_alike():
     found = discover_partitions(torch.cat, ([normal(4, 6), normal(4, 8)], 1))
     assert [(each.recipe.inputs, each.recipe.outputs) for each in found] == [
-        (((0, Split(0)),), (Concat(0),))
+        (((0, Shard(0)),), (Shard(0),))
     ]
     assert found[0].backward is True
     assert found[0].annotation == "split by dim 0 of args[0] -> concat 0"
@@ -278,14 +273,14 @@ def test_the_tensors_of_a_list_are_split_alike():
 def test_a_module_that_cannot_be_run_in_float64_is_run_as_it_is():
     layer = torch.nn.Linear(6, 4)
     found = discover_partitions(layer, (normal(8, 6),))
-    assert [each.recipe.outputs for each in found] == [(Concat(0),)]
+    assert [each.recipe.outputs for each in found] == [(Shard(0),)]
 
 
 def test_an_operator_that_works_in_place_is_found_and_leaves_its_argument_alone():
     given = normal(4, 6)
     kept = given.clone()
     found = discover_partitions(torch.Tensor.relu_, (given,))
-    assert [each.recipe.outputs for each in found] == [(Concat(0),), (Concat(1),)]
+    assert [each.recipe.outputs for each in found] == [(Shard(0),), (Shard(1),)]
     assert all(each.backward for each in found)
     assert torch.equal(given, kept)
 
@@ -293,7 +288,7 @@ def test_an_operator_that_works_in_place_is_found_and_leaves_its_argument_alone(
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_other_numbers_of_ranks(ranks):
     found = discover_partitions(F.linear, (normal(12, 8), normal(24, 8)), ranks=ranks)
-    assert [each.recipe.outputs[0] for each in found] == [Concat(0), Concat(1), Reduce("sum")]
+    assert [each.recipe.outputs[0] for each in found] == [Shard(0), Shard(1), Partial("sum")]
 
 
 # --- against the others ---------------------------------------------------------------------------
@@ -323,6 +318,6 @@ def test_the_checker_agrees_and_the_annotation_gives_the_same_splits_back(call):
 
 
 def _is_same(mine: Recipe, other: Recipe) -> bool:
-    kinds = (Split, Once)
+    kinds = (Shard, Once)
     places = [{p: x for p, x in one.inputs if isinstance(x, kinds)} for one in (mine, other)]
     return places[0] == places[1] and (mine.outputs, mine.numbers) == (other.outputs, other.numbers)

@@ -11,7 +11,8 @@ from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration import nnscaler_functions
 from paritas.partition.ranks import threads
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Split, Whole
+from paritas.placement.recipes import Group, OperatorCall, Recipe
+from paritas.results.placements import Replicate, Shard
 
 SHARED = "n c, c, c -> n c ; group=ranks(n)"
 ALONE = "n c, c, c -> n c"
@@ -158,7 +159,7 @@ def test_a_rank_that_raises_lets_its_peers_go_and_is_named():
 
 def test_a_mesh_of_several_axes_is_refused():
     call = call_of(4)
-    rows = Recipe(((0, Split(0)),), (Concat(0),), (("group", Group()),))
+    rows = Recipe(((0, Shard(0)),), (Shard(0),), (("group", Group()),))
     with pytest.raises(UsageError, match="along one axis of a mesh"):
         check_recipe(call, (rows, rows), (2, 2))
 
@@ -204,7 +205,7 @@ def test_the_annotation_says_who_exchanges_and_who_keeps_its_own():
     recipe = Annotation.parse("n c, c : @n, c -> n c ; group=ranks(n)").recipe(call, Option(0, 0))
     assert recipe.exchanges
     assert recipe.numbers == (("group", Group()),)
-    assert recipe.placement(1) == Whole(own=True)
+    assert recipe.placement(1) == Replicate(own=True)
     by_channels = Annotation.parse(SHARED).recipe(call, Option(0, 1))
     assert (by_channels.exchanges, by_channels.numbers) == (False, ())
 

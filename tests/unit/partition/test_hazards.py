@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 
 from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.recipes import OperatorCall, Recipe, Reduce, Split
+from paritas.placement.recipes import OperatorCall, Recipe
 from paritas.results.findings import Status
+from paritas.results.placements import Partial, Shard
 
 
 def test_keys_without_their_values_are_different_and_the_process_goes_on():
     torch.manual_seed(0)
     args = tuple(torch.randn(2, 4, 8, 16) for _ in range(3))
     call = OperatorCall(torch.nn.functional.scaled_dot_product_attention, args)
-    recipe = Recipe(inputs=((1, Split(2)),), outputs=(Reduce("sum"),))
+    recipe = Recipe(inputs=((1, Shard(2)),), outputs=(Partial("sum"),))
     verdict = check_recipe(call, recipe)
     assert verdict.status is Status.DIFFERENT
     assert "attention is given 4 keys and 8 values" in str(verdict)

@@ -7,20 +7,10 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.partition.runner import Runner
-from paritas.placement.parts import Terms, bounds, combine, parts_of, split_values
-from paritas.placement.recipes import (
-    Concat,
-    Divided,
-    Once,
-    OperatorCall,
-    Partial,
-    Range,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.assembly import join
+from paritas.placement.placement import Terms, bounds
+from paritas.placement.recipes import Divided, OperatorCall, Range, Recipe, parts_of, split_values
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def test_what_cannot_be_split_says_why(size, unit, message):
 
 
 def test_a_halo_is_cut_off_at_the_ends(terms):
-    parts = given(torch.arange(8), Split(0, halo=(1, 2)), 2, terms)
+    parts = given(torch.arange(8), Shard(0, halo=(1, 2)), 2, terms)
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7]]
 
 
@@ -73,7 +63,7 @@ def test_terms_come_to_the_whole_and_so_do_their_gradients(reduction, ranks, lif
     whole.requires_grad_()
     upstream = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = given(whole, Partial(reduction), ranks, terms)
-    together = combine(parts, Reduce(reduction), terms)
+    together = join(parts, Partial(reduction), terms=terms)
     torch.testing.assert_close(together, whole)
     torch.testing.assert_close(torch.autograd.grad(together, whole, upstream)[0], upstream)
     assert ranks == 1 or not lifted or not torch.equal(parts[0], parts[1])
@@ -87,9 +77,9 @@ def test_terms_of_the_native_run_add_up_without_rounding():
 
 def test_a_claimed_gradient_is_the_whole_s_only_if_every_rank_s_is(terms):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    agreed = sum(part.sum() for part in given(x, Whole(summed=False), 3, terms))
+    agreed = sum(part.sum() for part in given(x, Replicate(summed=False), 3, terms))
     torch.testing.assert_close(torch.autograd.grad(agreed, x)[0], torch.ones_like(x))
-    parts = given(x, Whole(summed=False), 3, terms)
+    parts = given(x, Replicate(summed=False), 3, terms)
     off = parts[0].sum() + parts[1].sum() * 1.001 + parts[2].sum()
     assert (torch.autograd.grad(off, x)[0] - 1).abs().min() > 1e-4
 
@@ -97,23 +87,23 @@ def test_a_claimed_gradient_is_the_whole_s_only_if_every_rank_s_is(terms):
 def test_a_result_on_which_ranks_disagree_is_that_of_none(terms):
     ones = torch.ones(3, dtype=torch.float64)
     other = torch.tensor([1.0, 1.5, torch.nan], dtype=torch.float64)
-    together = combine([ones, other], Same(), terms)
+    together = join([ones, other], Replicate(), terms=terms)
     assert together[0] == 1
     assert together[1] not in (1, 1.5)
     assert together[2].isnan()
     numbers = [torch.tensor([1, 2]), torch.tensor([1, 3])]
-    assert combine(numbers, Same(), terms).tolist() == [1, 1]
+    assert join(numbers, Replicate(), terms=terms).tolist() == [1, 1]
 
 
 def test_results_that_would_broadcast_are_not_added(terms):
     with pytest.raises(RuntimeError):
-        combine([torch.ones(3), torch.ones(1)], Reduce(), terms)
+        join([torch.ones(3), torch.ones(1)], Partial(), terms=terms)
 
 
 def test_numbers_go_with_the_split(terms):
     recipe = Recipe(
-        ((0, Split(0)),),
-        (Concat(0),),
+        ((0, Shard(0)),),
+        (Shard(0),),
         (
             (1, Divided(1)),
             ("heads", Divided()),
@@ -129,14 +119,14 @@ def test_numbers_go_with_the_split(terms):
 
 
 def test_lists_of_tensors_are_split_tensor_by_tensor(terms):
-    parts = given([torch.zeros(4, 2), torch.zeros(4, 3)], Split(0), 2, terms)
+    parts = given([torch.zeros(4, 2), torch.zeros(4, 3)], Shard(0), 2, terms)
     assert [[tuple(tensor.shape) for tensor in part] for part in parts] == [[(2, 2), (2, 3)]] * 2
 
 
 def test_the_split_run_gives_the_whole_s_results_and_gradients():
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     call = OperatorCall(lambda x: (x * 2, x.sum(dim=1)), (x,))
-    recipe = Recipe(((0, Split(0)),), (Concat(0), Concat(0)))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0), Shard(0)))
     runner = Runner(call, ((recipe, 2),), seed=0)
     whole, split = runner.whole(wide=True), runner.split(wide=True)
     assert list(whole.results) == ["output[0]", "output[1]"]

@@ -10,21 +10,8 @@ import torch
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 from paritas.partition.discovery import annotation_text
-from paritas.placement.recipes import (
-    Concat,
-    Divided,
-    Group,
-    Once,
-    OperatorCall,
-    Partial,
-    Place,
-    Range,
-    Recipe,
-    Reduce,
-    Same,
-    Split,
-    Whole,
-)
+from paritas.placement.recipes import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 Shape = tuple[int, ...]
 
@@ -63,8 +50,8 @@ CASES: dict[str, tuple[Any, ...]] = {
         {0: (4, 6), 1: (6,)},
         [(4, 6)],
         [
-            recipe({0: Split(0), 1: Whole(own=True)}, Concat(0), numbers={"group": Group()}),
-            recipe({0: Split(1), 1: Split(0)}, Concat(1)),
+            recipe({0: Shard(0), 1: Replicate(own=True)}, Shard(0), numbers={"group": Group()}),
+            recipe({0: Shard(1), 1: Shard(0)}, Shard(1)),
         ],
     ),
     "linear": (
@@ -72,44 +59,44 @@ CASES: dict[str, tuple[Any, ...]] = {
         {0: (4, 6), 1: (8, 6), 2: (8,)},
         [(4, 8)],
         [
-            recipe({0: Split(0)}, Concat(0)),
-            recipe({0: Split(1), 1: Split(1), 2: Once()}, Reduce()),
-            recipe({1: Split(0), 2: Split(0)}, Concat(1)),
+            recipe({0: Shard(0)}, Shard(0)),
+            recipe({0: Shard(1), 1: Shard(1), 2: Once()}, Partial()),
+            recipe({1: Shard(0), 2: Shard(0)}, Shard(1)),
         ],
     ),
     "a dimension that is never split": (
         "a b^, keep=? -> a c^",
         {0: (4, 6), "keep": None},
         [(4, 6)],
-        [recipe({0: Split(0)}, Concat(0))],
+        [recipe({0: Shard(0)}, Shard(0))],
     ),
     "results of different kinds": (
         "a b+min -> a, a : b+max, 1, ?",
         {0: (4, 6)},
         [(4,), (4,), (), None],
         [
-            recipe({0: Split(1)}, Reduce("min"), Reduce("max"), Reduce("min"), Same()),
-            recipe({0: Split(0)}, Concat(0), Concat(0), Same(), Same()),
+            recipe({0: Shard(1)}, Partial("min"), Partial("max"), Partial("min"), Replicate()),
+            recipe({0: Shard(0)}, Shard(0), Shard(0), Replicate(), Replicate()),
         ],
     ),
     "a gradient that is whole already": (
         "a b^, c^ : /a -> a d^",
         {0: (4, 6), 1: (6,)},
         [(4, 6)],
-        [recipe({0: Split(0), 1: Whole(summed=False)}, Concat(0))],
+        [recipe({0: Shard(0), 1: Replicate(summed=False)}, Shard(0))],
     ),
     "groups of channels": (
         "(a 4) b^, (a 3) c^ -> (a 3) d^ ; groups=a",
         {0: (8, 9), 1: (6, 4)},
         [(6, 7)],
-        [recipe({0: Split(0, 4), 1: Split(0, 3)}, Concat(0), numbers={"groups": Divided()})],
+        [recipe({0: Shard(0, 4), 1: Shard(0, 3)}, Shard(0), numbers={"groups": Divided()})],
         {"groups": 2},
     ),
     "a view": (
         "a b^ c^ -> (a 3) d^ ; size[0]=(a 3)",
         {0: (2, 3, 4)},
         [(6, 4)],
-        [recipe({0: Split(0)}, Concat(0), numbers={"size": Divided(0)})],
+        [recipe({0: Shard(0)}, Shard(0), numbers={"size": Divided(0)})],
         {"size": (6, 4)},
     ),
     "a range and names that are taken": (
@@ -118,8 +105,8 @@ CASES: dict[str, tuple[Any, ...]] = {
         [(9, 6)],
         [
             recipe(
-                {1: Split(0)},
-                Reduce(),
+                {1: Shard(0)},
+                Partial(),
                 numbers={"start": Range(1, "begin"), "stop": Range(1, "end")},
             )
         ],
@@ -129,7 +116,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         "a^ b~0:2 -> c^ b",
         {0: (2, 9)},
         [(2, 7)],
-        [recipe({0: Split(1, halo=(0, 2))}, Concat(1))],
+        [recipe({0: Shard(1, halo=(0, 2))}, Shard(1))],
     ),
 }
 
@@ -154,23 +141,23 @@ def test_shapes_may_come_as_a_sequence() -> None:
     ("recipes", "why"),
     [
         (
-            [recipe({0: Split(0)}, Concat(0)), recipe({0: Split(0)}, Reduce())],
+            [recipe({0: Shard(0)}, Shard(0)), recipe({0: Shard(0)}, Partial())],
             "both split dimension 0 of argument 0: one annotation cannot say both",
         ),
         (
-            [recipe({0: Split(0)}, Concat(0)), recipe({0: Split(1)}, Concat(0))],
+            [recipe({0: Shard(0)}, Shard(0)), recipe({0: Shard(1)}, Shard(0))],
             "both split dimension 0 of output 0",
         ),
         (
-            [recipe({0: Partial("avg")}, Reduce("avg"))],
+            [recipe({0: Partial("avg")}, Partial("avg"))],
             "the recipe `without a split` splits no input",
         ),
         (
-            [recipe({0: Split(0), 1: Partial("max")}, Reduce("max"))],
+            [recipe({0: Shard(0), 1: Partial("max")}, Partial("max"))],
             "the recipe `argument 0 at 0` takes terms of a max, which no annotation can say",
         ),
         (
-            [recipe({0: Split(0)}, Reduce(), numbers={"start": Range(0, "begin")})],
+            [recipe({0: Shard(0)}, Partial(), numbers={"start": Range(0, "begin")})],
             "has one end of a range alone",
         ),
     ],

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from paritas.reports.terminal import MOST_GRAPHS, GraphCounts, guard_report
+from paritas.reports.terminal import MOST_GRAPHS, guard_report
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
+from paritas.results.graph_reports import GraphCounts
 from paritas.results.wording import headline
 
 

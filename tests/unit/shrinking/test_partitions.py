@@ -14,7 +14,8 @@ import torch
 from paritas.checks.failures import recall_failed
 from paritas.errors import UsageError
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
-from paritas.placement.recipes import Concat, OperatorCall, Recipe, Same, Split
+from paritas.placement.recipes import OperatorCall, Recipe
+from paritas.results.placements import Replicate, Shard
 from paritas.shrinking.partitions import graph_call, shrink_splits
 from paritas.shrinking.shrink import NothingFailsError
 
@@ -22,13 +23,11 @@ if TYPE_CHECKING:
     from paritas.results.findings import Verdict
 
 K_IS_NOT_SUMMED = "m k, k n -> m n"
-ROWS = Recipe(((0, Split(0)),), (Concat(0),))
+ROWS = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
-@pytest.fixture(autouse=True)
-def untried_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script is run in test_cli_partition.py; a process for each test here would take long."""
-    monkeypatch.setattr("paritas.graphs.results_folder._try_script", lambda script: "")
+# A script is run in test_cli_partition.py; a process for each test here would take long.
+pytestmark = pytest.mark.usefixtures("untried")
 
 
 def centred(x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +112,7 @@ def test_parts_as_unequal_as_in_the_check_are_kept_where_they_are_the_fault(tmp_
 
 
 def test_values_that_alone_show_it_are_kept_beside_the_script(tmp_path) -> None:
-    x = drawn(6, 2)
+    x = drawn(40, 2)
     x[0, 0] = 5000.0
     report = check_recipe(call(wrong_if_large, x), ROWS).shrink(outdir=tmp_path)
     assert report.after == "the values of the check"
@@ -121,7 +120,7 @@ def test_values_that_alone_show_it_are_kept_beside_the_script(tmp_path) -> None:
 
 
 def test_an_operator_without_a_name_is_called_as_people_call_it(tmp_path) -> None:
-    recipe = Recipe(((0, Split(1)), (1, Split(1))), (Same(),))
+    recipe = Recipe(((0, Shard(1)), (1, Shard(1))), (Replicate(),))
     linear = OperatorCall(torch.nn.functional.linear, (drawn(16, 8), drawn(12, 8)))
     report = check_recipe(linear, recipe).shrink(outdir=tmp_path)
     assert report.what == "torch.nn.functional.linear, split over 2 ranks: different"
@@ -153,7 +152,7 @@ def test_an_operator_that_no_script_could_import_is_refused() -> None:
 
 
 def test_so_is_a_mesh_of_ranks() -> None:
-    both = (ROWS, Recipe(((0, Split(1)),), (Concat(1),)))
+    both = (ROWS, Recipe(((0, Shard(1)),), (Shard(1),)))
     verdict = check_recipe(call(centred, drawn(4, 4)), both, (2, 2))
     with pytest.raises(UsageError, match=r"a mesh of \(2, 2\) ranks.*check the axes one by one"):
         verdict.shrink()
@@ -172,14 +171,14 @@ def test_a_split_that_only_could_not_be_checked_is_nothing_to_shrink() -> None:
 
 
 def test_a_split_that_is_right_is_not_remembered() -> None:
-    recipe = Recipe(((0, Split(0)),), (Concat(0),))
+    recipe = Recipe(((0, Shard(0)),), (Shard(0),))
     assert recall_failed(check_recipe(call(torch.relu, drawn(4)), recipe)) == ()
 
 
 def test_a_verdict_that_is_gone_keeps_no_tensor_alive() -> None:
     x = drawn(4, 2)
     kept = weakref.ref(x)
-    verdict = check_recipe(call(centred, x), Recipe(((0, Split(0)),), (Same(),)))
+    verdict = check_recipe(call(centred, x), Recipe(((0, Shard(0)),), (Replicate(),)))
     del x
     assert recall_failed(verdict)
     del verdict

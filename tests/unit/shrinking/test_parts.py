@@ -33,4 +33,4 @@ def test_operators_that_only_read_the_same_value_are_tried_together(tmp_path):
     candidate = Candidate(backend("sin_wrong_beside_cos"))
     result = shrink(program, candidate, seconds=3600, outdir=tmp_path)
     assert {node.target for node in result.program.calls} == {torch.cos, torch.sin}
-    assert result.script.failed, result.script.output
+    assert result.script.shows, result.script.output

@@ -8,10 +8,10 @@ from safetensors.torch import load, save
 from torch import fx
 
 from paritas.errors import UsageError
+from paritas.reports.scripts import ScriptValues, write
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
-from paritas.shrinking import scripts
 from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature
-from paritas.shrinking.scripts import input_lines, write_script
+from paritas.shrinking.scripts import program_script
 from quality.faulty_backends import backend
 
 WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
@@ -33,15 +33,20 @@ def here(monkeypatch):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             code = runpy.run_path(str(path))["main"]()
-        return True, code == 1, printed.getvalue()
+        return code, printed.getvalue()
 
-    monkeypatch.setattr(scripts, "run_script", run)
+    monkeypatch.setattr("paritas.reports.scripts.run_script", run)
+
+
+def write_script(program, candidate, signature, diagnosis, path):
+    return write(program_script(program, candidate, signature, diagnosis), path, 120.0)
 
 
 def evaluated(values):
-    lines = input_lines([f"x{i}" for i in range(len(values))], tuple(values))
-    names = {"torch": torch, "stored": load(save(lines.stored))}
-    return [eval(text, names) for text in lines.expressions], lines
+    written = ScriptValues()
+    texts = [written.text(f"x{place}", value, place) for place, value in enumerate(values)]
+    names = {"torch": torch, "stored": load(save(written.stored))}
+    return [eval(text, names) for text in texts], texts, written.stored
 
 
 @pytest.mark.parametrize(
@@ -60,35 +65,37 @@ def evaluated(values):
         torch.randn(9, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(9)),
         torch.randn(9, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(9)),
         torch.randn(9, 8, dtype=torch.complex128, generator=torch.Generator().manual_seed(9)).mH,
+        torch.tensor([complex(float("inf"), 1), complex(float("nan"), -float("inf"))]),
+        torch.randn(99, generator=torch.Generator().manual_seed(9)).to(torch.float8_e4m3fn),
         torch.ones(3, requires_grad=True),
         7,
     ],
     ids=str,
 )
 def test_inputs_come_back_bit_for_bit(value):
-    (made,), _ = evaluated([value])
+    (made,), *_ = evaluated([value])
     if not isinstance(value, torch.Tensor):
         assert made == value
         return
     assert made.dtype == value.dtype
     assert made.stride() == value.stride()
     assert made.requires_grad == value.requires_grad
-    assert torch.equal(torch.isnan(made), torch.isnan(value))
-    assert torch.equal(made.nan_to_num(), value.nan_to_num())
+    same = made.contiguous().reshape(-1).view(torch.uint8)
+    assert torch.equal(same, value.contiguous().reshape(-1).view(torch.uint8))
 
 
 def test_an_input_that_no_file_holds_is_refused_by_its_dtype():
     bits = torch.arange(100, dtype=torch.uint8).view(torch.bits8)
     with pytest.raises(UsageError, match=r"input 'x' is of dtype torch\.bits8"):
-        input_lines(["x"], (bits,))
+        ScriptValues().text("x", bits, 0)
 
 
 def test_numbers_that_a_line_makes_are_not_stored():
     drawn = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
     counted = ((torch.arange(300) + 1) % 7 - 3).float().reshape(3, 100)
-    _, lines = evaluated([drawn, counted])
-    assert lines.stored == {}
-    assert "manual_seed(0)" in lines.expressions[0]
+    _, texts, stored = evaluated([drawn, counted])
+    assert stored == {}
+    assert "manual_seed(0)" in texts[0]
 
 
 @pytest.mark.unforked
@@ -99,7 +106,7 @@ def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
     written = write_script(
         program, candidate, WRONG, Diagnosis(patterns=(pattern,)), tmp_path / "repro.py"
     )
-    assert written.failed, written.output
+    assert written.shows, written.output
     assert written.data_path is not None
     text = written.path.read_text()
     assert "it is cos instead of sin" in text
@@ -111,17 +118,19 @@ def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
 def test_a_script_that_does_not_fail_says_so(tmp_path, here):
     program = program_of(sin, torch.ones(3))
     written = write_script(program, Candidate(backend("right")), WRONG, None, tmp_path / "repro.py")
-    assert written.ran
-    assert not written.failed
-    assert "did not show the failure: the fault is gone" in written.path.read_text()
+    assert written.exit_code is not None
+    assert not written.shows
+    assert (
+        "did not show the failure: it exits with 0: the fault is gone" in written.path.read_text()
+    )
 
 
 def test_another_failure_than_the_one_it_shows_is_not_taken_for_it(tmp_path, here):
     program = program_of(sin, torch.ones(3))
     candidate = Candidate(backend("sin_raises"))
     written = write_script(program, candidate, WRONG, None, tmp_path / "repro.py")
-    assert written.ran
-    assert not written.failed
+    assert written.exit_code is not None
+    assert not written.shows
     assert "NotImplementedError" in written.output
 
 

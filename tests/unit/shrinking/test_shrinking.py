@@ -1,5 +1,3 @@
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -7,23 +5,13 @@ from torch.utils.checkpoint import checkpoint
 
 from paritas.errors import UsageError
 from paritas.results.findings import Aspect, Status
-from paritas.shrinking import shrink as shrinking
 from paritas.shrinking.programs import Candidate, FailureSignature, Oracle
-from paritas.shrinking.scripts import write_script
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
 
-
-@pytest.fixture(autouse=True)
-def unrun_scripts(monkeypatch):
-    """Here it is about what is written; test_scripts.py and the integration tests run scripts."""
-    written = functools.partial(write_script)
-    monkeypatch.setattr(
-        shrinking,
-        "write_script",
-        lambda *args, **kwargs: written(*args, **{**kwargs, "run": False}),
-    )
+# Here it is about what is written; test_scripts.py and the integration tests run scripts.
+pytestmark = pytest.mark.usefixtures("untried")
 
 
 class Model(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 import weakref
@@ -17,9 +16,8 @@ import paritas
 from paritas.checks.failures import recall_failed
 from paritas.errors import MismatchError, UsageError
 from paritas.results.findings import Verdict
-from paritas.shrinking import shrink, sources
+from paritas.shrinking import sources
 from paritas.shrinking.programs import Candidate
-from paritas.shrinking.scripts import write_script
 from quality import faulty_backends
 
 if TYPE_CHECKING:
@@ -30,15 +28,8 @@ SIN_AS_COS = Candidate(faulty_backends.backend("sin_as_cos")).resolve()
 WRONG_GRADIENT = Candidate(faulty_backends.backend("gradient_of_sin_wrong")).resolve()
 
 
-@pytest.fixture(autouse=True)
-def unrun_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts are run in test_cli_shrink.py; a process for each test here would take long."""
-    written = functools.partial(write_script)
-    monkeypatch.setattr(
-        shrink,
-        "write_script",
-        lambda *args, **kwargs: written(*args, **{**kwargs, "run": False}),
-    )
+# Scripts are run in test_cli_shrink.py; a process for each test here would take long.
+pytestmark = pytest.mark.usefixtures("untried")
 
 
 @pytest.fixture(autouse=True)

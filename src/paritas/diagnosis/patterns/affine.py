@@ -16,6 +16,7 @@ from paritas.diagnosis.scores import (
     weigh,
 )
 from paritas.numerics.criterion import unit_roundoff
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ def propose_signs(case: Case) -> list[Pattern]:
         if weight is None and case.right.is_complex():
             weight = weigh(case, case.right.conj().resolve_conj(), cost=1.0)
             sentence = "the sign of the imaginary part is flipped: the complex conjugate"
-    return [] if weight is None else [weight.pattern("sign", sentence)]
+    return [] if weight is None else [weight.pattern(PatternKind.SIGN, sentence)]
 
 
 def _describe_sign(case: Case) -> str:
@@ -218,7 +219,7 @@ def _one_factor(case: Case) -> list[Pattern]:
         figures["name"] = known
     if len(names) > 1:
         figures["or"] = "; ".join(other.name for other in names[1:3])
-    return [weight.pattern("scale", text, figures)]
+    return [weight.pattern(PatternKind.SCALE, text, figures)]
 
 
 def _weigh_factor(case: Case, factor: float) -> Weight | None:
@@ -260,7 +261,7 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         )
         text = _name_vector(case, factors) or text
         figures = {"axis": float(axis), "least": low, "most": high}
-        pattern = weight.pattern("axis scale", text, figures, trust=0.95)
+        pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
         best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
     return best
 
@@ -323,7 +324,7 @@ def propose_addends(case: Case) -> list[Pattern]:
     return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
 
 
-def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, str]]:
+def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
     """The known tensors, each brought to the shape in every way that it may have been added."""
     known = dict(case.context.named)
     known |= {f"input {place}": tensor for place, tensor in enumerate(case.context.inputs)}
@@ -333,9 +334,11 @@ def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, str]]:
         value = tensor.detach().cpu()
         value = value.to(torch.complex128 if case.given.is_complex() else torch.float64)
         for shape in _broadcast_shapes(case.shape, tuple(value.shape)):
-            kind = "residual" if value.numel() == case.right.numel() else "axis offset"
-            if value.numel() == 1 and case.right.numel() != 1:
-                kind = "offset"
+            kind = PatternKind.AXIS_OFFSET
+            if value.numel() == case.right.numel():
+                kind = PatternKind.RESIDUAL
+            elif value.numel() == 1:
+                kind = PatternKind.OFFSET
             yield name, value.reshape(shape).expand(case.shape), kind
 
 
@@ -418,7 +421,9 @@ def _one_number(case: Case) -> list[Pattern]:
     sentence = (
         f"{_describe_amount(case, offset, error)} is {'added' if offset > 0 else 'subtracted'}"
     )
-    return [weight.pattern("offset", sentence, {"offset": offset, "standard error": error})]
+    return [
+        weight.pattern(PatternKind.OFFSET, sentence, {"offset": offset, "standard error": error})
+    ]
 
 
 def _weigh_offset(case: Case, offset: float) -> Weight | None:
@@ -486,7 +491,7 @@ def _axis_offset(
     name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
     size = float(vector.abs().square().mean().sqrt())
     return weight.pattern(
-        "axis offset",
+        PatternKind.AXIS_OFFSET,
         f"off by a vector along {name}, as a bias that is missing or added twice",
         {"axis": _join_axes(keep), "rms": size},
         trust=0.95 if len(keep) == 1 else 0.9,

@@ -14,12 +14,13 @@ from paritas.diagnosis.scores import (
     Probe,
     WrongBlock,
     axis_name,
+    first_supported,
     supported_pattern,
     unravel,
     wrong_block,
 )
 from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ def propose_permutations(case: Case) -> list[Pattern]:
     for search in (_axes_exchanged, _read_otherwise, _regular_order, _permuted_rows, _same_values):
         # A block that is wrong for itself may be reordered for itself, or as the whole is.
         for block, probe in zip(blocks, probes, strict=True):
-            pattern = search(block, probe)
-            if pattern is not None:
-                return [pattern]
+            found = first_supported(search(block, probe))
+            if found:
+                return found
     return []
 
 
@@ -160,7 +161,7 @@ def _long_axes(shape: tuple[int, ...]) -> list[int]:
     return [axis for axis, size in enumerate(shape) if size > 1]
 
 
-def _axes_exchanged(case: Case, probe: Probe) -> Pattern | None:
+def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     rank = len(case.shape)
     orders = (
         list(itertools.permutations(range(rank)))
@@ -179,18 +180,15 @@ def _axes_exchanged(case: Case, probe: Probe) -> Pattern | None:
         text = f"the axes are in the order {order}"
         if len(moved) == 2:  # noqa: PLR2004
             text = f"{names[0]} and {names[1]} are exchanged"
-        pattern = supported_pattern(
+        yield supported_pattern(
             case,
             view,
-            "transpose",
+            PatternKind.TRANSPOSE,
             f"transposed: {text}",
             cost=math.log2(len(orders)),
             noise=noise,
             evidence={"order": str(tuple(order))},
         )
-        if pattern is not None:
-            return pattern
-    return None
 
 
 def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
@@ -199,7 +197,7 @@ def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _read_otherwise(case: Case, probe: Probe) -> Pattern | None:
+def _read_otherwise(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     """The values in the memory order of a transposed tensor, taken for those of this one."""
     numbers = torch.arange(case.right.numel()).reshape(case.shape)
     flat, allowed = case.right.flatten(), case.allowed.flatten()
@@ -213,29 +211,23 @@ def _read_otherwise(case: Case, probe: Probe) -> Pattern | None:
             if not probe.meets(flat[taken], allowed[taken]):
                 continue
             names = [axis_name(case.context, axis, len(case.shape)) for axis in (a, b)]
-            pattern = supported_pattern(
+            yield supported_pattern(
                 case,
                 flat[source],
-                "permutation",
+                PatternKind.PERMUTATION,
                 f"reshaped without a transpose (or the other way round): the values of {names[0]} "
                 f"and {names[1]} lie in memory in the other order",
                 cost=math.log2(2 * len(pairs)),
                 noise=allowed[source],
                 evidence={"axes": f"{a}, {b}"},
             )
-            if pattern is not None:
-                return pattern
-    return None
 
 
-def _regular_order(case: Case, probe: Probe) -> Pattern | None:
+def _regular_order(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     for axis, order in _all_orders(case):
-        if not probe.meets_map(axis, order.source):
-            continue
-        pattern = _reordered(case, axis, order.source, order.sentence, order.cost)
-        if pattern is not None:
-            return pattern
-    return _flipped_twice(case, probe)
+        if probe.meets_map(axis, order.source):
+            yield _reordered(case, axis, order.source, order.sentence, order.cost)
+    yield from _flipped_twice(case, probe)
 
 
 def _all_orders(case: Case) -> Iterator[tuple[int, Order]]:
@@ -244,7 +236,7 @@ def _all_orders(case: Case) -> Iterator[tuple[int, Order]]:
             yield axis, order
 
 
-def _flipped_twice(case: Case, probe: Probe) -> Pattern | None:
+def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     pairs = list(itertools.combinations(range(len(case.shape)), 2))
     for pair in pairs:
         at = tuple(
@@ -253,25 +245,22 @@ def _flipped_twice(case: Case, probe: Probe) -> Pattern | None:
         )
         if not probe.meets(case.right[at], case.allowed[at]):
             continue
-        pattern = supported_pattern(
+        yield supported_pattern(
             case,
             case.right.flip(pair),
-            "permutation",
+            PatternKind.PERMUTATION,
             f"flipped along the axes {pair[0]} and {pair[1]}",
             cost=math.log2(len(pairs)) + 1,
             noise=case.allowed.flip(pair),
             evidence={"axes": f"{pair[0]}, {pair[1]}"},
         )
-        if pattern is not None:
-            return pattern
-    return None
 
 
 def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float) -> Pattern | None:
     return supported_pattern(
         case,
         case.right.index_select(axis, source),
-        "permutation",
+        PatternKind.PERMUTATION,
         f"{sentence} along {axis_name(case.context, axis, len(case.shape))}",
         cost=cost,
         noise=case.allowed.index_select(axis, source),
@@ -279,40 +268,36 @@ def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float
     )
 
 
-def _permuted_rows(case: Case, _probe: Probe) -> Pattern | None:
+def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
     """Whole slices stand at other places of an axis, in no regular order."""
     if len(case.shape) < 2 or case.given.is_complex():  # noqa: PLR2004
-        return None
+        return
     for axis, size in enumerate(case.shape):
         source = matched_rows(case, axis)
-        if source is None:
-            continue
-        moved = int((source != torch.arange(size)).sum())
-        cost = moved * math.log2(size) + 1
-        pattern = _reordered(case, axis, source, describe_order(source), cost)
-        if pattern is not None:
-            return pattern
-    return None
+        if source is not None:
+            moved = int((source != torch.arange(size)).sum())
+            cost = moved * math.log2(size) + 1
+            yield _reordered(case, axis, source, describe_order(source), cost)
 
 
-def _same_values(case: Case, probe: Probe) -> Pattern | None:
+def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     """The same values, bit for bit, in an order that has no name."""
     wrong = case.wrong
     if case.given.is_complex() or int(wrong.sum()) < _FEWEST:
-        return None
+        return
     # A few values first: most of them have to be there at all.
     few = torch.isin(probe.given, case.reference.detach().cpu().double()[wrong])
     if float(few.double().mean()) < _SAME:
-        return None
+        return
     mine = case.given[wrong].sort().values
     theirs = case.reference.detach().cpu().double()[wrong].sort().values
     distinct = len(torch.unique(theirs)) / len(theirs)
     same = float((mine == theirs).double().mean())
     if distinct < _DISTINCT or same < _SAME:
-        return None
+        return
     # Bit for bit, of mostly distinct values: drawn anew they would not agree.
-    return Pattern(
-        kind="permutation",
+    yield Pattern(
+        kind=PatternKind.PERMUTATION,
         confidence=0.9 * same,
         sentence="the same values in another order",
         evidence={"same values": same, "distinct": distinct},
@@ -338,11 +323,9 @@ def propose_shifts(case: Case) -> list[Pattern]:
     inner = Probe(part.case)
     # A roll of few slices, or of some that are not neighbours, is an exchange of them.
     found = [_shifted_along(part.case, axis, inner) for axis in axes if part.is_run(axis)]
-    found += [
-        _from_outside(case, part, axis)
-        for axis in axes
-        if len(part.indices[axis]) < case.shape[axis] and part.is_run(axis)
-    ]
+    for axis in axes:
+        if len(part.indices[axis]) < case.shape[axis] and part.is_run(axis):
+            found += first_supported(_from_outside(case, part, axis))
     if len(case.shape) > 1 and not any(found):
         found.append(_in_memory(case))
     return [pattern for pattern in found if pattern is not None]
@@ -366,7 +349,7 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
             pattern = supported_pattern(
                 case,
                 prediction,
-                "shift",
+                PatternKind.SHIFT,
                 _describe_shift(distance, name, fill),
                 cost=math.log2(size * 4),
                 noise=noise,
@@ -386,7 +369,7 @@ def _goodness(pattern: Pattern) -> float:
     return float(pattern.evidence["explained"]) - float(pattern.evidence["spoiled"])
 
 
-def _from_outside(case: Case, part: WrongBlock, axis: int) -> Pattern | None:
+def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern | None]:
     """Inside the block stand the values of places beside it, some of them outside of it."""
     size = case.shape[axis]
     probe = Probe(case)
@@ -399,18 +382,15 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Pattern | None:
             prediction = prediction.index_select(one, source if one == axis else kept)
             noise = noise.index_select(one, source if one == axis else kept)
         name = axis_name(case.context, axis, len(case.shape))
-        pattern = supported_pattern(
+        yield supported_pattern(
             part.case,
             prediction,
-            "shift",
+            PatternKind.SHIFT,
             _describe_shift(distance, name, "block"),
             cost=math.log2(size * 4) + 1,
             noise=noise,
             evidence={"distance": distance, "axis": axis, "fill": "from beside the block"},
         )
-        if pattern is not None:
-            return pattern
-    return None
 
 
 def _in_memory(case: Case) -> Pattern | None:
@@ -430,7 +410,7 @@ def _in_memory(case: Case) -> Pattern | None:
         f"every value stands {many} {_before_or_after(distance)} in memory of where it belongs"
     )
     return type(pattern)(
-        kind="shift",
+        kind=PatternKind.SHIFT,
         confidence=pattern.confidence,
         sentence=sentence,
         evidence={**pattern.evidence, "axis": "memory"},

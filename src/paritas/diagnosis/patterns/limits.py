@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.diagnosis.case import widen
 from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,15 +76,11 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
     """The inputs that can be laid over the result element by element."""
-    found = []
-    for place, tensor in enumerate(case.context.inputs):
-        try:
-            shape = torch.broadcast_shapes(tensor.shape, case.shape)
-        except RuntimeError:
-            continue
-        if tuple(shape) == case.shape and not tensor.is_complex():
-            found.append((place, tensor.detach().cpu().double().expand(case.shape)))
-    return found
+    return [
+        (place, widen(tensor).expand(case.shape))
+        for place, tensor in enumerate(case.context.inputs)
+        if _broadcasts_to(tensor, case.shape) and not tensor.is_complex()
+    ]
 
 
 def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
@@ -169,7 +166,7 @@ def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
     """0 * inf and inf - inf among the terms of a matrix product."""
     if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
         return
-    a, b = (tensor.detach().cpu().double() for tensor in case.context.inputs)
+    a, b = map(widen, case.context.inputs)
     if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
         return
     zero = _any_pair(torch.isinf(a), b == 0) | _any_pair(a == 0, torch.isinf(b))
@@ -190,9 +187,9 @@ def _any_pair(left: Tensor, right: Tensor) -> Tensor:
     return (left.float() @ right.float()) > 0
 
 
-def _broadcasts_to(mask: Tensor, shape: tuple[int, ...]) -> bool:
+def _broadcasts_to(value: Tensor, shape: tuple[int, ...]) -> bool:
     try:
-        return tuple(torch.broadcast_shapes(mask.shape, shape)) == shape
+        return tuple(torch.broadcast_shapes(value.shape, shape)) == shape
     except RuntimeError:
         return False
 
@@ -246,7 +243,7 @@ def _overflow(case: Case) -> list[Pattern]:
         count = int(infinite.sum())
         return [
             Pattern(
-                kind="overflow",
+                kind=PatternKind.OVERFLOW,
                 confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
                 sentence=f"overflow: what is too large for {name} comes out as infinity",
                 evidence={
@@ -288,7 +285,10 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
         # Of few elements many conditions hold.
         confidence = (0.97 if cause.is_specific else 0.9) * (1 - 2.0 ** -(count + 3))
     return Pattern(
-        kind="nonfinite", confidence=confidence * share, sentence=sentence, evidence=evidence
+        kind=PatternKind.NONFINITE,
+        confidence=confidence * share,
+        sentence=sentence,
+        evidence=evidence,
     )
 
 
@@ -319,7 +319,9 @@ def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
         "share of the wrong": share,
         "cause": f"{lost} swallowed",
     }
-    return Pattern(kind="nonfinite", confidence=0.97 * share, sentence=sentence, evidence=evidence)
+    return Pattern(
+        kind=PatternKind.NONFINITE, confidence=0.97 * share, sentence=sentence, evidence=evidence
+    )
 
 
 # --- Values cut off at a bound --------------------------------------------------------------------
@@ -373,7 +375,7 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []
     named = {"lower bound": low, "upper bound": high}
     figures = {name: bound for name, bound in named.items() if bound is not None}
-    return [weight.pattern("clipped", _describe_bounds(low, high), figures)]
+    return [weight.pattern(PatternKind.CLIPPED, _describe_bounds(low, high), figures)]
 
 
 def _may_be_cut_off(case: Case) -> bool:
@@ -436,7 +438,7 @@ def propose_wrapped(case: Case) -> list[Pattern]:
             name = f"{'' if signed else 'u'}int{bits}"
             sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
-            return [weight.pattern("wrapped", sentence, known)]
+            return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
     return []
 
 

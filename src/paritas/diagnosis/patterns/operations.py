@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.case import near, roundoff, widen
-from paritas.diagnosis.scores import supported_pattern
-from paritas.results.findings import Pattern
+from paritas.diagnosis.scores import first_supported, supported_pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,28 +88,21 @@ def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor 
 def first_variant(
     case: Case,
     operation: Operation,
-    kind: str,
+    kind: PatternKind,
     plain: Callable[[], Tensor] | None,
     variants: Sequence[tuple[str, Callable[[], Tensor]]],
 ) -> list[Pattern]:
     """The first of the variants of a formula that is what came out, with what to say of it."""
     if plain is None or trusted_formula(case, plain) is None:
         return []
-    for sentence, compute in variants:
-        value = attempt(compute, case.shape)
-        if value is None:
-            continue
-        pattern = supported_pattern(
-            case,
-            value.double(),
-            kind,
-            sentence,
-            cost=math.log2(1 + len(variants)),
-            evidence={"operator": operation.context.operator},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    cost = math.log2(1 + len(variants))
+    known = {"operator": operation.context.operator}
+    values = ((sentence, attempt(compute, case.shape)) for sentence, compute in variants)
+    return first_supported(
+        supported_pattern(case, value.double(), kind, sentence, cost=cost, evidence=known)
+        for sentence, value in values
+        if value is not None
+    )
 
 
 def attempt(
@@ -200,13 +193,15 @@ def propose_operands(case: Case) -> list[Pattern]:
     operation = operation_of(case, inputs=2)
     if operation is None or not case.is_beyond_noise:
         return []
-    return first_variant(case, operation, "swapped operands", *_operand_variants(operation))
+    return first_variant(
+        case, operation, PatternKind.SWAPPED_OPERANDS, *_operand_variants(operation)
+    )
 
 
-_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
+Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
 
 
-def _operand_variants(operation: Operation) -> _Variants:
+def _operand_variants(operation: Operation) -> Variants:
     """The plain formula, and what else it may have been."""
     name, inputs = operation.name, operation.inputs
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
@@ -265,10 +260,10 @@ def propose_masks(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise:
         return []
-    return first_variant(case, operation, "mask", *_mask_variants(operation))
+    return first_variant(case, operation, PatternKind.MASK, *_mask_variants(operation))
 
 
-def _mask_variants(operation: Operation) -> _Variants:
+def _mask_variants(operation: Operation) -> Variants:
     name, inputs = operation.name, operation.inputs
     if name in _ATTENTIONS and len(inputs) >= 3:  # noqa: PLR2004
         return _attention_variants(operation)
@@ -304,7 +299,7 @@ def _off_by_one(
     ]
 
 
-def _attention_variants(operation: Operation) -> _Variants:
+def _attention_variants(operation: Operation) -> Variants:
     query, key, value = operation.inputs[:3]
     mask = operation.inputs[3] if len(operation.inputs) > 3 else None  # noqa: PLR2004
     causal = operation.argument("is_causal", 5, False) is True
@@ -365,6 +360,10 @@ def propose_selections(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or operation.name not in ("select", "slice"):
         return []
+    return first_supported(_taken_elsewhere(case, operation))
+
+
+def _taken_elsewhere(case: Case, operation: Operation) -> Iterator[Pattern | None]:
     ways = [way for step in range(1, _FARTHEST + 1) for way in (step, -step)]
     for way in ways:
         value = attempt(functools.partial(_take_farther_on, operation, way), case.shape)
@@ -372,17 +371,14 @@ def propose_selections(case: Case) -> list[Pattern]:
             continue
         where = "too late" if way > 0 else "too early"
         count = "one index" if abs(way) == 1 else f"{abs(way)} indices"
-        pattern = supported_pattern(
+        yield supported_pattern(
             case,
             value.double(),
-            "shift",
+            PatternKind.SHIFT,
             f"taken from {count} {where}",
             cost=math.log2(1 + len(ways)),
             evidence={"operator": operation.context.operator, "by": float(way)},
         )
-        if pattern is not None:
-            return [pattern]
-    return []
 
 
 def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
@@ -433,7 +429,7 @@ def propose_ties(case: Case) -> list[Pattern]:
     count = int(wrong.sum())
     return [
         Pattern(
-            kind="tie-breaking",
+            kind=PatternKind.TIE_BREAKING,
             confidence=0.95,
             sentence=(
                 f"another choice among ties: the scores at the {count} differing "

@@ -20,7 +20,7 @@ from paritas.diagnosis.patterns.operations import (
 )
 from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import unit_roundoff
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -174,7 +174,7 @@ def propose_levels(case: Case) -> list[Pattern]:
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
                 return [
                     Pattern(
-                        kind="precision",
+                        kind=PatternKind.PRECISION,
                         confidence=0.97 * share,
                         sentence=f"quantised to {name} with {extent}",
                         evidence={"format": name, "explained": share, "scale": extent},
@@ -251,7 +251,7 @@ def propose_noise(case: Case) -> list[Pattern]:
         return []
     return [
         Pattern(
-            kind="precision",
+            kind=PatternKind.PRECISION,
             confidence=0.6,
             sentence=(
                 f"less precise all over, by {share:.2g} of the values without bias or structure, "
@@ -422,7 +422,12 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
         evidence["error to value"] = float(f"{share:.3g}")
         sentence = f"computed in {name}: every value is one of its numbers"
         return [
-            Pattern(kind="precision", confidence=0.85 * held, sentence=sentence, evidence=evidence)
+            Pattern(
+                kind=PatternKind.PRECISION,
+                confidence=0.85 * held,
+                sentence=sentence,
+                evidence=evidence,
+            )
         ]
     return []
 
@@ -449,7 +454,7 @@ def _explain_by_format(
     else:
         return None
     return Pattern(
-        kind="precision",
+        kind=PatternKind.PRECISION,
         confidence=confidence * certain * held,
         sentence=sentence,
         evidence={
@@ -481,5 +486,5 @@ def _rounded_inputs(case: Case) -> list[Pattern]:
         if weight is not None:
             sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
             figures = {"format": recomputed.format, "inputs": recomputed.which}
-            found.append(weight.pattern("precision", sentence, figures))
+            found.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]

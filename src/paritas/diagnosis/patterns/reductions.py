@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paritas.diagnosis.case import near, roundoff, widen
 from paritas.diagnosis.patterns.operations import (
     Operation,
     Product,
+    Variants,
     attempt,
     convolution_of,
     operation_of,
     product_of,
     trusted_formula,
 )
-from paritas.diagnosis.scores import Probe, supported_pattern, unravel
+from paritas.diagnosis.patterns.ranks import explain_by_parts
+from paritas.diagnosis.scores import Probe, first_supported, supported_pattern, unravel
 from paritas.numerics.criterion import MAX_Z
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -144,137 +147,58 @@ def _convolution_terms(operation: Operation, shape: tuple[int, ...]) -> _Convolu
 
 # --- Sums that lack terms, or parts of ranks ------------------------------------------------------
 
-_KIND = "partial sum"
+_KIND = PatternKind.PARTIAL_SUM
 # Elements for which the terms of a contraction are written out.
 _WRITTEN_OUT = 64
 _LONGEST = 1 << 14
 _TILES = (8, 16, 32, 64, 128, 256)
 _NEAR = 0.95
-# The ranks' parts may be added up in their own dtype: that is so many roundings more.
-_ADDED_UP = 4.0
-_MUCH_NEARER = 0.25
 
 
 def propose_partial_sums(case: Case) -> list[Pattern]:
     """Parts that explain the right value by their sum, and the candidate by one of them."""
     if not case.is_beyond_noise or case.given.is_complex():
         return []
-    found = _explain_by_parts(case)
-    if not found:
-        tail = _explain_by_terms(case)
-        found = [] if tail is None else [tail]
-    return found
-
-
-def _explain_by_parts(case: Case) -> list[Pattern]:
-    parts = [widen(one) for one in case.context.parts]
-    if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts):  # noqa: PLR2004
-        return []
-    total = torch.stack(parts).sum(dim=0)
-    count = len(parts)
-    if all(_is_right(case, part) for part in parts):
-        said = f"reduced once too often: {count} ranks held the right value, and were added up"
-        return _as_list(_supported_sum(case, total, "doubled reduction", said, ranks=count))
-    for name, whole in (("sum", total), ("mean", total / count)):
-        if _is_right(case, whole):
-            found = _one_part(case, parts, name)
-            return _as_list(found or _wrong_sum(case, parts, total, name))
-    return []
-
-
-def _as_list(pattern: Pattern | None) -> list[Pattern]:
-    return [] if pattern is None else [pattern]
-
-
-def _supported_sum(case: Case, value: Tensor, kind: str, said: str, **known: int) -> Pattern | None:
-    """The parts are rounded each for itself, which their sum cannot be better than."""
-    ranks = len(case.context.parts)
-    size = torch.stack([widen(one).abs() for one in case.context.parts]).sum(0)
-    scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
-    unit = max(roundoff(one) for one in (case.candidate, *case.context.parts))
-    noise = unit * size * scale
-    cost = math.log2(4 * ranks)
-    return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=dict(known))
-
-
-def _one_part(case: Case, parts: list[Tensor], name: str) -> Pattern | None:
-    count = len(parts)
-    for rank, part in enumerate(parts):
-        said = (
-            f"never reduced: this is the part of rank {rank} alone, and the {name} of the "
-            f"{count} ranks' parts is right"
-        )
-        variants = [(part, said)]
-        if name == "mean":
-            variants.append((part / count, f"{said} (divided by {count} already)"))
-        for value, sentence in variants:
-            found = _supported_sum(case, value, _KIND, sentence, ranks=count, rank=rank)
-            if found is not None:
-                return found
-    return None
-
-
-def _wrong_sum(case: Case, parts: list[Tensor], total: Tensor, name: str) -> Pattern | None:
-    """The parts were added up, but not all of them, or more than once."""
-    count = len(parts)
-    scale = 1.0 if name == "sum" else 1.0 / count
-    for rank, part in enumerate(parts):
-        for sign, said in (
-            (-1, f"the part of rank {rank} is missing from the {name} over {count} ranks"),
-            (1, f"the part of rank {rank} is in the {name} over {count} ranks twice"),
-        ):
-            value = (total + sign * part) * scale
-            found = _supported_sum(case, value, _KIND, said, ranks=count, rank=rank)
-            if found is not None:
-                return found
-    if name == "sum":
-        said = f"reduced twice: {count} times the sum of the {count} ranks' parts"
-        return _supported_sum(case, total * count, "doubled reduction", said, ranks=count)
-    return None
-
-
-def _is_right(case: Case, value: Tensor) -> bool:
-    """Within the noise, and much nearer to the right value than the candidate is."""
-    fits = near(value, case.right, case.allowed, slack=_ADDED_UP)
-    ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
-    return float(fits.double().mean()) >= _NEAR and ratio <= _MUCH_NEARER**2
+    return explain_by_parts(case) or _explain_by_terms(case)
 
 
 # --- contractions -------------------------------------------------------------------------------
 
 
-def _explain_by_terms(case: Case) -> Pattern | None:
+def _explain_by_terms(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.shape:
-        return None
+        return []
     sums = contraction_of(operation, case.shape)
     if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
-        return None
+        return []
     everything = torch.ones(sums.length, dtype=torch.bool)
     if trusted_formula(case, lambda: sums.product(everything)) is None:
-        return None
-    return _twice(case, sums, everything) or _without_some(case, sums)
-
-
-def _twice(case: Case, sums: Contraction, everything: Tensor) -> Pattern | None:
-    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
-    if not sums.adds:
-        return None  # a scale, and called so
-    said = "reduced twice: two times the sum of products, and once what is added to it"
-    value = sums.product(everything, 2.0)
-    return supported_pattern(
-        case, value, "doubled reduction", said, cost=1.0, evidence={"times": 2.0}
+        return []
+    return first_supported(
+        itertools.chain(_twice(case, sums, everything), _without_some(case, sums))
     )
 
 
-def _without_some(case: Case, sums: Contraction) -> Pattern | None:
+def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Pattern | None]:
+    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
+    if not sums.adds:
+        return  # a scale, and called so
+    said = "reduced twice: two times the sum of products, and once what is added to it"
+    value = sums.product(everything, 2.0)
+    yield supported_pattern(
+        case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
+    )
+
+
+def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
     probe = Probe(case)
     terms = attempt(lambda: sums.terms(probe.flat[:_WRITTEN_OUT]))
     if terms is None:
-        return None
+        return
     length = sums.length
     for missing, words in _missing_terms(case, probe, terms, length):
-        found = supported_pattern(
+        yield supported_pattern(
             case,
             sums.product(~missing),
             _KIND,
@@ -282,9 +206,6 @@ def _without_some(case: Case, sums: Contraction) -> Pattern | None:
             cost=math.log2(length) + 2,
             evidence={"terms": length, "missing": int(missing.sum())},
         )
-        if found is not None:
-            return found
-    return None
 
 
 def _missing_terms(
@@ -339,33 +260,30 @@ def propose_reductions(case: Case) -> list[Pattern]:
     if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
     plain, variants = _reduction_variants(operation)
-    if (
-        plain is None
-        or trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None
-    ):
+    if plain is None:
         return []
-    for sentence, compute in variants:
-        value = attempt(partial(_shaped, operation, compute, case.shape))
-        if value is None:
-            continue
-        length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
-        pattern = supported_pattern(
+    if trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None:
+        return []
+    length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
+    values = (
+        (sentence, attempt(partial(_shaped, operation, compute, case.shape)))
+        for sentence, compute in variants
+    )
+    return first_supported(
+        supported_pattern(
             case,
             value,
-            "off by one reduction",
+            PatternKind.OFF_BY_ONE,
             sentence,
             cost=math.log2(1 + len(variants)),
             evidence={"operator": operation.context.operator, "length": length},
         )
-        if pattern is not None:
-            return [pattern]
-    return []
+        for sentence, value in values
+        if value is not None
+    )
 
 
-_Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
-
-
-def _reduction_variants(operation: Operation) -> _Variants:
+def _reduction_variants(operation: Operation) -> Variants:
     x, name, dims = operation.inputs[0], operation.name, operation.dims
     if not x.is_floating_point() or not x.numel():
         return None, []
@@ -428,7 +346,7 @@ def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], T
     return found
 
 
-def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> _Variants:
+def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> Variants:
     length = math.prod(x.shape[one] for one in dims)
     correction = operation.argument("correction", 2, None)
     unbiased = operation.argument("unbiased", 2, True)
@@ -450,7 +368,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
     return lambda: spread(x, taken), [*found, *dropped]
 
 
-def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
+def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> Variants:
     def with_total(part: Tensor) -> Callable[[], Tensor]:
         def compute() -> Tensor:
             value = x - part.logsumexp(dim, keepdim=True)
@@ -470,7 +388,7 @@ def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> _Variants:
     ]
 
 
-def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> _Variants:
+def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> Variants:
     def running(value: Tensor) -> Tensor:
         return value.cumsum(dim) if is_sum else value.cumprod(dim)
 
@@ -532,20 +450,12 @@ def propose_norms(case: Case) -> list[Pattern]:
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:
         return []
-    for kind, sentence, value, cost in _norm_variants(case, norm):
-        if value is None:
-            continue
-        pattern = supported_pattern(
-            case,
-            value,
-            kind,
-            sentence,
-            cost=cost,
-            evidence={"operator": operation.context.operator, "eps": norm.eps},
-        )
-        if pattern is not None:
-            return [pattern]
-    return []
+    known: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
+    return first_supported(
+        supported_pattern(case, value, kind, sentence, cost=cost, evidence=known)
+        for kind, sentence, value, cost in _norm_variants(case, norm)
+        if value is not None
+    )
 
 
 def _norm_of(operation: Operation) -> _Norm | None:
@@ -587,17 +497,17 @@ def _batch_norm_of(operation: Operation) -> _Norm | None:
     return _Norm(x, dims, eps, weight, bias, centred=True)
 
 
-def _norm_variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | None, float]]:
-    found: list[tuple[str, str, Tensor | None, float]] = []
+def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tensor | None, float]]:
+    found: list[tuple[PatternKind, str, Tensor | None, float]] = []
     base = math.log2(len(_USUAL) + 6)
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
             text = f"eps is {other:g} in place of {norm.eps:g}" if other else "eps is left out"
-            found.append(("eps", text, norm.value(eps=other), base))
+            found.append((PatternKind.EPS, text, norm.value(eps=other), base))
     outside = norm.value(outside=True)
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
-    found.append(("eps", text, outside, base))
-    off = "off by one reduction"
+    found.append((PatternKind.EPS, text, outside, base))
+    off = PatternKind.OFF_BY_ONE
     if norm.length > 1:
         text = f"the variance is divided by {norm.length - 1} in place of {norm.length}"
         found.append((off, text, norm.value(correction=1), base))
@@ -610,7 +520,7 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[str, str, Tensor | Non
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
         text = f"eps is about {estimate:.3g} in place of {norm.eps:g}"
-        found.append(("eps", text, norm.value(eps=estimate), base + 10))
+        found.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 
 from paritas.diagnosis.scores import weigh
 from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import Pattern
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def _one_value(case: Case) -> list[Pattern]:
     one_sided = clear.numel() > 0 and (above or below)
     sentence = f"{value:.7g} in every wrong element"
     trust = 0.7 if one_sided else 1.0
-    return [weight.pattern("constant", sentence, {"value": value}, trust=trust)]
+    return [weight.pattern(PatternKind.CONSTANT, sentence, {"value": value}, trust=trust)]
 
 
 def _zeros(case: Case) -> list[Pattern]:
@@ -76,7 +76,7 @@ def _zeros(case: Case) -> list[Pattern]:
     if weight is None:
         return []
     trust = 0.8 if _looks_cut_off(case) else 1.0
-    return [weight.pattern("zeros", "zero instead of a value", trust=trust)]
+    return [weight.pattern(PatternKind.ZEROS, "zero instead of a value", trust=trust)]
 
 
 def _looks_cut_off(case: Case) -> bool:
@@ -101,7 +101,7 @@ def _stale(case: Case) -> list[Pattern]:
         weight = weigh(case, _widen_like(case, value), cost=math.log2(len(case.context.earlier)))
         if weight is not None:
             sentence = f"stale: still the value of {name}"
-            found.append(weight.pattern("stale", sentence, {"equals": name}))
+            found.append(weight.pattern(PatternKind.STALE, sentence, {"equals": name}))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
 
 
@@ -116,7 +116,7 @@ def _copies(case: Case) -> list[Pattern]:
             continue
         weight = weigh(case, _widen_like(case, tensor), cost=math.log2(len(known)))
         if weight is not None:
-            return [weight.pattern("copy", text, {"equals": name})]
+            return [weight.pattern(PatternKind.COPY, text, {"equals": name})]
     return []
 
 
@@ -142,7 +142,7 @@ def _garbage(case: Case) -> list[Pattern]:
     what = "denormal numbers" if denormal > 0.3 else f"sizes over 2^{4 * spread:.0f}"  # noqa: PLR2004
     return [
         Pattern(
-            kind="uninitialised",
+            kind=PatternKind.UNINITIALISED,
             confidence=0.9 * (1 - 2.0 ** (-numbers.numel() / 4)),
             sentence=f"memory that nobody wrote: {what} in the wrong elements",
             evidence={
@@ -202,7 +202,7 @@ def _other_mask(case: Case) -> Pattern | None:
         return None
     named = _DRAWING.search(case.context.operator.lower()) is not None
     return Pattern(
-        kind="different random stream",
+        kind=PatternKind.RANDOM_STREAM,
         confidence=0.95 if named else 0.85,
         sentence=(
             f"another random mask of the same rate ({rates[0]:.1%} against {rates[1]:.1%} zeros): "
@@ -231,7 +231,7 @@ def _other_numbers(case: Case) -> Pattern | None:
     if likely < _UNLIKELY or not (named or _is_shapeless(case.right)):
         return None
     return Pattern(
-        kind="different random stream",
+        kind=PatternKind.RANDOM_STREAM,
         confidence=0.9 if named else 0.5,
         sentence=(
             f"{'' if named else 'as if '}other random numbers were drawn: no value is related to "

@@ -631,7 +631,7 @@ def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> 
     shape = info.shape or ()
     if info.generator is not None and not isinstance(info.generator, torch.Generator):
         return _from_the_user(asked, place, info.generator(shape), info)
-    generator = info.generator or _generator(seed, place)
+    generator = info.generator or generator_for(seed, place)
     drawn = _domain_for(domain_of(asked, place), info.dtype)(shape, generator)
     if tuple(drawn.shape) != shape:
         # Only unique indices can be fewer than asked for: there are no more of them.
@@ -643,7 +643,7 @@ def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> 
     return _in_dtype(drawn, info.dtype, asked, place)
 
 
-def _generator(seed: int, place: Place) -> torch.Generator:
+def generator_for(seed: int, place: Place) -> torch.Generator:
     """An own stream for each argument: one more argument leaves the others as they were."""
     digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

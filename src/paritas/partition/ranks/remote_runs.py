@@ -20,18 +20,27 @@ from torch import distributed
 from paritas._torch.operators import default_dtype, map_tensors
 from paritas.errors import UsageError, in_one_line
 from paritas.parallel.rank_pool import LostRankError
-from paritas.partition.runner import COTANGENTS, Draws, Runner, reaches
-from paritas.placement.parts import RankError, device_of, moved, split_values, tensors_in
-from paritas.placement.recipes import Concat, Group, OperatorCall, Recipe, Reduce, Split, Whole
+from paritas.partition.runner import COTANGENTS, Draws, Runner
+from paritas.placement.recipes import (
+    Group,
+    OperatorCall,
+    RankError,
+    Recipe,
+    device_of,
+    moved,
+    tensors_in,
+)
+from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
-    from paritas.partition.runner import OperatorRun, Reach
-    from paritas.placement.parts import Terms, Values
-    from paritas.placement.recipes import Combine, Place, Placement
+    from paritas.partition.runner import OperatorRun, RankLeaf, Reach
+    from paritas.placement.placement import Terms
+    from paritas.placement.recipes import Place, Values
+    from paritas.results.placements import Role
 
 
 # --- Collectives over tensors of any dtype and of parts that differ in size -----------------------
@@ -68,7 +77,7 @@ def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
     return torch.cat(whole, dim)
 
 
-def reduce_terms(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
+def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
     """What the terms of all ranks come to; None if they do not fit together."""
     held = _gather_shapes(tensor, ranks)
     if len(set(held)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
@@ -191,7 +200,7 @@ class RankWork:
     values: Values
     asked: tuple[bool, ...]
     written: tuple[Place, ...]
-    outputs: tuple[Combine, ...]
+    outputs: tuple[Role, ...]
     default: torch.dtype
     device: str = "cpu"
     seed: int = 0
@@ -205,7 +214,7 @@ class Back:
     """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
 
     cotangents: dict[str, Tensor]
-    placements: tuple[Placement, ...]
+    placements: tuple[Role, ...]
     exchanges: bool = False
 
 
@@ -274,7 +283,7 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
     results = [path for path in found if path.startswith("output")]
     together = {}
     for path, rule in zip(results, work.outputs, strict=False):
-        value = _combine_by_collective(own[path], rule, ranks)
+        value = _by_collective(own[path], rule, ranks)
         if value is not None:
             together[path] = value
     kept = together if rank == 0 else {}
@@ -305,9 +314,13 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
         return done
     together = {}
     for place, placement in enumerate(back.placements):
-        if not tensors[place].requires_grad:
+        role = _gradient_role(placement)
+        if role is None or not tensors[place].requires_grad:
             continue
-        value = _combined_gradient(own.get(place), tensors[place], placement, ranks)
+        # A rank without a gradient adds nothing.
+        gradient = own.get(place)
+        mine = torch.zeros_like(tensors[place]) if gradient is None else gradient
+        value = _by_collective(mine, role, ranks)
         if value is not None:
             together[place] = value
     return Done(_on_the_host(own), together=_on_the_host(together if rank == 0 else {}))
@@ -338,30 +351,22 @@ def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _combine_by_collective(tensor: Tensor, rule: Combine, ranks: int) -> Tensor | None:
-    match rule:
-        case Concat(dim=dim):
+def _by_collective(tensor: Tensor, role: Role, ranks: int) -> Tensor | None:
+    """What all ranks hold together, where a program would use a collective for it."""
+    match role:
+        case Shard(dim=dim, halo=(0, 0)):
             return gather_parts(tensor, dim, ranks)
-        case Reduce(reduction=reduction):
-            return reduce_terms(tensor, reduction, ranks)
+        case Partial(reduction=reduction):
+            return all_reduce(tensor, reduction, ranks)
         case _:
             return None
 
 
-def _combined_gradient(
-    gradient: Tensor | None, tensor: Tensor, placement: Placement, ranks: int
-) -> Tensor | None:
-    """By a collective where a program would use one; a rank without a gradient adds nothing."""
-    match placement:
-        case Split(dim=dim, halo=(0, 0)):
-            return gather_parts(
-                torch.zeros_like(tensor) if gradient is None else gradient, dim, ranks
-            )
-        case Whole(summed=True):
-            mine = torch.zeros_like(tensor) if gradient is None else gradient
-            return reduce_terms(mine, "sum", ranks)
-        case _:
-            return None
+def _gradient_role(role: Role) -> Role | None:
+    """What the ranks' gradients of an argument are; None where they are put together elsewhere."""
+    if isinstance(role, Replicate) and role.summed:
+        return Partial("sum")
+    return role if isinstance(role, Shard) else None
 
 
 # The group that operators of a rank are given, and the group of all ranks that it was made in.
@@ -417,21 +422,6 @@ class Team(Protocol):
         """An operator, as these ranks can have it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    values: Values
-    reach: tuple[Reach, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-    """An axis of ranks: what is split along it, and what is at each of its places."""
-
-    recipe: Recipe
-    values: Values
-    below: tuple[_Axis | _Leaf, ...]
-
-
 class RemoteRunner(Runner):
     """Runs the whole here and the parts on a team of ranks."""
 
@@ -468,61 +458,27 @@ class RemoteRunner(Runner):
         self._here = around is not None and not self.is_program and not self.exchanges
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
-    def ranked(
-        self,
-        values: Values,
-        levels: tuple[tuple[Recipe, int], ...],
-        terms: Terms,
-        reach: list[Reach],
-        where: str,
-    ) -> dict[str, Any]:
-        """The results of all ranks, run by the team, and put together."""
-        if self._here:
-            return super().ranked(values, levels, terms, reach, where)
-        tree = self._taken_apart(values, levels, terms, tuple(reach))
-        results = self._run_leaves(_leaves(tree))
-        return self._folded(tree, iter(results), terms)
+    def ranked(self, values: Values, terms: Terms) -> dict[str, Any]:
+        """The results of all ranks; along one axis, as their own collectives gave them."""
+        together = super().ranked(values, terms)
+        if not self._here and len(self.levels) == 1:
+            for path, value in self._together_by_ranks.items():
+                together[path] = _carry_collective(path, together[path], value)
+        return together
 
     def claimed(self, targets: dict[str, Tensor]) -> dict[str, Tensor]:
         """Each rank of a program has a loss of its own, and goes back from all of it."""
         return targets if self.is_program else super().claimed(targets)
 
-    def _taken_apart(
-        self,
-        values: Values,
-        levels: tuple[tuple[Recipe, int], ...],
-        terms: Terms,
-        reach: tuple[Reach, ...],
-    ) -> _Axis | _Leaf:
-        if not levels:
-            return _Leaf(values, reach)
-        (recipe, ranks), below = levels[0], levels[1:]
-        parts = split_values(values, recipe, ranks, terms)
-        reached = reaches(values, recipe, ranks) if self.draws else [[] for _ in range(ranks)]
-        made = [
-            self._taken_apart(part, below, terms, (*reach, *more))
-            for part, more in zip(parts, reached, strict=True)
-        ]
-        return _Axis(recipe, values, tuple(made))
-
-    def _folded(self, tree: _Axis | _Leaf, results: Any, terms: Terms) -> dict[str, Any]:
-        if isinstance(tree, _Leaf):
-            found: dict[str, Any] = next(results)
-            return found
-        below = [self._folded(part, results, terms) for part in tree.below]
-        together = self.together(below, tree.recipe, tree.values, terms)
-        if len(self.levels) == 1:
-            for path, value in self._together_by_ranks.items():
-                together[path] = _carry_collective(path, together[path], value)
-        return together
-
-    def _run_leaves(self, leaves: list[_Leaf]) -> list[dict[str, Any]]:
+    def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[str, Any]]:
         """Every rank's results, in one graph with what it was given."""
+        if self._here:
+            return super().run_leaves(ranks)
         flat = [
             [tensor for value in leaf.values.values() for tensor in tensors_in(value)]
-            for leaf in leaves
+            for leaf in ranks
         ]
-        run = _RanksPass(self, leaves, [len(tensors) for tensors in flat])
+        run = _RanksPass(self, ranks, [len(tensors) for tensors in flat])
         made = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
         found = dict(zip(run.order, made, strict=True))
         return [
@@ -530,7 +486,7 @@ class RemoteRunner(Runner):
             for rank, done in enumerate(run.done)
         ]
 
-    def works(self, leaves: list[_Leaf]) -> list[RankWork]:
+    def works(self, leaves: list[RankLeaf]) -> list[RankWork]:
         """What each rank is sent: its own part, and nothing of the others'."""
         single = len(self.levels) == 1
         return [
@@ -559,11 +515,11 @@ class RemoteRunner(Runner):
             for leaf in leaves
         ]
 
-    def placements(self, leaf: _Leaf) -> tuple[Placement, ...]:
+    def placements(self, leaf: RankLeaf) -> tuple[Role, ...]:
         """Of each tensor of a rank; over several axes each rank's gradient is put together here."""
         recipe = self.levels[0][0] if len(self.levels) == 1 else None
         return tuple(
-            recipe.placement(place) if recipe else Whole(summed=False)
+            recipe.placement(place) if recipe else Replicate(summed=False)
             for place, value in leaf.values.items()
             for _ in tensors_in(value)
         )
@@ -597,7 +553,7 @@ class _RanksPass:
     """One forward pass on the ranks, and the way back through it."""
 
     runner: RemoteRunner
-    leaves: list[_Leaf]
+    leaves: list[RankLeaf]
     counts: list[int]
     done: list[Done] = dataclasses.field(default_factory=list)
     order: list[tuple[int, str]] = dataclasses.field(default_factory=list)
@@ -640,12 +596,12 @@ class _RanksPass:
         return [gradient for gradients in own for gradient in gradients]
 
     def _place_collective(
-        self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Placement
+        self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Role
     ) -> None:
         """Put what a collective gave where adding up and putting side by side give it back."""
         if all(gradients[place] is None for gradients in own):
             return
-        if isinstance(placement, Split):
+        if isinstance(placement, Shard):
             sizes = [
                 [t for value in leaf.values.values() for t in tensors_in(value)][place].shape[
                     placement.dim
@@ -702,12 +658,6 @@ def _carry_collective(path: str, here: Tensor, there: Tensor) -> Tensor:
 def _copy_to_host(tensor: Tensor) -> Tensor:
     # A view would be pickled with all of the memory that it looks at.
     return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
-
-
-def _leaves(tree: _Axis | _Leaf) -> list[_Leaf]:
-    if isinstance(tree, _Leaf):
-        return [tree]
-    return [leaf for part in tree.below for leaf in _leaves(part)]
 
 
 def _raise_first(done: list[Done]) -> None:

@@ -3,16 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.numerics.gates import Near
-from paritas.parallel.collective_faults import CollectiveCase, explain
-from paritas.parallel.plan import make_program
-
-NEAR = Near(2.0**-53)
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.patterns.ranks import explain_by_equations
 
 
-def case(what, expected, value=None, *, mesh=4, **more):
-    program = make_program(torch.nn.Linear(2, 2), "ddp", [torch.ones(4, 2)], mesh)
-    return CollectiveCase(program, what, expected, value, **more)
+def case(item, expected, value, *, mesh=None, **more):
+    context = Context(world=mesh or {"dp": 4}, item=item, unit=2.0**-53, **more)
+    return Case(value, expected, context=context)
 
 
 def drawn(*shape, seed=0):
@@ -20,8 +17,7 @@ def drawn(*shape, seed=0):
 
 
 def best(*args, **more):
-    found = explain(case(*args, **more), NEAR)
-    return None if found is None else found.best
+    return next(iter(explain_by_equations(case(*args, **more))), None)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +66,14 @@ def test_terms_that_were_never_reduced_name_the_missing_collective(operator, sha
 
 def test_a_bias_that_every_rank_adds_is_named():
     expected, bias = drawn(3, 5), drawn(5, seed=1)
-    pattern = best("module", expected, expected + 3 * bias, terms={"down.bias": bias})
+    pattern = best("module", expected, expected + 3 * bias, biases={"down.bias": bias})
     assert pattern.kind == "repeated bias"
     assert pattern.sentence.startswith("the difference is 3 x down.bias: each of the 4 ranks adds")
 
 
 def test_a_bias_that_nobody_adds_is_named():
     expected, bias = drawn(3, 5), drawn(5, seed=1)
-    pattern = best("module", expected, expected - bias, terms={"down.bias": bias})
+    pattern = best("module", expected, expected - bias, biases={"down.bias": bias})
     assert pattern.kind == "missing bias"
 
 
@@ -85,7 +81,7 @@ def test_terms_are_recognised_behind_a_bias_that_is_added_to_each():
     terms, bias = [drawn(3, 5, seed=seed) for seed in range(4)], drawn(5, seed=9)
     held = {rank: term + bias for rank, term in enumerate(terms)}
     expected = torch.stack(terms).sum(0) + bias
-    pattern = best("module", expected, held[0], held=held, beside={"down.bias": bias})
+    pattern = best("module", expected, held[0], held=held, added={"down.bias": bias})
     assert pattern.kind == "missing reduction"
     assert pattern.sentence.startswith("apart from down.bias, the ranks' values add up")
 
@@ -93,7 +89,7 @@ def test_terms_are_recognised_behind_a_bias_that_is_added_to_each():
 def test_one_rank_s_term_in_place_of_the_sum_is_recognised():
     terms = {rank: drawn(3, 5, seed=rank) for rank in range(4)}
     expected = torch.stack(list(terms.values())).sum(0)
-    pattern = best("module", expected, terms[2], parts=terms)
+    pattern = best("module", expected, terms[2], summands=terms)
     assert (pattern.kind, pattern.evidence["rank"]) == ("one rank's part", 2)
 
 
@@ -183,7 +179,7 @@ def test_a_count_that_stands_still_is_stale_too():
 
 
 def test_zeros_are_called_zeros():
-    assert best("gradient", drawn(3, 5), torch.zeros(3, 5, dtype=torch.float64)).kind == "zero"
+    assert best("gradient", drawn(3, 5), torch.zeros(3, 5, dtype=torch.float64)).kind == "zeros"
 
 
 def test_nothing_is_claimed_where_nothing_fits():

@@ -1,149 +1,50 @@
-"""The text of a script that shows a failure with torch alone."""
+"""The script that shows a wrong split: the operator whole and on ranks, in torch alone."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-import math
 import operator
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
-from safetensors.torch import save
 
-from paritas.numerics.contents import map_leaves
-from paritas.placement.parts import Terms, bounds, name_of, split_values, tensors_in
-from paritas.placement.recipes import Concat, Once, Partial, Reduce, Same, Split, Whole
+from paritas.errors import UsageError
+from paritas.execution.observation import AFTER
+from paritas.graphs.checking import offers, prepare_call
+from paritas.graphs.operators import subject_of
+from paritas.placement.placement import Terms, bounds
+from paritas.placement.recipes import name_of, split_values, tensors_in
+from paritas.reports.scripts import (
+    NoScriptError,
+    Script,
+    ScriptValues,
+    drawn_text,
+    is_storable,
+    literal,
+    sequence_text,
+    write,
+)
+from paritas.results.findings import Status
+from paritas.results.placements import Once, Partial, Replicate, Shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import ModuleType
 
-    from paritas.placement.recipes import Combine, OperatorCall, Place, Recipe
+    from paritas.graphs.verify import OperatorWork
+    from paritas.placement.recipes import OperatorCall, Place, Recipe
+    from paritas.results.graph_reports import OperatorResult, OptionResult
+    from paritas.results.placements import Role
 
 
-# --- Tensors of a script in a safetensors file beside it, which does not know every dtype of ------
+# --- The operator, as a line of Python ------------------------------------------------------------
 
-
-def is_storable(dtype: torch.dtype) -> bool:
-    """Whether `stored_form` of a tensor can be put into a file."""
-    return dtype.is_complex or _is_known(dtype)
-
-
-def stored_form(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that a file can hold: complex numbers that it does not know as pairs of real ones."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
-    return torch.view_as_real(plain) if _in_pairs(tensor.dtype) else plain
-
-
-def taken_back(text: str, dtype: torch.dtype) -> str:
-    """The expression that gives the tensor again, where `text` gives what was stored of it."""
-    return f"torch.view_as_complex({text})" if _in_pairs(dtype) else text
-
-
-def _in_pairs(dtype: torch.dtype) -> bool:
-    return dtype.is_complex and not _is_known(dtype)
-
-
-@functools.cache
-def _is_known(dtype: torch.dtype) -> bool:
-    """Asked of the library itself: a later one may know more."""
-    try:
-        save({"nothing": torch.empty(0, dtype=torch.uint8).view(dtype)})
-    except (KeyError, RuntimeError, ValueError):
-        return False
-    return True
-
-
-# --- Arguments and functions, written as Python that needs torch alone ----------------------------
-
-# A tensor that is written down element by element has no more than this.
-_MOST_ELEMENTS = 16
 _OWN_MODULE = "paritas.partition.configuration.nnscaler_functions"
-
-
-class NoScriptError(Exception):
-    """Why a failure cannot be shown by a script of its own."""
-
-
-# --- arguments ------------------------------------------------------------------------------------
-
-
-def literal(value: Any) -> str:
-    """A plain value, as it is written.
-
-    Raises:
-        NoScriptError: it has no such form.
-    """
-    match value:
-        case float() if not math.isfinite(value):
-            return f'float("{value}")'
-        case None | bool() | int() | float() | complex() | str():
-            return repr(value)
-        case torch.dtype() | torch.layout() | torch.memory_format():
-            return str(value)
-        case torch.device():
-            return f"torch.device({str(value)!r})"
-        case slice():
-            return f"slice({literal(value.start)}, {literal(value.stop)}, {literal(value.step)})"
-        case tuple():
-            inside = ", ".join(map(literal, value))
-            return f"({inside},)" if len(value) == 1 else f"({inside})"
-        case list():
-            return f"[{', '.join(map(literal, value))}]"
-        case dict():
-            return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
-    raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written down")
-
-
-def drawn(tensor: torch.Tensor, dtype: torch.dtype) -> str:
-    """A tensor of this shape and with values in this range, drawn by `generator`."""
-    shape, cast = list(tensor.shape), f".to({dtype})"
-    tensor = tensor.detach()
-    if tensor.numel() == 0:
-        return f"torch.empty({shape}, dtype={dtype})"
-    if tensor.dtype is torch.bool:
-        return f"torch.rand({shape}, generator=generator) > 0.5"
-    if tensor.numel() <= _MOST_ELEMENTS and not tensor.is_floating_point():
-        return f"torch.tensor({map_leaves(tensor.tolist(), _Verbatim)}, dtype={dtype})"
-    if tensor.is_complex():
-        return f"torch.randn({shape}, generator=generator, dtype=torch.complex128){cast}"
-    low, high = tensor.min().item(), tensor.max().item()
-    if low == high or not (math.isfinite(low) and math.isfinite(high)):
-        return f"torch.full({shape}, {literal(low)}, dtype={dtype})"
-    if not tensor.is_floating_point():
-        return f"torch.randint({low}, {high + 1}, {shape}, generator=generator){cast}"
-    if low < 0:
-        return f"torch.randn({shape}, generator=generator){cast}"
-    scale = "" if high <= 1 else f" * {high:.3g}"
-    return f"(torch.rand({shape}, generator=generator){scale}){cast}"
-
-
-class _Verbatim:
-    """An element in a list of lists, shown as it is written."""
-
-    def __init__(self, value: Any) -> None:
-        self._text = literal(value)
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def stored_tensors(value: Any, path: str) -> dict[str, torch.Tensor]:
-    """The tensors of an argument by their paths, ready to be put into a file."""
-    if isinstance(value, torch.Tensor):
-        return {path: stored_form(value)}
-    if isinstance(value, list | tuple):
-        found: dict[str, torch.Tensor] = {}
-        for place, item in enumerate(value):
-            found |= stored_tensors(item, f"{path}[{place}]")
-        return found
-    return {}
-
-
-# --- functions ------------------------------------------------------------------------------------
 
 
 def function_text(
@@ -226,59 +127,30 @@ def _import_line(module: ModuleType, name: str) -> str:
     return f"from {parent} import {last}" + (f" as {name}" if name != last else "")
 
 
-# --- What is the same in every script: running the operator whole and on ranks, and judging -------
+# --- What is the same in every script: the operator whole and on ranks ----------------------------
 
-LOADER = '''
-
-def load():
-    """The arguments, from the file beside this one (safetensors: a header, then the bytes)."""
-    content = bytearray((Path(__file__).parent / "{name}").read_bytes())
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    dtypes = {{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
-              "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16,
-              "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
-              "U64": torch.uint64, "BOOL": torch.bool, "C64": torch.complex64,
-              "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}}
-    found = {{}}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = (8 + length + at for at in entry["data_offsets"])
-            dtype, shape = dtypes[entry["dtype"]], entry["shape"]
-            if begin == end:
-                found[name] = torch.empty(shape, dtype=dtype)
-                continue
-            raw = torch.frombuffer(content, dtype=torch.uint8, offset=begin, count=end - begin)
-            found[name] = raw.clone().view(dtype).reshape(shape)
-    return found'''
-
-BODY = '''
+_RUN = '''
 
 def same(parts, full):
     """All ranks should have it: where they disagree, it is none of theirs."""
     first = parts[0]
     if not (first.is_floating_point() or first.is_complex()):
-        unequal = torch.stack([part != first for part in parts]).any(dim=0)
-        return first.double() + unequal
+        return first ^ torch.stack([part != first for part in parts]).any(dim=0)
     if full:  # each rank sends back the gradient of the whole of it
         return first + sum(part - part.detach() for part in parts[1:])
     return sum(part * weight for part, weight in zip(parts, WEIGHTS))
 
 
+def reduced(parts, reduction):
+    """All ranks have a term of it."""
+    stacked = torch.stack(parts)
+    kept = {"dtype": stacked.dtype} if reduction in ("sum", "prod") else {}
+    return getattr(stacked, reduction)(dim=0, **kept)
+
+
 def weighted(tensor, weight):
     """The tensor, whose gradient counts so much: gradients that agree come to just that."""
     return tensor.detach() + weight * (tensor - tensor.detach())
-
-
-def flat(result):
-    """The tensors of a result."""
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, dict):
-        result = list(result.values())
-    if not isinstance(result, (list, tuple)):
-        return []
-    return [one for item in result for one in flat(item)]
 
 
 def copied(value):
@@ -351,87 +223,24 @@ def loss(found):
     )
 
 
-def differences(whole, split):
-    """Element by element; where one of them is no number and the other is, it is infinite."""
-    wide = torch.complex128 if whole.is_complex() or split.is_complex() else torch.float64
-    whole, split = whole.to(wide), split.to(wide)
-    found = (split - whole).abs()
-    found[whole == split] = 0
-    found[whole.isnan() & split.isnan()] = 0
-    found[found.isnan()] = float("inf")
-    return found
-
-
-def place_of(worst, shape):
-    """The index of an element, given its number."""
-    index = []
-    for size in reversed(shape):
-        worst, here = divmod(worst, size)
-        index.insert(0, here)
-    return index
-'''
-
-JUDGING = '''
-def is_wrong(name, whole, split, exact):
-    """In float64 rounding is some 1e-16 of the largest element."""
-    if whole.shape != split.shape:
-        print(f"{name}: shape {list(split.shape)} instead of {list(whole.shape)}")
-        return True
-    if not whole.numel():
-        return False
-    found = differences(whole, split)
-    worst = found.argmax().item()
-    largest = whole.abs().double().nan_to_num(0, 0, 0).max().item()
-    wrong = not found.max().item() <= 1e-9 * largest
-    print(f"{name}: {'WRONG' if wrong else 'right'}; most at {place_of(worst, whole.shape)}: "
-          f"{split.flatten()[worst].item()} instead of {whole.flatten()[worst].item()}")
-    return wrong
-'''
-
-JUDGING_NATIVE = '''
-def is_wrong(name, whole, split, exact):
-    """By the error of each to float64: the split may err some times as much as the whole does."""
-    if whole.shape != split.shape:
-        print(f"{name}: shape {list(split.shape)} instead of {list(whole.shape)}")
-        return True
-    if not whole.numel():
-        return False
-    own, found = differences(exact, whole).max().item(), differences(exact, split)
-    worst = found.argmax().item()
-    largest = exact.abs().double().nan_to_num(0, 0, 0).max().item()
-    rounding = torch.finfo(whole.dtype).eps * largest if whole.is_floating_point() else 0
-    wrong = not found.max().item() <= 4 * own + rounding
-    print(f"{name}: {'WRONG' if wrong else 'right'}; most at {place_of(worst, whole.shape)}: "
-          f"{split.flatten()[worst].item()} instead of {exact.flatten()[worst].item()} "
-          f"(the whole errs by {own:.3g})")
-    return wrong
-'''
-
-MAIN = """
 def main():
-    asked, claimed = {asked!r}, {claimed!r}
     wide = DTYPE is not None
     try:
-        whole = observed(run_whole, asked, claimed, wide)
-        exact = whole if wide else observed(run_whole, asked, claimed, True)
+        whole = observed(run_whole, ASKED, CLAIMED, wide)
+        exact = whole if wide else observed(run_whole, ASKED, CLAIMED, True)
     except Exception as error:
-        print(f"the operator itself fails, unsplit: {{type(error).__name__}}: {{error}}")
+        print(f"the operator itself fails, unsplit: {type(error).__name__}: {error}")
         return 3
     try:
-        split = observed(run_split, asked, claimed, wide)
+        split = observed(run_split, ASKED, CLAIMED, wide)
     except Exception as error:
-        print(f"the ranks fail where the whole does not: {{type(error).__name__}}: {{error}}")
+        print(f"the ranks fail where the whole does not: {type(error).__name__}: {error}")
         print("the fault is there")
         return 1
-    print(f"loss on one device:   {{loss(whole)!r}}")
-    print(f"loss on {{RANKS}} devices:   {{loss(split)!r}}")
-    wrong = [is_wrong(name, value, split[name], exact[name]) for name, value in whole.items()]
-    print("the fault is there" if any(wrong) else "no fault is seen")
-    return int(any(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())"""
+    print(f"loss on one device:   {loss(whole)!r}")
+    print(f"loss on {RANKS} devices:   {loss(split)!r}")
+    return judged(whole, split, exact, times=4, least=1e-9 if wide else None)
+'''
 
 
 # --- The text of a script that shows a failure: the operator whole, and split with every step -----
@@ -459,7 +268,7 @@ class Facts:
         heading: what the script says of itself, line by line.
         written: arguments that the operator writes to.
         native: in the dtypes of the call; otherwise in float64, where rounding excuses nothing.
-        stored: name of the file that holds the arguments; empty if they are drawn.
+        drawn: values are drawn anew; otherwise they are those of the call.
         seed: of what is drawn.
         imports: modules of yours that bring operators.
     """
@@ -471,7 +280,7 @@ class Facts:
     heading: tuple[str, ...]
     written: tuple[Place, ...] = ()
     native: bool = False
-    stored: str = ""
+    drawn: bool = True
     seed: int = 0
     imports: tuple[str, ...] = ()
 
@@ -481,67 +290,71 @@ class Facts:
         return dict([*enumerate(self.call.args), *self.call.kwargs.items()])
 
 
-def script_text(facts: Facts) -> str:
-    """The whole script.
+def split_script(facts: Facts) -> Script:
+    """The script of a failure.
 
     Raises:
         NoScriptError: an argument, the function or the rule cannot be written so.
     """
     lines, module = function_text(facts.operator, facts.call.function, facts.imports)
-    needs = ["", f"It imports {module}: run it where that can be found."] if module else []
-    heading = "\n".join((*facts.heading, *needs)).replace("\\", "\\\\").replace('"""', "'''")
-    path = ['sys.path.insert(0, "")'] if module else []
+    needs = ("", f"It imports {module}: run it where that can be found.") if module else ()
+    values = ScriptValues()
     parts = [
-        f'"""{heading}\n"""',
         "",
-        *(["import json", "import struct"] if facts.stored else []),
-        "import sys",
-        *(["from pathlib import Path"] if facts.stored else []),
-        "",
-        "import torch",
-        "",
-        *path,
         *lines,
         "",
         f"RANKS = {facts.ranks}",
-        f"DTYPE = {_dtype_words(facts)}",
-        *(LOADER.format(name=facts.stored).splitlines() if facts.stored else []),
+        f"DTYPE = {'None  # as the arguments are' if facts.native else 'torch.float64'}",
+        f"ASKED = {_places_with_gradient(facts)!r}",
+        f"CLAIMED = {_places_with_claimed_gradient(facts)!r}",
         "",
         "",
-        *_write_arguments(facts),
+        *_write_arguments(facts, values),
         "",
         "",
         *_write_ranks(facts),
         "",
         "",
         *_write_together(facts),
-        BODY,
-        JUDGING_NATIVE if facts.native else JUDGING,
-        MAIN.format(
-            asked=_places_with_gradient(facts), claimed=_places_with_claimed_gradient(facts)
-        ),
     ]
-    return "\n".join(parts) + "\n"
-
-
-def _dtype_words(facts: Facts) -> str:
-    return "None  # as the arguments are" if facts.native else "torch.float64"
+    return Script(
+        heading=(*facts.heading, *needs),
+        imports=('sys.path.insert(0, "")',) if module else (),
+        values=values.stored,
+        function="\n".join(parts) + "\n",
+        run=_RUN,
+        sides=("on one device", f"on {facts.ranks} devices"),
+    )
 
 
 # --- what the operator is given -------------------------------------------------------------------
 
 
-def _write_arguments(facts: Facts) -> Iterator[str]:
+def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
+    seen: dict[int, str] = {}
+
+    def text(value: Any, name: str, here: str = "") -> str:
+        if isinstance(value, list | tuple):
+            return sequence_text(value, (text(v, f"{name}[{at}]") for at, v in enumerate(value)))
+        if not isinstance(value, torch.Tensor):
+            return literal(value)
+        if id(value) in seen:  # the same tensor twice
+            return f"{seen[id(value)]}.clone()"
+        if here:
+            seen[id(value)] = here
+        return drawn_text(value) if facts.drawn else values.text(name, value.detach(), 0)
+
+    given = [
+        f"    given[{place!r}] = {text(value, name_of(place), f'given[{place!r}]')}"
+        for place, value in facts.values.items()
+    ]
     yield "def arguments(wide):"
     yield '    """What the operator is given, by position and by name."""'
-    if facts.stored:
-        yield "    stored = load()"
-    else:
+    if facts.drawn:
         yield f"    generator = torch.Generator().manual_seed({facts.seed})"
+    yield from values.loading.splitlines()
     yield "    given = {}"
-    seen: dict[int, str] = {}
-    for place, value in facts.values.items():
-        yield f"    given[{place!r}] = {_argument_text(facts, value, place, seen)}"
+    yield from given
     yield "    return {place: lifted(value, wide) for place, value in given.items()}"
     yield ""
     yield ""
@@ -561,32 +374,6 @@ def _write_arguments(facts: Facts) -> Iterator[str]:
     yield "}"
 
 
-def _argument_text(facts: Facts, value: Any, place: Place, seen: dict[int, str]) -> str:
-    if not tensors_in(value):
-        return literal(value)
-    return _tensor_text(facts, value, name_of(place), f"given[{place!r}]", seen)
-
-
-def _tensor_text(facts: Facts, value: Any, name: str, here: str, seen: dict[int, str]) -> str:
-    if isinstance(value, list | tuple):
-        items = [
-            _tensor_text(facts, item, f"{name}[{at}]", "", seen) for at, item in enumerate(value)
-        ]
-        inside = ", ".join(items)
-        if isinstance(value, list):
-            return f"[{inside}]"
-        return f"({inside},)"
-    if not isinstance(value, torch.Tensor):
-        return literal(value)
-    if id(value) in seen:  # the same tensor twice
-        return f"{seen[id(value)]}.clone()"
-    if here:
-        seen[id(value)] = here
-    if facts.stored:
-        return taken_back(f"stored[{name!r}]", value.dtype)
-    return drawn(value, value.dtype)
-
-
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
     """Arguments of which a gradient is asked."""
     return tuple(
@@ -602,7 +389,7 @@ def _places_with_claimed_gradient(facts: Facts) -> tuple[Place, ...]:
     found = []
     for place in _places_with_gradient(facts):
         placement = facts.recipe.placement(place)
-        if isinstance(placement, Whole) and not placement.summed:
+        if isinstance(placement, Replicate) and not placement.summed:
             found.append(place)
     return tuple(found)
 
@@ -616,7 +403,7 @@ def _write_ranks(facts: Facts) -> Iterator[str]:
     yield "    ranks = [dict(given) for _ in range(RANKS)]"
     for place, placement in facts.recipe.inputs:
         value = facts.values[place]
-        if not tensors_in(value) or placement in (Whole(), Whole(own=True)):
+        if not tensors_in(value) or placement in (Replicate(), Replicate(own=True)):
             continue
         yield f"    # {name_of(place)}: {_placement_words(placement)}"
         for rank in range(facts.ranks):
@@ -643,11 +430,11 @@ def _write_numbers(facts: Facts) -> Iterator[str]:
 
 def _placement_words(placement: Any) -> str:
     match placement:
-        case Split(dim=dim, unit=1, halo=(0, 0)):
+        case Shard(dim=dim, unit=1, halo=(0, 0)):
             return f"split along dimension {dim}"
-        case Split(dim=dim, unit=unit, halo=halo):
+        case Shard(dim=dim, unit=unit, halo=halo):
             return f"split along dimension {dim}, in units of {unit}, with a halo of {halo}"
-        case Whole():
+        case Replicate():
             return "whole on each rank, whose gradient is claimed to be the whole's"
         case Once():
             return "one rank has it, the others zeros"
@@ -657,21 +444,20 @@ def _placement_words(placement: Any) -> str:
 
 def _part_text(value: Any, placement: Any, path: str, rank: int, ranks: int) -> str:
     if isinstance(value, list | tuple):
-        items = [
+        items = (
             _part_text(one, placement, f"{path}[{at}]", rank, ranks) for at, one in enumerate(value)
-        ]
-        inside = ", ".join(items)
-        return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
+        )
+        return sequence_text(value, items)
     if not isinstance(value, torch.Tensor):
         return path
     match placement:
-        case Split(dim=dim, unit=unit, halo=(before, after)):
+        case Shard(dim=dim, unit=unit, halo=(before, after)):
             axis = dim % max(value.dim(), 1)
             size = value.shape[axis]
             begin, end = bounds(size, unit, ranks, path)[rank]
             begin, end = max(0, begin - before), min(size, end + after)
             return f"{path}.narrow({axis}, {begin}, {end - begin})"
-        case Whole():
+        case Replicate():
             return f"weighted({path}, {_rank_weights(ranks)[rank]})"
         case Once():
             return path if rank == 0 else f"torch.zeros_like({path})"
@@ -700,39 +486,209 @@ def _write_together(facts: Facts) -> Iterator[str]:
     for at, combine in enumerate(facts.recipe.outputs):
         parts = f"[result[{at}] for result in results]"
         yield f"    found['output[{at}]'] = {_combine_text(combine, parts)}"
-    for place in facts.written:
-        rule = _written_rule(facts.recipe.placement(place))
-        if rule is not None:
-            parts = f"[mine[{place!r}] for mine in written]"
-            written = name_of(place) + " after the call"
-            yield f"    found[{written!r}] = {_combine_text(rule, parts)}"
+    rules = {place: _written_rule(facts.recipe.placement(place)) for place in facts.written}
+    compared = {place: rule for place, rule in rules.items() if rule is not None}
+    for place, rule in compared.items():
+        parts = f"[mine[{place!r}] for mine in written]"
+        written = name_of(place) + " after the call"
+        yield f"    found[{written!r}] = {_combine_text(rule, parts)}"
     yield "    return found"
     yield ""
     yield ""
     yield f"WEIGHTS = {_rank_weights(facts.ranks)}  # their sum is 1"
-    yield f"WRITTEN = {facts.written!r}"
+    yield f"WRITTEN = {tuple(compared)!r}"
 
 
-def _combine_text(combine: Combine, parts: str) -> str:
+_REDUCTIONS = {"sum": "sum", "avg": "mean", "product": "prod", "max": "amax", "min": "amin"}
+
+
+def _combine_text(combine: Role, parts: str) -> str:
     match combine:
-        case Concat(dim=dim):
+        case Shard(dim=dim):
             return f"torch.cat({parts}, dim={dim})"
-        case Same():
+        case Partial(reduction=reduction):
+            return f"reduced({parts}, {_REDUCTIONS[reduction]!r})"
+        case _:
             return f"same({parts}, full)"
-        case Reduce(reduction="sum"):
-            return f"torch.stack({parts}).sum(dim=0)"
-        case Reduce(reduction="avg"):
-            return f"torch.stack({parts}).mean(dim=0)"
-        case Reduce(reduction="product"):
-            return f"torch.stack({parts}).prod(dim=0)"
-        case Reduce(reduction=reduction):
-            return f"torch.stack({parts}).a{reduction}(dim=0)"
 
 
-def _written_rule(placement: Any) -> Combine | None:
+def _written_rule(placement: Any) -> Role | None:
     match placement:
-        case Split(dim=dim, halo=(0, 0)):
-            return Concat(dim)
-        case Whole(own=False):
-            return Same()
+        case Shard(dim=dim, halo=(0, 0)):
+            return Shard(dim)
+        case Replicate(own=False):
+            return Replicate()
     return None
+
+
+# --- A script is tried before it is handed over: one that does not show the failure says so -------
+
+SCRIPTS_FOLDER = "repro"
+_PATIENCE = 120.0  # seconds
+_MOST_BYTES = 64 << 20  # of arguments in a file beside the script
+
+
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """What came of a script.
+
+    Attributes:
+        path: relative to the folder of the results; empty if there is none.
+        note: what a reader should know of it.
+    """
+
+    path: str = ""
+    note: str = ""
+
+
+def stem_of(number: int, operator: str) -> str:
+    """A file's name: `03_linear`, whatever the operator is called."""
+    parts = operator.split(".")
+    # Of `aten.mm.default` the overload says nothing.
+    short = parts[1] if parts[0] in {"aten", "prims"} and len(parts) > 1 else parts[-1]
+    return f"{number:02}_{re.sub(r'[^A-Za-z0-9_]+', '_', short)[:60] or 'operator'}"
+
+
+def write_script(
+    folder: Path, stem: str, facts: Facts, *, recorded: bool = False, degraded: bool = False
+) -> Handed:
+    """Write a script that shows a failure, and run it once.
+
+    Values are drawn in the script, if that shows the failure; otherwise the very ones of the check
+    lie in a file beside it.
+
+    Args:
+        folder: of the results; the script goes below it.
+        stem: the file's name, without its ending.
+        facts: the failure.
+        recorded: the values are those of a run, and no others will do.
+        degraded: it is only in the dtype of the call that anything is wrong.
+
+    Raises:
+        UsageError: no script can show it, or it cannot be written.
+    """
+    path = folder / SCRIPTS_FOLDER / f"{stem}.py"
+    name = f"{SCRIPTS_FOLDER}/{path.name}"
+    problem = ""
+    for drawn, native in _script_variants(facts, recorded=recorded, degraded=degraded):
+        script = split_script(dataclasses.replace(facts, native=native, drawn=drawn))
+        written = write(script, path, _PATIENCE)
+        if written.shows:
+            return Handed(name)
+        problem = written.problem
+    return Handed(name, f"{name} does not show the failure by itself: {problem}")
+
+
+def _script_variants(
+    facts: Facts, *, recorded: bool, degraded: bool
+) -> Iterator[tuple[bool, bool]]:
+    """Whether values are drawn and whether it runs natively, the simplest way first."""
+    tensors = [one for value in facts.values.values() for one in tensors_in(value)]
+    size = sum(one.numel() * one.element_size() for one in tensors)
+    can_store = size <= _MOST_BYTES and all(is_storable(one.dtype) for one in tensors)
+    if not (recorded and can_store):
+        yield True, degraded
+    if can_store:
+        yield False, degraded
+        yield False, not degraded
+
+
+# --- From a failed operator of a graph to the script that shows it --------------------------------
+
+_DRAWS = "it draws random numbers"
+
+
+def with_script(
+    folder: Path,
+    work: OperatorWork,
+    result: OperatorResult,
+    versions: Mapping[str, str],
+    *,
+    graph: int = 1,
+) -> OperatorResult:
+    """The result with its script, or with a note that says why it has none.
+
+    Args:
+        graph: the number of the graph in the folder: scripts of the first have plain names.
+    """
+    handed = Handed(note="no script shows it by itself: none of its splits is wrong for certain")
+    stem = stem_of(work.number, result.operator)
+    stem = stem if graph == 1 else f"graph{graph}_{stem}"
+    recorded = work.values is not None
+    for option in result.failures:
+        degraded = option.status is Status.DEGRADED
+        try:
+            facts = _collect_facts(work, result, option, versions)
+            handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
+            break
+        except UsageError as error:
+            handed = Handed(note=f"no script shows it by itself: {error}")
+    notes = (*result.notes, handed.note) if handed.note else result.notes
+    return msgspec.structs.replace(result, script=handed.path, notes=notes)
+
+
+def _collect_facts(
+    work: OperatorWork, result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
+) -> Facts:
+    """Everything again as it was when it was checked.
+
+    Raises:
+        UsageError: why a script could not do the same.
+    """
+    if any(note.startswith(_DRAWS) for note in (*result.notes, *option.verdict.notes)):
+        raise UsageError(f"{_DRAWS}, and each rank was given its part of the whole's")
+    seen = option.confirmation
+    if seen is not None and seen.simulated.passes(strict=work.settings.strict):
+        raise UsageError(
+            f"it shows on {seen.backend} ranks alone, and a script has simulated ones; run the "
+            "command again to see it"
+        )
+    # A script runs where torch alone is: on the host.
+    settings = dataclasses.replace(work.settings, device=None)
+    subject, call, _ = prepare_call(
+        subject_of(work.call, settings.imports), work.call, settings, work.values
+    )
+    return Facts(
+        operator=work.call.operator,
+        call=call,
+        recipe=_find_recipe(subject.name, call, work, option),
+        ranks=option.ranks,
+        heading=_script_heading(result, option, versions),
+        written=tuple(
+            place
+            for place in (*range(len(call.args)), *call.kwargs)
+            if any(one.path == f"{name_of(place)}{AFTER}" for one in option.verdict.findings)
+        ),
+        seed=work.settings.seed,
+        imports=work.settings.imports,
+    )
+
+
+def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: OptionResult) -> Recipe:
+    offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
+    if offer.fault:
+        raise UsageError(f"the annotation itself is refused: {offer.fault}")
+    wanted = (option.idx, option.dim, option.split, option.rule, option.origin)
+    for one in offer.options:
+        if (one.idx, one.dim, one.split, one.rule, one.origin) == wanted:
+            return one.recipe
+    raise UsageError(f"{option.split} is not offered a second time")
+
+
+def _script_heading(
+    result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
+) -> tuple[str, ...]:
+    site = result.sites[0]
+    more = len(result.sites) - 1
+    others = f", and {more} more like it" if more else ""
+    place = f" at {site.source}" if site.source else ""
+    return (
+        f"{result.operator}, {option.split} over {option.ranks} ranks, against the whole of it.",
+        "",
+        *([f"Node:       {site.node}{place}{others}"] if site.node else []),
+        *([f"Code:       {site.code.strip()}"] if site.code.strip() else []),
+        f"Signature:  {result.signature}",
+        f"Annotation: {option.rule} ({option.origin})",
+        f"Verdict:    {option.status}: {option.reason}",
+        f"Versions:   {', '.join(f'{name} {version}' for name, version in versions.items())}",
+    )

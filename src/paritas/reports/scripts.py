@@ -1,0 +1,486 @@
+"""One Python file that shows a failure with torch alone, and that was seen to show it.
+
+`Script` is what such a file holds, `write` writes it, runs it in a process of its own and says in
+it if it does not show the failure. Values are lines of code where these give the same bits; others
+lie in a file beside the script.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from paritas.errors import UsageError
+from paritas.reports.files import replacing, write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class NoScriptError(UsageError):
+    """Why a failure cannot be shown by a script of its own."""
+
+
+# --- Values as lines of code ----------------------------------------------------------------------
+
+# A list of so many numbers can still be read.
+_LISTED = 64
+# And of so many, it is better than numbers drawn in its place.
+_LISTED_INTEGERS = 16
+# How safetensors names what it holds. Others are stored in the form of one of these.
+_FILE_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def literal(value: Any) -> str:
+    """A plain value, as it is written.
+
+    Raises:
+        NoScriptError: it has no such form.
+    """
+    match value:
+        case float() if not math.isfinite(value):
+            return f'float("{value}")'
+        case complex() if not (math.isfinite(value.real) and math.isfinite(value.imag)):
+            return f"complex{literal((value.real, value.imag))}"
+        case None | bool() | int() | float() | complex() | str():
+            return repr(value)
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return str(value)
+        case torch.device():
+            return f"torch.device({str(value)!r})"
+        case slice():
+            return f"slice{literal((value.start, value.stop, value.step))}"
+        case tuple() | list():
+            return sequence_text(value, map(literal, value))
+        case dict():
+            return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
+    raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written down")
+
+
+def sequence_text(like: list[Any] | tuple[Any, ...], items: Iterable[str]) -> str:
+    """A list or a tuple of what is written already."""
+    inside = ", ".join(items)
+    inside += "," * (isinstance(like, tuple) and len(like) == 1)
+    return f"[{inside}]" if isinstance(like, list) else f"({inside})"
+
+
+class ScriptValues:
+    """Values as expressions that give them again, bit for bit.
+
+    Attributes:
+        stored: tensors that no line of code gives, by name; expressions take them from `stored`.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is stored yet."""
+        self.stored: dict[str, Tensor] = {}
+
+    def text(self, name: str, value: Any, position: int) -> str:
+        """The expression of a value.
+
+        Args:
+            name: what it is stored by.
+            position: among the inputs; formulas begin there, so that each gives other numbers.
+
+        Raises:
+            NoScriptError: it has no form that can be written or stored.
+        """
+        if not isinstance(value, Tensor):
+            return literal(value)
+        if not is_storable(value.dtype):
+            raise NoScriptError(
+                f"input {name!r} is of dtype {value.dtype}, of which a script can neither write "
+                "nor store the values; make such tensors inside the program"
+            )
+        text = _expression(value.detach().cpu(), position)
+        if text is None:
+            self.stored[name] = _stored_form(value)
+            text = _taken_back(f"stored[{name!r}]", value.dtype)
+        text = _with_layout(text, value.detach())
+        if value.device.type != "cpu":
+            text += f".to({str(value.device)!r})"
+        return text + (".requires_grad_()" if value.requires_grad else "")
+
+    def list_function(self, name: str, rows: Sequence[str]) -> str:
+        """A function that gives a list, made anew each time: a program may write to it."""
+        inside = "".join(f"        {row}\n" for row in rows)
+        return f"\n\ndef {name}():\n{self.loading}    return [\n{inside}    ]\n"
+
+    @property
+    def loading(self) -> str:
+        """The line of a function that uses `stored`."""
+        return "    stored = load()\n" if self.stored else ""
+
+
+def is_storable(dtype: torch.dtype) -> bool:
+    """Whether values of a dtype can be put into a file."""
+    return dtype in _FILE_DTYPES or dtype.is_complex or _is_byte(dtype)
+
+
+def _is_byte(dtype: torch.dtype) -> bool:
+    """Floating-point numbers of eight bits or fewer, which are stored as the bytes they are."""
+    return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def _stored_form(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().clone()
+    if plain.is_complex():
+        return torch.view_as_real(plain)
+    return plain.view(torch.uint8) if _is_byte(plain.dtype) else plain
+
+
+def _taken_back(text: str, dtype: torch.dtype) -> str:
+    if dtype.is_complex:
+        return f"torch.view_as_complex({text})"
+    return f"{text}.view({dtype})" if _is_byte(dtype) else text
+
+
+def _expression(value: Tensor, position: int) -> str | None:
+    """A line of code that gives the same bits, if there is a short one."""
+    texts = _formulas(value, position)
+    if 0 < value.numel() <= _LISTED and not value.is_quantized:
+        texts.append(f"torch.tensor({literal(value.tolist())}, dtype={value.dtype})")
+    return next((text for text in texts if _reproduces(text, value)), None)
+
+
+def _formulas(value: Tensor, position: int) -> list[str]:
+    if value.numel() == 0:
+        return [f"torch.empty({tuple(value.shape)}, dtype={value.dtype})"]
+    shape = ", ".join(map(str, value.shape))
+    first = value.reshape(-1)[0].item()
+    cast = "" if value.dtype == torch.float32 else f".to({value.dtype})"
+    shaped = f".reshape({shape})" if value.dim() != 1 else ""
+    count = value.numel()
+    start = f"{position}, {position + count}" if position else f"{count}"
+    texts = []
+    if value.dtype == torch.bool or math.isfinite(abs(first)):
+        texts.append(f"torch.full({tuple(value.shape)}, {first!r}, dtype={value.dtype})")
+    if value.is_floating_point():
+        drawn = f"torch.randn({shape}{', ' if shape else '(), '}"
+        drawn += f"generator=torch.Generator().manual_seed({position})){cast}"
+        texts.append(f"(torch.arange({start}) % 7 - 3).to({value.dtype}){shaped}")
+        texts.append(drawn)
+    elif not value.is_complex() and value.dtype != torch.bool:
+        texts.append(f"torch.arange({count}, dtype={value.dtype}){shaped}")
+    return texts if count > 1 else texts[:1]
+
+
+def _reproduces(text: str, value: Tensor) -> bool:
+    """Whether an expression that we wrote gives these bits."""
+    try:
+        made = eval(text, {"torch": torch})  # noqa: S307  (ours)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    if made.dtype != value.dtype or made.shape != value.shape:
+        return False
+    same = made.contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(same, value.contiguous().reshape(-1).view(torch.uint8))
+
+
+def _with_layout(text: str, value: Tensor) -> str:
+    if value.is_contiguous():
+        return text
+    try:
+        value.new_empty_strided(value.shape, value.stride()).copy_(value)
+    except RuntimeError:  # elements that share their memory cannot be written to
+        return text
+    laid = f"torch.empty_strided({tuple(value.shape)}, {value.stride()}, dtype={value.dtype})"
+    return f"{laid}.copy_({text})"
+
+
+def drawn_text(tensor: Tensor) -> str:
+    """A tensor of this shape and with values in this range, drawn by `generator`."""
+    shape, dtype = list(tensor.shape), tensor.dtype
+    cast = f".to({dtype})"
+    tensor = tensor.detach()
+    if tensor.numel() == 0:
+        return f"torch.empty({shape}, dtype={dtype})"
+    if dtype is torch.bool:
+        return f"torch.rand({shape}, generator=generator) > 0.5"
+    if tensor.numel() <= _LISTED_INTEGERS and not tensor.is_floating_point():
+        return f"torch.tensor({literal(tensor.tolist())}, dtype={dtype})"
+    if tensor.is_complex():
+        return f"torch.randn({shape}, generator=generator, dtype=torch.complex128){cast}"
+    low, high = tensor.min().item(), tensor.max().item()
+    if low == high or not (math.isfinite(low) and math.isfinite(high)):
+        return f"torch.full({shape}, {literal(low)}, dtype={dtype})"
+    if not tensor.is_floating_point():
+        return f"torch.randint({low}, {high + 1}, {shape}, generator=generator){cast}"
+    if low < 0:
+        return f"torch.randn({shape}, generator=generator){cast}"
+    scale = "" if high <= 1 else f" * {high:.3g}"
+    return f"(torch.rand({shape}, generator=generator){scale}){cast}"
+
+
+# --- What is the same in all scripts: loading values, judging -------------------------------------
+
+# Plain torch on purpose: a bug report must not ask its reader to install anything.
+_LOADER = '''
+
+def load():
+    """Values from the file beside this one (safetensors: a header, then the bytes)."""
+    content = bytearray(Path(__file__).with_name({name!r}).read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    dtypes = {{{dtypes}}}
+    found = {{}}
+    for name, entry in json.loads(content[8:begin]).items():
+        first, last = entry["data_offsets"]
+        raw = torch.frombuffer(
+            content, dtype=torch.uint8, offset=begin + first, count=last - first
+        )
+        found[name] = raw.clone().view(dtypes[entry["dtype"]]).reshape(entry["shape"])
+    return found
+'''
+
+_JUDGE = '''
+
+def flat(result):
+    """The tensors of a result."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, dict):
+        result = list(result.values())
+    if not isinstance(result, (list, tuple)):
+        return []
+    return [one for item in result for one in flat(item)]
+
+
+def excess(found, expected, wide, times, least):
+    """How many times over what rounding explains; above 1 it is wrong."""
+    if found is None or expected is None:
+        return float("inf")
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return float("inf")
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return 0.0 if torch.equal(found, expected) else float("inf")
+    kind = torch.complex128 if expected.is_complex() else torch.float64
+    right = (expected if wide is None or wide.shape != expected.shape else wide).to(kind)
+    f, e = found.to(kind), expected.to(kind)
+    finite = torch.isfinite(e)
+    same = torch.isnan(f) == torch.isnan(e)
+    if not bool(torch.where(finite, torch.isfinite(f), same & ((f == e) | torch.isnan(e))).all()):
+        return float("inf")
+    if not bool(finite.any()):
+        return 0.0
+    right = torch.where(torch.isfinite(right), right, e)[finite]
+    scale = right.abs().square().mean().sqrt()
+    eps = torch.finfo(expected.dtype).eps
+    rounding = eps / 2 * (right.abs() + scale)
+    own = (e[finite] - right).abs().max()
+    allowed = times * torch.maximum(own, rounding)
+    allowed += (eps if least is None else least) * right.abs().max()
+    return float(((f[finite] - right).abs() / (allowed + torch.finfo(torch.float64).tiny)).max())
+
+
+def is_wrong(name, expected, found, times):
+    """Print what was found, and where it is worst."""
+    print(f"{name}: {'WRONG' if times > 1 else 'right'} ({times:.3g} times what is allowed)")
+    if times <= 1:
+        return False
+    width = max(map(len, SIDES)) + 1
+    for side, value in zip(SIDES, (expected, found)):
+        print(f"  {side + ':':<{width}} {value}")
+    if expected is None or found is None or expected.shape != found.shape:
+        return True
+    if expected.numel():
+        e, f = expected.to(torch.complex128), found.to(torch.complex128)
+        gap = (f - e).abs().masked_fill((f == e) | (f.isnan() & e.isnan()), 0)
+        gap = gap.nan_to_num(float("inf"))
+        worst = tuple((gap == gap.max()).nonzero()[0].tolist())
+        pair = expected[worst].item(), found[worst].item()
+        print(f"  worst at {list(worst)}: {SIDES[0]} {pair[0]!r}, {SIDES[1]} {pair[1]!r}")
+    return True
+
+
+def judged(expected, found, wide, times=12, least=0.0):
+    """The exit code: rounding explains so many times its size, and so much of the largest number.
+
+    `least` is a share of that; None is the spacing of the dtype's numbers.
+    """
+    torch.set_printoptions(threshold=64, edgeitems=4, precision=6)
+    wrong = []
+    for name in dict.fromkeys([*expected, *found]):
+        pair = expected.get(name), found.get(name)
+        wrong.append(is_wrong(name, *pair, excess(*pair[::-1], wide.get(name), times, least)))
+    print("the fault is there" if any(wrong) else "the fault is gone")
+    return int(any(wrong))
+'''
+
+_END = """
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+SHOWN = "the fault is there"
+_EXIT_CODES = "Exits 1 while the fault is there, 0 when it is gone, 3 if something else fails."
+
+
+# --- A script, and what became of it --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """What a script says and does.
+
+    Attributes:
+        heading: what it says of itself, line by line: a title, an empty line, and more.
+        imports: lines beside the import of torch.
+        values: tensors that `load()` gives, by name.
+        function: what is computed, on what.
+        run: `main()`, which gives what `judged` gives, and what it needs.
+        sides: what is expected and what was found, in a word or two each.
+    """
+
+    heading: tuple[str, ...]
+    imports: tuple[str, ...]
+    values: Mapping[str, Tensor]
+    function: str
+    run: str
+    sides: tuple[str, str]
+
+    def text(self, data: str) -> str:
+        """All of it.
+
+        Args:
+            data: the name of the file with its values.
+        """
+        heading = "\n".join((*self.heading, "", _EXIT_CODES))
+        heading = heading.replace("\\", "\\\\").replace('"""', "'''")
+        loading = ["import json", "import sys", "from pathlib import Path"]
+        dtypes = {value.dtype for value in self.values.values()}
+        named = [f'"{name}": {dtype}' for dtype, name in _FILE_DTYPES.items() if dtype in dtypes]
+        parts = [
+            f'"""{heading}\n"""\n\n',
+            "\n".join(loading if self.values else ["import sys"]),
+            "\n\nimport torch\n",
+            *(f"{line}\n" for line in self.imports),
+            self.function,
+            f"\n\nSIDES = {self.sides!r}\n",
+            _LOADER.format(name=data, dtypes=", ".join(named)) if self.values else "",
+            _JUDGE,
+            self.run,
+            _END,
+        ]
+        return "".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenScript:
+    """A script on disk, and what became of it when it was run.
+
+    Attributes:
+        path: the script.
+        data_path: values that it loads, beside it.
+        exit_code: None if it was not run, or did not come to an end.
+        output: what it printed, or why it did not end.
+    """
+
+    path: Path
+    data_path: Path | None = None
+    exit_code: int | None = None
+    output: str = ""
+
+    @property
+    def shows(self) -> bool:
+        """Whether it showed the failure by itself."""
+        return self.exit_code == 1 and SHOWN in self.output.splitlines()
+
+    @property
+    def said(self) -> str:
+        """What it printed last; empty if it was not run."""
+        lines = self.output.strip().splitlines()
+        if not lines:
+            return "" if self.exit_code is None else "it prints nothing"
+        return lines[-1]
+
+    @property
+    def problem(self) -> str:
+        """What it does instead of showing the failure."""
+        ended = "" if self.exit_code is None else f"it exits with {self.exit_code}: "
+        return ended + self.said
+
+
+def write(script: Script, path: Path, seconds: float | None) -> WrittenScript:
+    """Write a script, and run it in a process of its own before it is handed over.
+
+    Where it does not show the failure, it says so itself.
+
+    Args:
+        path: of the script. Its values have the same name with another ending.
+        seconds: time that the run may take; None: it is only written.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    data_path = path.with_suffix(".safetensors")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot create {str(path.parent)!r}: {error}") from error
+    if script.values:
+        with replacing(data_path) as unfinished:
+            unfinished.write_bytes(save(dict(script.values)))
+    _write_text(script, path)
+    if not script.values:  # of an earlier script of this name
+        data_path.unlink(missing_ok=True)
+    written = WrittenScript(path, data_path if script.values else None)
+    if seconds is None:
+        return written
+    exit_code, output = run_script(path, seconds)
+    written = dataclasses.replace(written, exit_code=exit_code, output=output)
+    if not written.shows:
+        note = f"NOTE: run by itself, this script did not show the failure: {written.problem:.200}"
+        heading = (*script.heading[:2], note, *script.heading[2:])
+        _write_text(dataclasses.replace(script, heading=heading), path)
+    return written
+
+
+def _write_text(script: Script, path: Path) -> None:
+    text = script.text(path.with_suffix(".safetensors").name)
+    write_whole(path, text.removesuffix("\n").encode())
+
+
+def run_script(path: Path, seconds: float) -> tuple[int | None, str]:
+    """Run a script by itself: its exit code, if it came to an end, and what it said."""
+    environment = dict(os.environ)
+    # A module of the user's is found as this process finds it.
+    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    try:
+        done = subprocess.run(
+            [sys.executable, str(path.absolute())],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=max(seconds, 1.0),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"it takes more than {seconds:.0f} s"
+    except OSError as error:
+        return None, f"it cannot be run: {error}"
+    return done.returncode, done.stdout + done.stderr
