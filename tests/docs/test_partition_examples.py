@@ -7,7 +7,6 @@ is compared with what is here where it lies beside this repository.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 
@@ -188,20 +187,6 @@ RIGHT: dict[str, VerifyConfig] = {
 ALL = {**RIGHT, "fullslice, which has no options": FULLSLICE}
 DRIFTS = "instance norm, by samples"
 LARGE = {name for name in RIGHT if "8192" in name} | {"embedding, by columns"}
-# One of the four with 8192 channels is checked so large. The others take seconds each: here with a
-# sixteenth of them, unless all is asked for (tests/README.md), and in benchmarks/ as written.
-FEWER = {
-    "conv2d of one image, 8192 channels": conv2d(
-        shape(512, 4, 4), shape(512, 32, 3, 3), shape(512), dim=0, groups=16
-    ),
-    "conv_transpose2d of one image, 8192 channels": transposed(
-        "conv_transpose2d", shape(512, 4, 4), shape(512, 32, 3, 3), dim=0, groups=16
-    ),
-    "conv_transpose2d, 8192 channels": transposed(
-        "conv_transpose2d", shape(1, 512, 4, 4), shape(512, 32, 3, 3), dim=1, groups=16
-    ),
-}
-CHECKED = RIGHT if os.environ.get("PARITAS_WHOLE_CORPUS") else {**RIGHT, **FEWER}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +194,7 @@ CHECKED = RIGHT if os.environ.get("PARITAS_WHOLE_CORPUS") else {**RIGHT, **FEWER
     [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in RIGHT],
 )
 def test_an_option_that_is_right_is_found_right(name):
-    config = CHECKED[name]
+    config = RIGHT[name]
     verdict = check_partition(config)
     assert verdict.passed, str(verdict)
     for option in config.parti_options:
