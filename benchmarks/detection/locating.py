@@ -73,8 +73,8 @@ class Locator:
     def __init__(self, program: FlatProgram, noise: ProgramNoise) -> None:
         """`noise` knows in which dtype the program runs."""
         self.program = program
-        self.seed = noise.runs.seed
-        self.dtypes = noise.runs.dtype, noise.runs.default
+        self.seed = noise.evidence.seed
+        self.dtypes = noise.evidence.dtype, noise.evidence.default
         self.clean = self._native(program.module)
         self._judged: dict[str, list[Finding]] = {}
 

@@ -11,7 +11,7 @@ import torch
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
 from paritas.errors import in_one_line
-from paritas.execution.evidence import ItemEvidence, NoiseNotYetMeasured
+from paritas.execution.evidence import NO_LIFT, ItemEvidence, NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     GRADIENT,
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.diagnosis.case import Context
+    from paritas.execution.evidence import Demand
     from paritas.execution.observation import Observation
-    from paritas.execution.subject_runs import SubjectRuns
+    from paritas.execution.subject_runs import SubjectLift
     from paritas.execution.subjects import VerifyConfig
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
@@ -99,10 +100,25 @@ class Comparer:
     """Compares what the candidate did in one call with what the reference did."""
 
     def __init__(
-        self, runs: SubjectRuns, config: VerifyConfig, call: int, label: str, *, lifts: bool = True
+        self,
+        sides: SubjectLift,
+        demand: Demand,
+        config: VerifyConfig,
+        call: int,
+        label: str,
+        *,
+        lifts: bool = True,
     ) -> None:
-        """`call` says which call of the runs is compared; `label` is appended to every path."""
-        self.runs = runs
+        """Compare a call of both sides.
+
+        Args:
+            call: which of the calls that a run makes.
+            label: is appended to every path.
+            lifts: whether there is a lifted run of this call.
+        """
+        self.sides = sides
+        self.evidence = sides.evidence
+        self.demand = demand
         self.config = config
         self.call = call
         self.label = label
@@ -114,7 +130,7 @@ class Comparer:
             shape=config.verify_shape,
             values=config.verify_values,
             device=config.verify_device,
-            containers=runs.candidate.is_wholly_compiled,
+            containers=sides.candidate.is_wholly_compiled,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -128,7 +144,7 @@ class Comparer:
             return self.out
         self._compare_random(reference, candidate)
         # One perturbed run with a backward pass for everything costs as much as all other runs.
-        self.runs.puts_off = self.runs.conditions.gradients
+        self.demand.puts_off = self.evidence.program.conditions.gradients
         self._compare_outputs(reference, candidate)
         if self.config.verify_aliasing:
             self._compare_aliases(reference, candidate)
@@ -139,7 +155,7 @@ class Comparer:
         if self.config.verify_state:
             self._compare_state(reference, candidate)
             self._compare_process(reference, candidate)
-        if self.runs.conditions.gradients:
+        if self.evidence.program.conditions.gradients:
             self._compare_gradients(reference, candidate)
         if self.call == 0 and self.lifts:
             self._compare_further(reference, candidate)
@@ -171,13 +187,13 @@ class Comparer:
             return
         path = f"random state{self.label}"
         # Inductor's own generators may happen to leave torch's where eager leaves them.
-        own_streams = not all(map(draws_like_eager, self.runs.candidate.backends))
+        own_streams = not all(map(draws_like_eager, self.sides.candidate.backends))
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
                 self._compare_random_backward(path, reference, candidate)
             return
-        candidate_side = self.runs.candidate
+        candidate_side = self.sides.candidate
         if reference.drew_random_numbers and (
             candidate_side.is_compiled or candidate_side.is_foreign
         ):
@@ -268,12 +284,9 @@ class Comparer:
         self, what: str, paths: list[str], reference: Observation, candidate: Observation
     ) -> None:
         """Compare what was changed; an item changed on one side only meets its old value."""
-        sides = self.runs.reference, self.runs.candidate
         for path in paths:
-            left, right = (
-                self.runs.complete(seen, path, side)
-                for seen, side in zip((reference, candidate), sides, strict=True)
-            )
+            left = self.evidence.complete(reference, path)
+            right = self.sides.complete(candidate, path)
             if left is MISSING and right is MISSING:
                 continue  # what stood there has made room for what it holds now
             if not self._is_known_to_both(path, reference, candidate):
@@ -294,7 +307,9 @@ class Comparer:
     def _compare_effect(self, path: str, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and the like are no values."""
         shown = f"{path}{self.label}"
-        if not self._is_judged_by_noise(left, right) and not self.runs.is_repeated(path, self.call):
+        if not self._is_judged_by_noise(left, right) and not self.sides.repetition.is_repeated(
+            path, self.call
+        ):
             # The time, an address, a name drawn at random: no other run gives it again.
             self.out.skipped.append(f"{shown}: it is another in each run of the reference")
         elif left is MISSING or right is MISSING:
@@ -320,7 +335,7 @@ class Comparer:
 
     def _is_replaced(self, path: str, left: Any, right: Any) -> bool:
         """Whether a function or class that both use is another one after the candidate's call."""
-        first = self.runs.initial(path, self.runs.reference)
+        first = self.evidence.program.initial(path)
         opaque = all(
             isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
         )
@@ -333,9 +348,9 @@ class Comparer:
 
     def _is_known_to_both(self, path: str, reference: Observation, candidate: Observation) -> bool:
         """Whether both sides have, had or made what one of them changed."""
-        sides = (self.runs.reference, reference), (self.runs.candidate, candidate)
+        sides = (self.evidence.program, reference), (self.sides.program, candidate)
         known = [
-            path in seen.state or path in seen.after or self.runs.initial(path, side) is not MISSING
+            path in seen.state or path in seen.after or side.initial(path) is not MISSING
             for side, seen in sides
         ]
         return all(known) or self._is_shared(path)
@@ -349,7 +364,7 @@ class Comparer:
         if not name.startswith(f"{STATE} "):
             return True  # inputs: both sides are given the same
         name = name.removeprefix(f"{STATE} ")
-        states = self.runs.reference.state, self.runs.candidate.state
+        states = self.sides.reference.state, self.sides.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
             return True
         around = [state.container_of(name) for state in states]
@@ -358,7 +373,7 @@ class Comparer:
     def _note_one_sided(self, path: str) -> None:
         """A side's own bookkeeping is its own affair; a buffer of the model is not."""
         name = place_of(path).removeprefix(f"{STATE} ")
-        owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
+        owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if name not in owned:
             self.out.skipped.append(f"{path}{self.label}: only one side has it")
             return
@@ -367,7 +382,7 @@ class Comparer:
         self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.UNVERIFIED, reason)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
-        left, right = self.runs.reference.state, self.runs.candidate.state
+        left, right = self.sides.reference.state, self.sides.candidate.state
         if left.owned and not right.owned:
             # Nothing of the candidate's parameters can be seen: another runtime, or a server.
             if reference.state:
@@ -429,7 +444,7 @@ class Comparer:
 
     def _is_frozen(self, path: str) -> bool:
         """Whether the candidate has the parameter behind a gradient, and does not train it."""
-        own = self.runs.candidate.state.tensors.get(path.removeprefix(f"{GRADIENT} of "))
+        own = self.sides.candidate.state.tensors.get(path.removeprefix(f"{GRADIENT} of "))
         return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
@@ -449,7 +464,7 @@ class Comparer:
         for path, left in reference.further.items():
             if path.startswith(SECOND_GRADIENT):
                 continue
-            if path in candidate.further or not self.runs.candidate.is_compiled:
+            if path in candidate.further or not self.sides.candidate.is_compiled:
                 self._compare_gradient(path, left, candidate.further.get(path))
             else:
                 self._compare_in_float64(path, left)
@@ -463,8 +478,8 @@ class Comparer:
             what = f"gradients of gradients{self.label}"
             self.out.skipped.append(f"{what}: what they are made of differs already")
             return
-        self.runs.go_on_to_second()
-        self.runs.puts_off = True
+        self.demand.go_on_to_second()
+        self.demand.puts_off = True
         for path in paths:
             left, right = reference.further[path], candidate.further.get(path)
             if left is not None or right is None or not self._vanishes(path, right):
@@ -478,7 +493,7 @@ class Comparer:
 
         Of something that is zero by its formula there is no noise to measure on the reference.
         """
-        lifted = self.runs.lifted()
+        lifted = self.sides.runs()
         value = None if lifted is None else lifted[0].further.get(path)
         if value is None or not bool(right.any()):
             return False
@@ -497,8 +512,8 @@ class Comparer:
         """
         if left is None or right is None:
             return
-        self.runs.settled.discard((self.call, path))
-        evidence = ItemEvidence(self.runs, path, self.call, lifts=False)
+        self.demand.settled.discard((self.call, path))
+        evidence = ItemEvidence(self.evidence, path, self.call, demand=self.demand)
         shown = f"{path} (second backward pass over one graph)"
         findings, _ = check_pair(shown, left, right, self.checks, evidence)
         self.out.compared += 1
@@ -506,12 +521,12 @@ class Comparer:
 
     def _compare_in_float64(self, path: str, left: torch.Tensor | None) -> None:
         """What the compiled program does not compute as it is called, its lifted run does."""
-        lifted = self.runs.lifted()
+        lifted = self.sides.runs()
         if lifted is None or path not in lifted[0].further:
             why = "the compiled program was not run for it, and has no float64 run that was"
             self.out.skipped.append(f"{path}, which does not require grad: {why}")
             return
-        right, arbiter = lifted[0].further[path], self.runs.arbiter()
+        right, arbiter = lifted[0].further[path], self.evidence.arbiter()
         note = (
             "gradients of inputs that do not require grad: the compiled program's in float64 only"
         )
@@ -547,7 +562,8 @@ class Comparer:
             self.out.add(f"{path}{self.label}", Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
     def _compare_item(self, path: str, left: Any, right: Any) -> None:
-        evidence = ItemEvidence(self.runs, path, self.call, lifts=self.lifts)
+        lifted = self.sides if self.lifts else NO_LIFT
+        evidence = ItemEvidence(self.evidence, path, self.call, lifted=lifted, demand=self.demand)
         if self.random_differs:
             self._compare_random_item(path, left, right)
             return
@@ -556,18 +572,18 @@ class Comparer:
             if not all(finding.status.passes() for finding in findings):
                 context = self._context(path, left)
                 findings = self.explainer.explain(findings, left, right, evidence, context)
-                findings = [_add_advice(finding, self.runs.native[0]) for finding in findings]
+                findings = [_add_advice(finding, self.evidence.native[0]) for finding in findings]
         except NoiseNotYetMeasured:
             self._put_off.append((len(self.out.findings), path, left, right))
             return
         self.out.compared += 1
-        self.runs.settled.add((self.call, path))
+        self.demand.settle(self.call, path)
         self.out.findings += relabel(findings, self.label)
         self.out.notes += notes
 
     def _compare_put_off(self) -> None:
         """Compare what needs perturbed runs, now that these can leave out all the rest."""
-        self.runs.puts_off = False
+        self.demand.puts_off = False
         before, self.out.findings = self.out.findings, []
         told = 0
         for position, path, left, right in self._put_off:
@@ -581,13 +597,16 @@ class Comparer:
         """What a value may have been mixed up with."""
         from paritas.diagnosis.case import Context
 
-        before = self.runs.initial(path) if is_afterwards(path) else None
+        before = self.sides.initial(path) if is_afterwards(path) else None
         earlier = {"what it was before the call": before}
         if self.call:
-            first = self.runs.complete(self.runs.native[0], path)
+            first = self.evidence.complete(self.evidence.native[0], path)
             earlier["what it was in the call before"] = first
         shape = getattr(value, "shape", None)
-        near = {**self.runs.reference.state.tensors, **dict(input_tensors(self.runs.inputs))}
+        near = {
+            **self.sides.reference.state.tensors,
+            **dict(input_tensors(self.evidence.program.inputs)),
+        }
         known = {
             name: old
             for name, old in earlier.items()

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.execution.evidence import NoiseRuns
+    from paritas.execution.evidence import Evidence
+    from paritas.execution.program import Program
     from paritas.numerics.gates import Sizes
 
 
@@ -230,7 +231,7 @@ class Experience(LearntNoise):
 class CallComparer:
     """Compares one call, item by item; every path is preceded by the graph's label."""
 
-    def __init__(self, runs: NoiseRuns, label: str, experience: Experience) -> None:
+    def __init__(self, runs: Evidence[Program], label: str, experience: Experience) -> None:
         """`runs` holds what the reference did."""
         self.runs = runs
         self.label = label
@@ -322,7 +323,7 @@ class CallComparer:
         from paritas.diagnosis.case import Context
 
         explainer = self.experience.explainer
-        given = self.runs.given()
+        given = self.runs.program.given()
         before = given.get(evidence.path.removesuffix(AFTER))
         earlier: dict[str, Tensor] = {}
         if evidence.path.endswith(AFTER) and isinstance(before, torch.Tensor):
@@ -467,11 +468,11 @@ class GuardedCode:
         self.entry.calls += 1
         return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
 
-    def comparer(self, runs: NoiseRuns) -> CallComparer:
+    def comparer(self, runs: Evidence[Program]) -> CallComparer:
         """Something to compare one call with."""
         return CallComparer(runs, self.entry.label, self.experience)
 
-    def rolled_up(self, out: CollectedFindings, runs: NoiseRuns) -> Verdict:
+    def rolled_up(self, out: CollectedFindings, runs: Evidence[Program]) -> Verdict:
         """The verdict about one call."""
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
         return out.verdict(strict=self.settings.strict)
