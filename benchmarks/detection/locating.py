@@ -34,6 +34,7 @@ from paritas.numerics import criterion
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.judge import Checks, check_pair
 from paritas.precision.lifting import LiftMode
+from paritas.results.items import Item, ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,8 +74,8 @@ class Locator:
     def __init__(self, program: FlatProgram, noise: ProgramNoise) -> None:
         """`noise` knows in which dtype the program runs."""
         self.program = program
-        self.seed = noise.runs.seed
-        self.dtypes = noise.runs.dtype, noise.runs.default
+        self.seed = noise.evidence.seed
+        self.dtypes = noise.evidence.dtype, noise.evidence.default
         self.clean = self._native(program.module)
         self._judged: dict[str, list[Finding]] = {}
 
@@ -139,7 +140,8 @@ class Locator:
         if not is_tensor(own):
             return []
         table = table_of(parent, calls[parent.name])
-        return judge_node(node, table, own, path=f"node {node.name}", seed=self.seed)
+        item = Item(ItemKind.NODE, node.name)
+        return judge_node(node, table, own, item=item, seed=self.seed)
 
     def _writes(self, node: Node, call: Call) -> list[Finding]:
         """What a call leaves in its inputs, some of which no schema speaks of."""
@@ -152,9 +154,9 @@ class Locator:
         found: list[Finding] = []
         for given, value in table.items():
             if given.name in written and is_tensor(value):
-                path = f"node {node.name}, what it leaves in {given.name}"
+                item = Item(ItemKind.NODE, f"{node.name}, what it leaves in {given.name}")
                 left = call.after.get(given.name, call.before[given.name])
-                found += check_pair(path, value, left, _CHECKS)[0]
+                found += check_pair(item, value, left, _CHECKS)[0]
         return found
 
     def _other_memory(self, calls: dict[str, Call]) -> str:

@@ -28,6 +28,7 @@ from paritas._torch.graphs import as_traced, returned
 from paritas._torch.inductor import capture_lowered
 from paritas.errors import UsageError
 from paritas.mutants.programs import FlatProgram
+from paritas.results.items import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,8 +75,8 @@ class _Seen:
         ends = returned(self.module)
         if not all(isinstance(end, Node) for end in ends):
             raise UsageError("the graph that Inductor is given has results that are none")
-        names = tuple(f"result {number}" for number in range(len(ends)))
-        self.seen.append(FlatProgram(self.module, given, names, frozenset()))
+        items = tuple(output(f"result {number}") for number in range(len(ends)))
+        self.seen.append(FlatProgram(self.module, given, items, frozenset()))
         results: Sequence[Any] = self.module(*arguments)
         return results
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 import torch
@@ -215,17 +214,6 @@ def test_a_closed_pool_leaves_no_process_and_says_so():
             os.kill(pid, 0)
     with pytest.raises(LostRankError, match="the pool was closed"):
         ranks.run(programs.where_am_i, [None, None])
-
-
-def test_fork_is_for_processes_without_other_threads():
-    waiting = threading.Event()
-    thread = threading.Thread(target=waiting.wait)
-    thread.start()
-    try:
-        assert rank_pool.start_method() == "anew"
-    finally:
-        waiting.set()
-        thread.join()
 
 
 def test_a_number_of_ranks_that_makes_no_sense_is_refused():

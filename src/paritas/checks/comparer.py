@@ -11,7 +11,7 @@ import torch
 from paritas._torch.dynamo import draws_like_eager
 from paritas.checks.failures import Explainer, likely_mixups
 from paritas.errors import in_one_line
-from paritas.execution.evidence import ItemEvidence, NoiseNotYetMeasured
+from paritas.execution.evidence import NO_LIFT, ItemEvidence, NoiseNotYetMeasured
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     input_tensors,
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.diagnosis.case import Context
+    from paritas.execution.evidence import Demand
     from paritas.execution.observation import Observation
-    from paritas.execution.subject_runs import SubjectRuns
+    from paritas.execution.subject_runs import SubjectLift
     from paritas.execution.subjects import VerifyConfig
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
@@ -116,15 +117,24 @@ class Comparer:
 
     def __init__(
         self,
-        runs: SubjectRuns,
+        sides: SubjectLift,
+        demand: Demand,
         config: VerifyConfig,
         call: int,
         occasion: Item,
         *,
         lifts: bool = True,
     ) -> None:
-        """`call` says which call of the runs is compared, `occasion` how findings name it."""
-        self.runs = runs
+        """Compare a call of both sides.
+
+        Args:
+            call: which of the calls that a run makes.
+            occasion: how findings name it.
+            lifts: whether there is a lifted run of this call.
+        """
+        self.sides = sides
+        self.evidence = sides.evidence
+        self.demand = demand
         self.config = config
         self.call = call
         self.occasion = occasion
@@ -136,7 +146,7 @@ class Comparer:
             shape=config.verify_shape,
             values=config.verify_values,
             device=config.verify_device,
-            containers=runs.candidate.is_wholly_compiled,
+            containers=sides.candidate.is_wholly_compiled,
             checkers=config.checkers,
         )
         self.random_differs = False
@@ -150,7 +160,7 @@ class Comparer:
             return self.out
         self._compare_random(reference, candidate)
         # One perturbed run with a backward pass for everything costs as much as all other runs.
-        self.runs.puts_off = self.runs.conditions.gradients
+        self.demand.puts_off = self.evidence.program.conditions.gradients
         self._compare_outputs(reference, candidate)
         if self.config.verify_aliasing:
             self._compare_aliases(reference, candidate)
@@ -161,7 +171,7 @@ class Comparer:
         if self.config.verify_state:
             self._compare_state(reference, candidate)
             self._compare_process(reference, candidate)
-        if self.runs.conditions.gradients:
+        if self.evidence.program.conditions.gradients:
             self._compare_gradients(reference, candidate)
         if self.call == 0 and self.lifts:
             self._compare_further(reference, candidate)
@@ -199,13 +209,13 @@ class Comparer:
             return
         item = self._shown(RANDOM_STATE)
         # Inductor's own generators may happen to leave torch's where eager leaves them.
-        own_streams = not all(map(draws_like_eager, self.runs.candidate.backends))
+        own_streams = not all(map(draws_like_eager, self.sides.candidate.backends))
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
                 self._compare_random_backward(item, reference, candidate)
             return
-        candidate_side = self.runs.candidate
+        candidate_side = self.sides.candidate
         if reference.drew_random_numbers and (
             candidate_side.is_compiled or candidate_side.is_foreign
         ):
@@ -296,12 +306,9 @@ class Comparer:
         self, whole: Item, items: list[Item], reference: Observation, candidate: Observation
     ) -> None:
         """Compare what was changed; an item changed on one side only meets its old value."""
-        sides = self.runs.reference, self.runs.candidate
         for item in items:
-            left, right = (
-                self.runs.complete(seen, item, side)
-                for seen, side in zip((reference, candidate), sides, strict=True)
-            )
+            left = self.evidence.complete(reference, item)
+            right = self.sides.complete(candidate, item)
             if left is MISSING and right is MISSING:
                 continue  # what stood there has made room for what it holds now
             if not self._is_known_to_both(item, reference, candidate):
@@ -323,7 +330,9 @@ class Comparer:
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and the like are no values."""
         shown = self._shown(item)
-        if not self._is_judged_by_noise(left, right) and not self.runs.is_repeated(item, self.call):
+        if not self._is_judged_by_noise(left, right) and not self.sides.repetition.is_repeated(
+            item, self.call
+        ):
             # The time, an address, a name drawn at random: no other run gives it again.
             self.out.skipped.append(f"{shown}: it is another in each run of the reference")
         elif left is MISSING or right is MISSING:
@@ -349,7 +358,7 @@ class Comparer:
 
     def _is_replaced(self, item: Item, left: Any, right: Any) -> bool:
         """Whether a function or class that both use is another one after the candidate's call."""
-        first = self.runs.initial(item, self.runs.reference)
+        first = self.evidence.program.initial(item)
         opaque = all(
             isinstance(value, Opaque) and value.by_identity for value in (left, right, first)
         )
@@ -362,9 +371,9 @@ class Comparer:
 
     def _is_known_to_both(self, item: Item, reference: Observation, candidate: Observation) -> bool:
         """Whether both sides have, had or made what one of them changed."""
-        sides = (self.runs.reference, reference), (self.runs.candidate, candidate)
+        sides = (self.evidence.program, reference), (self.sides.program, candidate)
         known = [
-            item in seen.state or item in seen.after or self.runs.initial(item, side) is not MISSING
+            item in seen.state or item in seen.after or side.initial(item) is not MISSING
             for side, seen in sides
         ]
         return all(known) or self._is_shared(item)
@@ -377,7 +386,7 @@ class Comparer:
         if not item.kind.is_state:
             return True  # inputs: both sides are given the same
         name = item.name
-        states = self.runs.reference.state, self.runs.candidate.state
+        states = self.sides.reference.state, self.sides.candidate.state
         if name.endswith(".grad") and all(name[:-5] in state.tensors for state in states):
             return True
         around = [state.container_of(name) for state in states]
@@ -385,7 +394,7 @@ class Comparer:
 
     def _note_one_sided(self, item: Item) -> None:
         """A side's own bookkeeping is its own affair; a buffer of the model is not."""
-        owned = self.runs.reference.state.owned | self.runs.candidate.state.owned
+        owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if item.name not in owned:
             self.out.skipped.append(f"{self._shown(item)}: only one side has it")
             return
@@ -394,7 +403,7 @@ class Comparer:
         self.out.add(self._shown(item), Aspect.STRUCTURE, Status.UNVERIFIED, reason)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
-        left, right = self.runs.reference.state, self.runs.candidate.state
+        left, right = self.sides.reference.state, self.sides.candidate.state
         if left.owned and not right.owned:
             # Nothing of the candidate's parameters can be seen: another runtime, or a server.
             if reference.state:
@@ -456,7 +465,7 @@ class Comparer:
 
     def _is_frozen(self, item: Item) -> bool:
         """Whether the candidate has the parameter behind a gradient, and does not train it."""
-        own = self.runs.candidate.state.tensors.get(item.name)
+        own = self.sides.candidate.state.tensors.get(item.name)
         return own is not None and not own.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
@@ -476,7 +485,7 @@ class Comparer:
         for item, left in reference.further.items():
             if item.kind is ItemKind.SECOND_GRADIENT:
                 continue
-            if item in candidate.further or not self.runs.candidate.is_compiled:
+            if item in candidate.further or not self.sides.candidate.is_compiled:
                 self._compare_gradient(item, left, candidate.further.get(item))
             else:
                 self._compare_in_float64(item, left)
@@ -490,8 +499,8 @@ class Comparer:
             what = self._shown(GRADIENTS.named("gradients of gradients"))
             self.out.skipped.append(f"{what}: what they are made of differs already")
             return
-        self.runs.go_on_to_second()
-        self.runs.puts_off = True
+        self.demand.go_on_to_second()
+        self.demand.puts_off = True
         for item in items:
             left, right = reference.further[item], candidate.further.get(item)
             if left is not None or right is None or not self._vanishes(item, right):
@@ -505,7 +514,7 @@ class Comparer:
 
         Of something that is zero by its formula there is no noise to measure on the reference.
         """
-        lifted = self.runs.lifted()
+        lifted = self.sides.runs()
         value = None if lifted is None else lifted[0].further.get(item)
         if value is None or not bool(right.any()):
             return False
@@ -524,8 +533,8 @@ class Comparer:
         """
         if left is None or right is None:
             return
-        self.runs.settled.discard((self.call, item))
-        evidence = ItemEvidence(self.runs, item, self.call, lifts=False)
+        self.demand.settled.discard((self.call, item))
+        evidence = ItemEvidence(self.evidence, item, self.call, demand=self.demand)
         again = item.of(ItemKind.GRADIENT_AGAIN)
         findings, _ = check_pair(again, left, right, self.checks, evidence)
         self.out.compared += 1
@@ -533,12 +542,12 @@ class Comparer:
 
     def _compare_in_float64(self, item: Item, left: torch.Tensor | None) -> None:
         """What the compiled program does not compute as it is called, its lifted run does."""
-        lifted = self.runs.lifted()
+        lifted = self.sides.runs()
         if lifted is None or item not in lifted[0].further:
             why = "the compiled program was not run for it, and has no float64 run that was"
             self.out.skipped.append(f"{item}, which does not require grad: {why}")
             return
-        right, arbiter = lifted[0].further[item], self.runs.arbiter()
+        right, arbiter = lifted[0].further[item], self.evidence.arbiter()
         note = (
             "gradients of inputs that do not require grad: the compiled program's in float64 only"
         )
@@ -574,7 +583,8 @@ class Comparer:
             self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
-        evidence = ItemEvidence(self.runs, item, self.call, lifts=self.lifts)
+        lifted = self.sides if self.lifts else NO_LIFT
+        evidence = ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
         if self.random_differs:
             self._compare_random_item(item, left, right)
             return
@@ -583,18 +593,18 @@ class Comparer:
             if not all(finding.status.passes() for finding in findings):
                 context = self._context(item, left)
                 findings = self.explainer.explain(findings, left, right, evidence, context)
-                findings = [_add_advice(finding, self.runs.native[0]) for finding in findings]
+                findings = [_add_advice(finding, self.evidence.native[0]) for finding in findings]
         except NoiseNotYetMeasured:
             self._put_off.append((len(self.out.findings), item, left, right))
             return
         self.out.compared += 1
-        self.runs.settled.add((self.call, item))
+        self.demand.settle(self.call, item)
         self._add_findings(findings)
         self.out.notes += notes
 
     def _compare_put_off(self) -> None:
         """Compare what needs perturbed runs, now that these can leave out all the rest."""
-        self.runs.puts_off = False
+        self.demand.puts_off = False
         before, self.out.findings = self.out.findings, []
         told = 0
         for position, item, left, right in self._put_off:
@@ -608,13 +618,16 @@ class Comparer:
         """What a value may have been mixed up with."""
         from paritas.diagnosis.case import Context
 
-        before = self.runs.initial(item) if item.kind.is_afterwards else None
+        before = self.sides.initial(item) if item.kind.is_afterwards else None
         earlier = {"what it was before the call": before}
         if self.call:
-            first = self.runs.complete(self.runs.native[0], item)
+            first = self.evidence.complete(self.evidence.native[0], item)
             earlier["what it was in the call before"] = first
         shape = getattr(value, "shape", None)
-        near = {**self.runs.reference.state.tensors, **dict(input_tensors(self.runs.inputs))}
+        near = {
+            **self.sides.reference.state.tensors,
+            **dict(input_tensors(self.evidence.program.inputs)),
+        }
         known = {
             name: old
             for name, old in earlier.items()

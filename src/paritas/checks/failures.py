@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from paritas._torch.dynamo import Backend
     from paritas.diagnosis.case import Context
-    from paritas.numerics.automatic import Evidence
+    from paritas.numerics.automatic import JudgeEvidence
     from paritas.results.findings import Finding, Verdict
 
 
@@ -63,7 +63,7 @@ class Explainer:
         findings: Iterable[Finding],
         reference: Any,
         candidate: Any,
-        evidence: Evidence = NO_EVIDENCE,
+        evidence: JudgeEvidence = NO_EVIDENCE,
         context: Context | None = None,
     ) -> list[Finding]:
         """The findings about one pair, those of a wrong value with what kind of wrong it is."""
@@ -79,7 +79,7 @@ class Explainer:
         finding: Finding,
         reference: Any,
         candidate: Any,
-        evidence: Evidence,
+        evidence: JudgeEvidence,
         context: Context | None,
     ) -> Finding:
         if not _can_be_diagnosed(reference, candidate):
@@ -114,7 +114,7 @@ def _diagnose_value(
     finding: Finding,
     reference: Tensor,
     candidate: Tensor,
-    evidence: Evidence,
+    evidence: JudgeEvidence,
     context: Context | None,
 ) -> Diagnosis:
     from paritas.diagnosis.diagnose import diagnose
@@ -141,7 +141,7 @@ def _diagnose_value(
 
 
 def _lifted_noise(
-    arbiter: Tensor, lifted: Tensor, evidence: Evidence, *, measured: bool
+    arbiter: Tensor, lifted: Tensor, evidence: JudgeEvidence, *, measured: bool
 ) -> Tensor | None:
     """The noise in float64; of what was too far off for the judge to measure it, a plain share."""
     small = evidence.lift_unit

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
-    from paritas.execution.evidence import NoiseRuns
+    from paritas.execution.evidence import Evidence
+    from paritas.execution.program import Program
     from paritas.numerics.gates import Sizes
 
 
@@ -234,7 +235,7 @@ class Experience(LearntNoise):
 class CallComparer:
     """Compares one call, item by item; findings name the graph as well."""
 
-    def __init__(self, runs: NoiseRuns, label: str, experience: Experience) -> None:
+    def __init__(self, runs: Evidence[Program], label: str, experience: Experience) -> None:
         """`runs` holds what the reference did."""
         self.runs = runs
         self.label = label
@@ -327,7 +328,7 @@ class CallComparer:
         from paritas.diagnosis.case import Context
 
         explainer = self.experience.explainer
-        given = self.runs.given()
+        given = self.runs.program.given()
         before = given.get(evidence.item.name)
         is_after = evidence.item.kind is ItemKind.INPUT_AFTER_CALL
         earlier: dict[str, Tensor] = {}
@@ -471,11 +472,11 @@ class GuardedCode:
         self.entry.calls += 1
         return self.schedule.due(tuple(value for value in args if isinstance(value, int)))
 
-    def comparer(self, runs: NoiseRuns) -> CallComparer:
+    def comparer(self, runs: Evidence[Program]) -> CallComparer:
         """Something to compare one call with."""
         return CallComparer(runs, self.entry.label, self.experience)
 
-    def rolled_up(self, out: CollectedFindings, runs: NoiseRuns) -> Verdict:
+    def rolled_up(self, out: CollectedFindings, runs: Evidence[Program]) -> Verdict:
         """The verdict about one call."""
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
         return out.verdict(strict=self.settings.strict)

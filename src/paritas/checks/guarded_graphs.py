@@ -24,18 +24,18 @@ from paritas._torch.graphs import (
 )
 from paritas.checks.guarded_calls import GuardedCode, GuardJournal, is_same_memory, locate_safely
 from paritas.execution.differences import all_equal
+from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import (
     CallSurroundings,
+    CapturedProgram,
     CapturedReference,
-    CapturedRuns,
-    GradientRuns,
-    GraphRuns,
+    GraphProgram,
     ReferenceGraph,
-    copy_argument,
+    copy_arguments,
     copy_written,
 )
 from paritas.execution.observation import Observation, storage_address
-from paritas.execution.saved_state import Copier, RandomState
+from paritas.execution.saved_state import RandomState
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Status
 from paritas.results.items import RANDOM_STATE, Item, ItemKind, after_call, gradient, input_of
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def substitute_reference(
-    runs: GraphRuns,
+    runs: Evidence[GraphProgram],
     candidate: Observation,
     given: list[Any],
     visible: frozenset[int],
@@ -66,10 +66,10 @@ def substitute_reference(
     seen = runs.native[0]
     if seen.rng_after is not None:
         seen.rng_after.restore()
-    _correct_inputs(runs.used, given)
+    _correct_inputs(runs.program.used, given)
     results = []
     for position, (name, value) in enumerate(seen.outputs.items()):
-        result = _rebase_view(value, runs.used, given)
+        result = _rebase_view(value, runs.program.used, given)
         theirs = candidate.outputs.get(name)
         if position not in visible:
             result = _lay_out_like(result, theirs)
@@ -137,7 +137,7 @@ class Suspect:
     """
 
     lowered: LoweredGraph
-    runs: GraphRuns
+    runs: Evidence[GraphProgram]
     candidate: Observation
     label: str
     failures: tuple[Finding, ...]
@@ -207,7 +207,7 @@ class GuardedGraph(GuardedCode):
         for position in _changed_arguments(given, before):
             kept[position] = before[position]
         before.clear()  # before the reference takes its own room
-        runs = GraphRuns(self.reference, kept, rng, self.settings.seed)
+        runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
         try:
             verdict = self._judge(runs, candidate, given)
         except Exception as error:  # noqa: BLE001  (of ours; the program must not suffer from it)
@@ -238,14 +238,16 @@ class GuardedGraph(GuardedCode):
             if mine is value and isinstance(value, torch.Tensor)
         }
 
-    def _judge(self, runs: GraphRuns, candidate: Observation, given: list[Any]) -> Verdict:
+    def _judge(
+        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
+    ) -> Verdict:
         collected = self._compare(runs, candidate, given)
         self._ask_again(collected, runs, candidate, given)
         verdict = self.rolled_up(collected, runs)
         if verdict.failures and candidate.error is None and runs.native[0].error is None:
             verdict = self._with_origin(verdict, runs, candidate)
         if verdict.passed:
-            runs.become_lean()
+            runs.program.become_lean(runs.native[0])
         if not self.late_findings:
             return verdict
         late, self.late_findings = self.late_findings, []
@@ -254,7 +256,7 @@ class GuardedGraph(GuardedCode):
     def _ask_again(
         self,
         collected: CollectedFindings,
-        runs: GraphRuns,
+        runs: Evidence[GraphProgram],
         candidate: Observation,
         given: list[Any],
     ) -> None:
@@ -271,7 +273,9 @@ class GuardedGraph(GuardedCode):
                 )
             )
         for reference in self._tolerant:
-            others = GraphRuns(reference, runs.kept, runs.rng, self.settings.seed)
+            others = GraphProgram.evidence(
+                reference, runs.program.kept, runs.program.rng, self.settings.seed
+            )
             again = self._compare(others, candidate, given)
             better = {(f.path, f.aspect) for f in again.findings if f.status.passes()}
             collected.findings = [
@@ -282,7 +286,7 @@ class GuardedGraph(GuardedCode):
             ]
 
     def _compare(
-        self, runs: GraphRuns, candidate: Observation, given: list[Any]
+        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
     ) -> CollectedFindings:
         comparer = self.comparer(runs)
         reference = runs.native[0]
@@ -301,7 +305,7 @@ class GuardedGraph(GuardedCode):
         comparer.compare_values(reference.after, candidate.after)
         comparer.compare_strides(reference, candidate, self._promised)
         self._compare_aliases(comparer, runs, candidate, given)
-        pairs = enumerate(zip(runs.kept, given, strict=True))
+        pairs = enumerate(zip(runs.program.kept, given, strict=True))
         comparer.compare_untouched(
             {
                 self.reference.inputs[position]: (before, after)
@@ -312,14 +316,21 @@ class GuardedGraph(GuardedCode):
         return comparer.out
 
     def _compare_aliases(
-        self, comparer: CallComparer, runs: GraphRuns, candidate: Observation, given: list[Any]
+        self,
+        comparer: CallComparer,
+        runs: Evidence[GraphProgram],
+        candidate: Observation,
+        given: list[Any],
     ) -> None:
         """Only what outputs that the user sees share is looked at: nobody else could tell."""
         reference = runs.native[0]
         places = [storage_address(value) for value in given]
-        pairs = zip(runs.used, given, places, strict=True)
-        used = [place if mine is theirs else storage_address(mine) for mine, theirs, place in pairs]
-        reference.aliases = self.reference.aliases(reference, runs.used, used, self._promised)
+        mine = runs.program.used
+        pairs = zip(mine, given, places, strict=True)
+        used = [place if own is theirs else storage_address(own) for own, theirs, place in pairs]
+        reference.aliases = self.reference.aliases(
+            reference, runs.program.used, used, self._promised
+        )
         candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
         donated = {input_of(self.reference.inputs[position]) for position in self.lowered.donated}
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
@@ -335,7 +346,9 @@ class GuardedGraph(GuardedCode):
                 same.add(item)
         return same
 
-    def _with_origin(self, verdict: Verdict, runs: GraphRuns, candidate: Observation) -> Verdict:
+    def _with_origin(
+        self, verdict: Verdict, runs: Evidence[GraphProgram], candidate: Observation
+    ) -> Verdict:
         if self._located is None:
             self._located = []
             if self.locator is not None:
@@ -431,12 +444,11 @@ class GuardedCapture(GuardedCode):
         """Run the compiled code, and the check where one is due."""
         if not self.is_due(args):
             return self.compiled(*args)
-        copier = Copier()
-        kept = [copy_argument(copier, value) for value in args]
+        kept = copy_arguments(args)
         rng = RandomState.now()
-        surroundings = CallSurroundings.now()
-        runs = CapturedRuns(self.reference, kept, rng, surroundings, self.settings.seed)
-        watch = GradientWatch(self, kept, rng, surroundings)
+        program = CapturedProgram(self.reference, kept, rng, CallSurroundings.now())
+        runs = Evidence(program, seed=self.settings.seed)
+        watch = GradientWatch(self, program)
         rng.restore()
         candidate = Observation(rng_before=rng)
         results: Any = ()
@@ -485,7 +497,7 @@ class GuardedCapture(GuardedCode):
         ]
 
     def _judge(
-        self, runs: CapturedRuns, candidate: Observation, reused: Sequence[Item] = ()
+        self, runs: Evidence[CapturedProgram], candidate: Observation, reused: Sequence[Item] = ()
     ) -> Verdict:
         comparer = self.comparer(runs)
         reference = runs.native[0]
@@ -522,10 +534,7 @@ class GuardedCapture(GuardedCode):
 
     def judge_gradients(
         self,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-        cotangents: dict[int, Tensor],
+        program: CapturedProgram,
         found: dict[Item, Tensor | None],
         besides: dict[Item, tuple[Aspect, str]],
     ) -> dict[Item, Tensor | None]:
@@ -537,9 +546,7 @@ class GuardedCapture(GuardedCode):
         code = self.backward
         code.entry.calls += 1
         try:
-            runs = GradientRuns(
-                self.reference, kept, rng, surroundings, self.settings.seed, cotangents
-            )
+            runs = Evidence(program, seed=self.settings.seed)
             comparer = code.comparer(runs)
             reference = runs.native[0]
             if not code.judge_errors(comparer.out, reference.error, None):
@@ -555,14 +562,14 @@ class GuardedCapture(GuardedCode):
             verdict, instead = code.own_failure(error), found
         finally:
             now.restore()
-        called = (self.reference.module, kept)
+        called = (self.reference.module, program.kept)
         result: dict[Item, Tensor | None] = code.conclude(
             verdict, found, None, lambda: instead, called
         )
         return result
 
     def _with_origin(
-        self, verdict: Verdict, runs: CapturedRuns, label: str, *, gradients: bool
+        self, verdict: Verdict, runs: Evidence[CapturedProgram], label: str, *, gradients: bool
     ) -> Verdict:
         differs = any(f.status is not Status.UNVERIFIED for f in verdict.failures)
         if not differs or not self.settings.locate or runs.native[0].error is not None:
@@ -590,8 +597,7 @@ class GuardedCapture(GuardedCode):
         with torch.set_grad_enabled(gradients):
             code = GuardedCapture.of(graph, args, self.compile_graph, settings, journal, "part")
             for _ in range(calls):
-                copier = Copier()
-                results = code(*[copy_argument(copier, value) for value in args])
+                results = code(*copy_arguments(args))
                 ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
                 if gradients and ends:
                     torch.autograd.backward(ends, [torch.randn_like(end) for end in ends])
@@ -614,18 +620,10 @@ class GradientWatch:
     once; outputs get hooks. An input that the graph writes to, or hands out, cannot be replaced so.
     """
 
-    def __init__(
-        self,
-        code: GuardedCapture,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-    ) -> None:
-        """For one call."""
+    def __init__(self, code: GuardedCapture, program: CapturedProgram) -> None:
+        """For one call, of which `program` is the reference."""
         self.code = code
-        self.kept = kept
-        self.rng = rng
-        self.surroundings = surroundings
+        self.program = program
         self.items: list[Item] = []
         self.cotangents: dict[int, Tensor] = {}
         self._given: list[Any] = []
@@ -672,7 +670,7 @@ class GradientWatch:
     def arrive(self, position: int, cotangent: Tensor) -> None:
         """The gradient of an output is there. With the first one the backward pass begins."""
         if not self.cotangents:
-            named = zip(self.code.reference.inputs, self._given, self.kept, strict=False)
+            named = zip(self.code.reference.inputs, self._given, self.program.kept, strict=False)
             self._untouched = {
                 name: (value, before)
                 for name, value, before in named
@@ -704,9 +702,8 @@ class GradientWatch:
         self.cotangents.clear()
         if not cotangents:
             return gradients
-        result = self.code.judge_gradients(
-            self.kept, self.rng, self.surroundings, cotangents, found, besides
-        )
+        program = dataclasses.replace(self.program, cotangents=cotangents)
+        result = self.code.judge_gradients(program, found, besides)
         return tuple(result.values())
 
 

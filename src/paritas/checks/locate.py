@@ -33,11 +33,12 @@ from paritas._torch.inductor import ONLY_MARKED, compilable, compile_again, with
 from paritas.checks.failures import Explainer, call_context, make_origin, node_origin
 from paritas.checks.passes import check_graph_passes
 from paritas.errors import in_one_line
-from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns
-from paritas.execution.graph_runs import copy_argument
+from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.graph_runs import copy_argument, copy_arguments
 from paritas.execution.observation import Observation
+from paritas.execution.program import VALUE, ValueProgram
 from paritas.execution.saved_state import Copier, RandomState
-from paritas.numerics.bits import is_inexact
+from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.checks.guarded_graphs import Suspect
-    from paritas.execution.graph_runs import CapturedRuns
+    from paritas.execution.graph_runs import CapturedProgram
+    from paritas.execution.observation import RunOptions
     from paritas.results.findings import Verdict
 
 
@@ -81,18 +83,17 @@ def run_variant(
 ) -> CompiledVariant:
     """Compile the graph, or a changed copy of it, with options on top of its own, and run it."""
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
-    copier = Copier()
-    given = [copy_argument(copier, value) for value in suspect.runs.kept]
-    seen = Observation(rng_before=suspect.runs.rng)
+    given = copy_arguments(suspect.runs.program.kept)
+    seen = Observation(rng_before=suspect.runs.program.rng)
     try:
         compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
-        suspect.runs.rng.restore()
+        suspect.runs.program.rng.restore()
         results = list(compiled(list(given)))
     except Exception as error:  # noqa: BLE001  (a variant that does not work shows nothing)
         return CompiledVariant(seen, given, [], error)
     seen.rng_after = RandomState.now()
-    count = len(suspect.runs.reference.outputs)
-    suspect.runs.reference.name_results(seen, results[:count], given)
+    count = len(suspect.runs.program.reference.outputs)
+    suspect.runs.program.reference.name_results(seen, results[:count], given)
     return CompiledVariant(seen, given, results[count:])
 
 
@@ -143,7 +144,7 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
     """
     failed = {finding.item for finding in suspect.failures}
     outputs = returned(suspect.lowered.module)
-    named = zip(suspect.runs.reference.outputs, outputs, strict=False)
+    named = zip(suspect.runs.program.reference.outputs, outputs, strict=False)
     wrong = [node for item, node in named if item.in_graph(suspect.label) in failed]
     before = ancestors(wrong) if wrong else None
     names = [
@@ -262,9 +263,9 @@ def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
 def _wrong_nodes(
     suspect: Suspect, values: dict[str, Any], variant: CompiledVariant
 ) -> list[Finding]:
-    module = suspect.runs.reference.module
+    module = suspect.runs.program.reference.module
     traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
-    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.kept, strict=True))
+    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.program.kept, strict=True))
     findings = []
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -300,15 +301,18 @@ def judge_node(
     Returns:
         What was found, with a diagnosis where it is wrong; nothing if it cannot be run alone.
     """
-    runs = NodeRuns(node, table, seed)
-    reference = runs.native[0].outputs.get(VALUE)
+    call = _NodeCall(node, table)
+    values = leaves([call.args, call.kwargs, node.meta.get("val")])
+    program = ValueProgram(call.prepare, [value for _, value in values])
+    known = Evidence(program, seed=seed)
+    reference = known.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []
-    evidence = ItemEvidence(runs, VALUE)
+    evidence = ItemEvidence(known, VALUE)
     found, _ = check_pair(item, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
     if all(finding.status.passes() for finding in found):
         return found
-    context = call_context(runs.parent.target, runs.args, runs.kwargs)
+    context = call_context(call.node.target, call.args, call.kwargs)
     return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
 
 
@@ -317,7 +321,7 @@ def _check_write(
 ) -> list[Finding]:
     """An input written to at the end has to hold the value that was computed for it."""
     target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
-    inputs = placeholders(suspect.runs.reference.module)
+    inputs = placeholders(suspect.runs.program.reference.module)
     table[node] = table.get(source) if isinstance(source, Node) else None
     value = table[node]
     plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
@@ -347,53 +351,29 @@ def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
     return [msgspec.structs.replace(worst, reason=told, source=where.source or None, origin=where)]
 
 
-class NodeRuns(ValueRuns):
-    """The runs of a single operator on given inputs."""
+class _NodeCall:
+    """A single operator and what it is given."""
 
-    def __init__(self, node: Node, table: dict[Node, Any], seed: int) -> None:
+    def __init__(self, node: Node, table: dict[Node, Any]) -> None:
         """`table` holds the value of every node before this one."""
-        self.node = node
-        parent, self.item = node, None
+        self.node, self.item = node, None
         if node.target is operator.getitem and isinstance(node.args[0], Node):
-            parent, self.item = node.args[0], node.args[1]
-        self.parent = parent
-        self.args = map_arg(parent.args, table.__getitem__)
-        self.kwargs = map_arg(parent.kwargs, table.__getitem__)
-        super().__init__([], self._dtypes(), seed)
-        # What a compiler fuses it need not round between two operators.
-        self.shake_inputs = True
-        self.native = self.run_reference()
+            self.node, self.item = node.args[0], node.args[1]
+        self.args = map_arg(self.node.args, table.__getitem__)
+        self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
 
-    def prepare(self, *, wide: bool) -> Callable[[], Any]:
-        """Run the operator once more."""
-        copier = Copier(widen=wide)
-        copies = wide or _is_write(self.parent)
+    def prepare(self, options: RunOptions) -> Callable[[], Any]:
+        """What is to be run."""
+        copier = Copier(widen=options.wide)
+        copies = options.wide or _is_write(self.node)
         args = _copy_arguments(copier, self.args) if copies else self.args
         kwargs = _copy_arguments(copier, self.kwargs) if copies else self.kwargs
 
         def run() -> Any:
-            result = self.parent.target(*args, **kwargs)  # type: ignore[operator]
+            result = self.node.target(*args, **kwargs)  # type: ignore[operator]
             return result if self.item is None else result[self.item]
 
         return run
-
-    def _dtypes(self) -> dict[torch.dtype, int]:
-        counts: dict[torch.dtype, int] = {}
-        values = [self.args, self.kwargs, self.node.meta.get("val")]
-        for tensor in _tensors_in(values):
-            if is_inexact(tensor):
-                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
-        return counts
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors_in(item)]
-    return []
 
 
 def _copy_arguments(copier: Copier, value: Any) -> Any:
@@ -528,7 +508,7 @@ def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) ->
 def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
     """No less than the graph; the node behind the first failing output is the nearest place."""
     outputs = dict(
-        zip(suspect.runs.reference.outputs, returned(suspect.lowered.module), strict=False)
+        zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
     )
     node: Node | None = None
     for finding in suspect.failures:
@@ -589,7 +569,7 @@ class CapturedSuspect:
             backward pass or without, and gives the verdict.
     """
 
-    runs: CapturedRuns
+    runs: Evidence[CapturedProgram]
     label: str
     failures: tuple[Finding, ...]
     gradients: bool
@@ -608,7 +588,7 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
 
 def _locate_in_captured(suspect: CapturedSuspect) -> Finding:
     deadline = time.monotonic() + SECONDS_FOR_PARTS
-    module = suspect.runs.reference.module
+    module = suspect.runs.program.reference.module
     values = _record_values(suspect)
     nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
     for node in nodes:
@@ -651,9 +631,11 @@ class _NodeRecorder(Interpreter):
 
 def _record_values(suspect: CapturedSuspect) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    suspect.runs.rng.restore()
-    with suspect.runs.surroundings.again(), taking_stance("force_eager"):
-        _NodeRecorder(suspect.runs.reference.module, values).run(*suspect.runs.arguments())
+    suspect.runs.program.rng.restore()
+    with suspect.runs.program.surroundings.again(), taking_stance("force_eager"):
+        _NodeRecorder(suspect.runs.program.reference.module, values).run(
+            *suspect.runs.program.arguments()
+        )
     return values
 
 

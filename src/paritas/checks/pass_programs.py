@@ -27,22 +27,24 @@ from paritas._torch.operators import WIDE, own_default
 from paritas._torch.replaying import Stream, Unsized, carry_keys_over, draws_of, replay
 from paritas.checks.failures import Explainer
 from paritas.errors import in_one_line
-from paritas.execution.evidence import ItemEvidence, NoiseRuns, WideDefault
-from paritas.execution.observation import Observation
+from paritas.execution.evidence import Evidence, GivenItem, GivenLift, ItemEvidence, WideDefault
+from paritas.execution.observation import Observation, note_decisions
+from paritas.execution.program import Program
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
-from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.flattening import as_plain
 from paritas.numerics.gates import half_the_digits_agree
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import bitwise_equal
 from paritas.precision.lifting import LiftMode, is_rounding
 from paritas.results.findings import Aspect, Finding, Status
-from paritas.results.items import Item, ItemKind, after_call, output
+from paritas.results.items import Item, after_call, output
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import Node
+
+    from paritas.execution.observation import RunOptions
 
 
 # --- Inputs for a graph of which shapes and dtypes are known --------------------------------------
@@ -304,12 +306,8 @@ class PassProgram(abc.ABC):
         finally:
             rng.restore()
         for path, leaf in leaves(results):
-            item = output(f"output{path}")
-            seen.outputs[item] = leaf
-            if mode is not None and isinstance(leaf, torch.Tensor):
-                decision = mode.decision_for(leaf)
-                if decision is not None:
-                    seen.decisions[item] = decision
+            seen.outputs[output(f"output{path}")] = leaf
+        note_decisions(seen, seen.outputs, mode, floats=True)
         for name, value in after.items():
             if not bitwise_equal(value, inputs.copy(name, wide=wide, always=False)):
                 seen.after[after_call(name)] = value
@@ -366,54 +364,32 @@ def tensors_in(graph: FrozenGraph, args: list[Any]) -> dict[str, Tensor]:
     return {node.name: value for node, value in named if isinstance(value, torch.Tensor)}
 
 
-class PassRuns(NoiseRuns):
-    """The runs of the program before, for the judge."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PlayedProgram(Program):
+    """The program before, on one set of inputs; `wide` if it is in float64 that both are compared.
 
-    def __init__(self, program: PassProgram, inputs: MadeUpInputs, *, wide: bool) -> None:
-        """Run it, unless it was run already."""
-        dtypes = {torch.float64: 1} if wide else program.dtypes()
-        super().__init__([program.seen(inputs, wide=wide)], dtypes, seed=0)
-        self.program = program
-        self.inputs = inputs
+    It sees to the default dtype itself, for both programs and in whatever runs come before these.
+    """
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    sets_default = True
+
+    program: PassProgram
+    inputs: MadeUpInputs
+    wide: bool
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of the nodes."""
+        return {torch.float64: 1} if self.wide else self.program.dtypes()
+
+    def run(self, options: RunOptions) -> list[Observation]:
         """Run it once more."""
-        with watch or contextlib.nullcontext():
-            return [self.program.observe(self.inputs, wide=wide, mode=mode)]
+        # `as_traced` hides a watch, so a mixed graph is perturbed by its coarsest dtype throughout.
+        with options.watch or contextlib.nullcontext():
+            return [self.program.observe(self.inputs, wide=options.wide, mode=options.mode)]
 
-    def lifted(self) -> list[Observation] | None:
-        """In float64 the two are compared as they are."""
-        return None
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run; an input it left alone has the value it came with."""
-        value = seen.value(item)
-        if value is None and item.kind is ItemKind.INPUT_AFTER_CALL:
-            return self.inputs.copy(item.name, wide=not self.is_narrow)
-        return value
-
-
-class _WideEvidence(ItemEvidence):
-    """Both sides in float64: the one is the arbiter, the other the lifted run."""
-
-    def __init__(self, runs: PassRuns, item: Item, before: Any, after: Any) -> None:
-        super().__init__(runs, item)
-        self._pair = before, after
-
-    def arbiter(self) -> Tensor | None:
-        value = self._pair[0]
-        return value if isinstance(value, torch.Tensor) else None
-
-    def lifted(self) -> Tensor | None:
-        before, after = self._pair
-        both = isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor)
-        return after if both and after.shape == before.shape else None
+    def initial(self, item: Item) -> Any:
+        """The input as it came."""
+        return self.inputs.copy(item.name, wide=self.wide)
 
 
 @dataclasses.dataclass
@@ -470,11 +446,10 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
         right = after.seen(inputs, wide=wide, used=used)
         error = left.error or right.error
         if error is None:
-            runs = PassRuns(before, inputs, wide=wide)
+            runs = Evidence(_PlayedProgram(before, inputs, wide=wide), [left])
             # What was computed of constants was computed in their own dtype, and rounded to it.
-            folded = [unit_roundoff(dtype) for dtype in new_constants(before, after)]
-            runs.lift_unit = max([runs.lift_unit, *folded])
-            return _compare_runs(runs, left, right, wide=wide)
+            lifted = GivenLift(rounded=new_constants(before, after))
+            return _compare_runs(runs, left, right, lifted)
         side = "before" if left.error is not None else "after"
         failed = f"the graph {side} it cannot be run op by op: {in_one_line(error, 160)}"
     raise UnplayableError(failed)
@@ -496,16 +471,17 @@ def new_constants(before: PassProgram, after: PassProgram) -> set[torch.dtype]:
 
 
 def _compare_runs(
-    runs: PassRuns, left: Observation, right: Observation, *, wide: bool
+    runs: Evidence[_PlayedProgram], left: Observation, right: Observation, lifted: GivenLift
 ) -> PassComparison:
     result = PassComparison()
+    wide = runs.program.wide
     checks = Checks(dtype=False)
     items = [*left.outputs, *left.after]
     items += [item for item in (*right.outputs, *right.after) if item not in items]
     for item in items:
         pair = as_plain(runs.complete(left, item)), as_plain(runs.complete(right, item))
         result.compared += 1
-        evidence = _WideEvidence(runs, item, *pair) if wide else ItemEvidence(runs, item)
+        evidence = GivenItem(runs, item, *pair, lifted=lifted) if wide else ItemEvidence(runs, item)
         kinds = [_kind_of_value(value) for value in pair]
         if kinds[0] != kinds[1]:
             reason = f"{kinds[1]} instead of {kinds[0]}"
@@ -528,7 +504,7 @@ def _compare_runs(
     return result
 
 
-def _is_unmeasured(runs: PassRuns, finding: Finding) -> bool:
+def _is_unmeasured(runs: Evidence[_PlayedProgram], finding: Finding) -> bool:
     """Whether a difference may be rounding, for all that is known: half of the digits agree."""
     size = finding.metrics.rel_l2 if finding.metrics is not None else math.inf
     small = half_the_digits_agree(size, runs.unit)

@@ -15,17 +15,19 @@ from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.failures import FailedPair, remember_failed
 from paritas.errors import MismatchError, UsageError, in_one_line
+from paritas.execution.evidence import Demand, Evidence
 from paritas.execution.observation import (
     OUTPUT,
     Observation,
     RunConditions,
+    RunOptions,
     input_tensors,
     running_subject,
     same_value,
     storage_address,
 )
 from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import (
     Inputs,
     Subject,
@@ -213,10 +215,9 @@ class FurtherGradients:
 
     def _observe(self, side: Subject) -> Observation:
         """Run one side; of what the caller's own call has shown, make no more than is needed."""
+        wanted = frozenset(map(gradient, self.conditions.also))
         conditions = dataclasses.replace(
-            self.conditions,
-            wanted=frozenset(map(gradient, self.conditions.also)),
-            changing=frozenset(),
+            self.conditions, options=RunOptions(wanted=wanted), changing=frozenset()
         )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
         with room, running_subject(side, self.rng, conditions) as call:
@@ -340,33 +341,43 @@ class _Verification:
             (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
         )
         first, my_first = further.ask((natives[0], mine[0]))
-        runs = SubjectRuns(
+        changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
+        program = SubjectProgram(
             self.reference,
-            self.candidate,
             self.inputs,
             self.rng,
-            further.conditions,
-            [first, *natives[1:]],
-            lift=self.config.lift,
+            dataclasses.replace(further.conditions, changing=changing),
+            len(natives),
         )
-        runs.tell = self.tell
-        if self._goes_by_order(natives[0], mine[0]):
-            runs.by_order = True
-            runs.notes.append("outputs are matched by order: the two sides name them differently")
-            mine, (my_first,) = runs.named(mine), runs.named([my_first])
-        runs.changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
-        collected = Comparer(runs, self.config, 0, self._shown(CALL)).compare(first, my_first)
+        evidence = Evidence(program, [first, *natives[1:]], self.config.seed)
+        evidence.tell = self.tell
+        by_order = self._goes_by_order(natives[0], mine[0])
+        sides = SubjectLift(
+            evidence,
+            self.candidate,
+            lift=self.config.lift,
+            by_order=by_order,
+            notes=evidence.notes,
+        )
+        if by_order:
+            evidence.notes.append(
+                "outputs are matched by order: the two sides name them differently"
+            )
+            mine, (my_first,) = sides.named(mine), sides.named([my_first])
+        demand = Demand()
+        comparer = Comparer(sides, demand, self.config, 0, self._shown(CALL))
+        collected = comparer.compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
         if self.repeats or len(mine) > 1:
-            collected.take(self._compare_second(runs, natives, mine))
-        if collected.passes and runs.ran_uncompiled():
+            collected.take(self._compare_second(sides, demand, natives, mine))
+        if collected.passes and sides.ran_uncompiled():
             collected.take(self._uncompiled())
         if collected.passes:
-            collected.take(self._run_again(runs, natives[0]))
+            collected.take(self._run_again(sides, demand, natives[0]))
         if self.config.verify_aliasing:
             collected.take(self._compare_memory(mine[0]))
-        collected.notes += runs.notes
+        collected.notes += evidence.notes
         return collected.verdict(strict=self.config.strict)
 
     def _shown(self, item: Item, call: int = 0) -> Item:
@@ -417,7 +428,9 @@ class _Verification:
                 collected.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason, advice)
         return collected
 
-    def _run_again(self, runs: SubjectRuns, first: Observation) -> CollectedFindings:
+    def _run_again(
+        self, sides: SubjectLift, demand: Demand, first: Observation
+    ) -> CollectedFindings:
         """The reference must still be what it was: else it is unknown what was compared."""
         self.tell("running the reference once more")
         collected = CollectedFindings()
@@ -432,11 +445,12 @@ class _Verification:
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if first.error is not None or _same_observation(first, last):
             return collected
-        runs.unsettle()
+        demand.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
-        found = Comparer(runs, quiet, 0, CALL, lifts=False).compare(first, last)
+        found = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
         moved = [finding.path for finding in found.findings if not finding.status.passes()]
-        moved += [item.text for item, _ in first.items() if not runs.repeats(item, first, last)]
+        agrees = sides.repetition.agrees
+        moved += [item.text for item, _ in first.items() if not agrees(item, first, last, demand)]
         if not moved:
             collected.notes.append("the reference does not give the same bits every time")
             return collected
@@ -511,7 +525,11 @@ class _Verification:
             yield
 
     def _compare_second(
-        self, runs: SubjectRuns, natives: list[Observation], mine: list[Observation]
+        self,
+        sides: SubjectLift,
+        demand: Demand,
+        natives: list[Observation],
+        mine: list[Observation],
     ) -> CollectedFindings:
         """A program without state does the same again; one with state goes on from it."""
         occasion = self._shown(CALL, call=2)
@@ -528,10 +546,10 @@ class _Verification:
             return collected
         if len(natives) == 1:
             # It changed its mind. Its lifted run was of the first call only.
-            runs.unsettle()
-            comparer = Comparer(runs, self.config, 0, occasion, lifts=False)
+            demand.unsettle()
+            comparer = Comparer(sides, demand, self.config, 0, occasion, lifts=False)
             return comparer.compare(natives[0], mine[1])
-        return Comparer(runs, self.config, 1, occasion).compare(natives[1], mine[1])
+        return Comparer(sides, demand, self.config, 1, occasion).compare(natives[1], mine[1])
 
 
 def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:

@@ -173,6 +173,8 @@ def json_option(
         )
         @functools.wraps(command)
         def checked(*args: Any, json_path: Path | None, **given: Any) -> Any:
+            if json_path == STDOUT and not or_stdout:
+                json_path = Path.cwd() / STDOUT  # a file of that name
             writes = not here_alone or os.environ.get("RANK", "0") == "0"
             if json_path is not None and json_path != STDOUT and writes:
                 from paritas.reports.files import check_writable

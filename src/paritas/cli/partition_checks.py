@@ -20,7 +20,7 @@ from paritas.partition.annotation import Annotation, Option
 from paritas.partition.configuration.inputs import TensorInfo, VerifyConfig, make_call
 from paritas.partition.recipe_checks import failed_split
 from paritas.placement.recipes import Recipe, on_device
-from paritas.reports.terminal import STYLES, details, last_line, listed, small_table
+from paritas.reports.terminal import STYLES, details, last_line, listed, paragraph, small_table
 from paritas.results.findings import Aspect, Finding, Status, Verdict
 from paritas.results.items import ItemKind, harness
 from paritas.results.placements import Shard
@@ -396,11 +396,9 @@ def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Gr
     parts.append(Text())
     if checked.rows:
         parts += [_split_table(checked.rows), Text(SPLIT_LEGEND, style="dim"), Text()]
-    told = list(details(verdict))
-    if told:
-        parts += [*told, Text()]
     coverage = verdict.coverage
     parts += [
+        *paragraph(details(verdict)),
         Text(f"coverage: {coverage.compared} compared, {len(coverage.skipped)} skipped"),
         *listed("skipped", coverage.skipped),
         *listed("note", verdict.notes[1:]),  # the first of them is the rule

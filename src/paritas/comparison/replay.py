@@ -16,7 +16,8 @@ from paritas.comparison.dataflow import RecordedCall, scope_of
 from paritas.comparison.operands import read_value
 from paritas.dumps.survey import is_result
 from paritas.errors import UsageError, first_line, in_one_line
-from paritas.execution.evidence import VALUE, ItemEvidence, ValueRuns
+from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.program import VALUE, ValueProgram
 from paritas.files.dtypes import known_dtype
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from paritas._torch.named_operators import NamedOperator
     from paritas.comparison.dataflow import RecordedCalls, Scope
+    from paritas.execution.observation import RunOptions
     from paritas.files.records import Record
     from paritas.numerics.automatic import Judgement
 
@@ -103,8 +105,12 @@ class ReplayProgram:
         return _select_result(result, self.position)
 
 
-class ReplayRuns(ValueRuns):
-    """The runs of a program on given values."""
+class ReplayRuns:
+    """The runs of a program on given values.
+
+    Attributes:
+        evidence: what is known of them.
+    """
 
     def __init__(
         self, program: ReplayProgram, values: Mapping[str, Any], most_bytes: int, seed: int = 0
@@ -112,19 +118,12 @@ class ReplayRuns(ValueRuns):
         """Run it natively, once it is known that this takes no more than so many bytes."""
         self.program = program
         self.values = values
-        counts: dict[torch.dtype, int] = {}
-        for value in values.values():
-            if is_inexact(value):
-                counts[value.dtype] = counts.get(value.dtype, 0) + 1
         self._room: int | None = most_bytes
-        super().__init__([], counts, seed)
-        # What a compiler fuses it need not round between two operators.
-        self.shake_inputs = True
-        self.native = self.run_reference()
+        self.evidence = Evidence(ValueProgram(self._prepare, values.values()), seed=seed)
         self._room = None
-        result: Any = self.native[0].outputs.get(VALUE)
+        result: Any = self.evidence.native[0].outputs.get(VALUE)
         if is_inexact(result):
-            self.dtypes.add(result.dtype)
+            self.evidence.dtypes.add(result.dtype)
 
     @property
     def result(self) -> Tensor:
@@ -133,7 +132,7 @@ class ReplayRuns(ValueRuns):
         Raises:
             UsageError: nothing.
         """
-        seen = self.native[0]
+        seen = self.evidence.native[0]
         value = seen.outputs.get(VALUE)
         if isinstance(seen.error, UsageError):
             raise seen.error
@@ -145,16 +144,15 @@ class ReplayRuns(ValueRuns):
 
     def truth(self) -> Tensor:
         """The result in float64; where no lifted run can be had, the native one."""
-        lifted = self.arbiter()
+        lifted = self.evidence.arbiter()
         value = None if lifted is None else lifted[0].outputs.get(VALUE)
         if isinstance(value, torch.Tensor) and value.shape == self.result.shape:
             return value
         return self.result
 
-    def prepare(self, *, wide: bool) -> Callable[[], Any]:
-        """Run it once more."""
+    def _prepare(self, options: RunOptions) -> Callable[[], Any]:
         values = self.values
-        if wide:
+        if options.wide:
             values = {key: _widen(value) for key, value in values.items()}
         return lambda: self.program.run(values, self._room)
 
@@ -605,7 +603,7 @@ def _judge_value(runs: ReplayRuns, value: Tensor) -> Judgement:
     if reference.shape != value.shape:
         found, recorded = list(reference.shape), list(value.shape)
         raise UsageError(f"run again it gives shape {found}, where {recorded} is recorded")
-    judgement = AutomaticValueChecker().check(reference, value, ItemEvidence(runs, VALUE))
+    judgement = AutomaticValueChecker().check(reference, value, ItemEvidence(runs.evidence, VALUE))
     if judgement is None or judgement.status is Status.UNVERIFIED:
         raise UsageError("what it gives cannot be compared")
     return judgement

@@ -227,6 +227,10 @@ class SummaryJudgement:
 def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
     """Judge by what both sides still know.
 
+    No gate of the full rule, which has no values to look at here. The allowances are its own,
+    twice, for noise of a dtype alone; but counts of zeros that differ by more than 1 % are refused,
+    though noise may have made them.
+
     Args:
         my: the candidate.
         golden: the reference.

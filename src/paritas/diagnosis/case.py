@@ -178,6 +178,14 @@ class Case:
         return with_nan | differing | (self.distance > MAX_Z * self.allowed)
 
     @functools.cached_property
+    def z(self) -> Tensor:
+        """Errors in multiples of their noise; infinite where something is not finite and wrong."""
+        size = self.error.abs()
+        z = torch.where(size == 0, 0.0, size / self.allowed)
+        # Equal infinities, and NaN on both sides, have no difference and are right.
+        return torch.where(torch.isfinite(size), z, torch.where(self.beyond, torch.inf, 0.0))
+
+    @functools.cached_property
     def wrong(self) -> Tensor:
         """Which elements are wrong: beyond the noise, or not finite in another way.
 

@@ -385,8 +385,9 @@ class _Extremes:
     any_pair: bool = False
 
     def take(self, case: Case, wrong: Tensor) -> None:
-        self.distance = max(self.distance, float(case.distance.max()))
-        self.z = max(self.z, float(_error_over_noise(case, wrong).max()))
+        if not bool(wrong.any()):  # it is asked for only if nothing is beyond its noise
+            self.distance = max(self.distance, float(case.distance.max()))
+        self.z = max(self.z, float(case.z.max()))
         finite = torch.isfinite(case.given) & wrong
         self.any_given |= bool(finite.any())
         self.any_pair |= bool((finite & torch.isfinite(case.right)).any())
@@ -482,10 +483,11 @@ class CaseSurvey:
 
     @functools.cached_property
     def _sums(self) -> tuple[float, int]:
-        """Squares of the right values, and how many of them are zero."""
+        """Squares of the right values of a large tensor, and how many of them are zero."""
         squares, zeros = 0.0, 0
         for box in self._boxes():
-            squares += float(box.case.magnitude.square().sum())
+            if not self.is_one_box:
+                squares += float(box.case.magnitude.square().sum())
             zeros += int((box.case.right == 0).sum())
         return squares, zeros
 
@@ -518,8 +520,7 @@ class CaseSurvey:
         return self._found[1]
 
     def _is_beyond(self, level: float, case: Case) -> Tensor:
-        wrong = self._is_wrong(case)
-        return wrong | (_error_over_noise(case, wrong) > level)
+        return self._is_wrong(case) | (case.z > level)
 
     def _is_wrong(self, case: Case) -> Tensor:
         return self._found[2](case)
@@ -550,10 +551,3 @@ class CaseSurvey:
         if self.is_one_box:
             return iter([Box((), 0, 0, self.case)] if self.case.reference.numel() else [])
         return boxes(self.case, scale)
-
-
-def _error_over_noise(case: Case, wrong: Tensor) -> Tensor:
-    size = case.error.abs()
-    z = torch.where(size == 0, 0.0, size / case.allowed)
-    # Equal infinities, and NaN on both sides, have no difference and are right.
-    return torch.where(torch.isfinite(size), z, torch.where(wrong, torch.inf, 0.0))

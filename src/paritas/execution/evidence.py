@@ -1,40 +1,43 @@
 """How much a program wavers by its own rounding, measured by running it again.
 
 The arbiter is the reference in float64, perturbed runs are the reference with every rounding drawn
-at random. Each run is made when the judge first asks for it.
+at random. Each run is made when the judge first asks for it. What the candidate did in float64
+comes from elsewhere: it is no evidence about the reference.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, final
 
 import torch
 
 from paritas._torch.global_state import quietly
-from paritas._torch.graphs import as_traced
 from paritas._torch.operators import COMPARISONS, WIDE, default_dtype, own_default
 from paritas.errors import in_one_line
-from paritas.execution.observation import Observation
+from paritas.execution.isolation import MISSING
+from paritas.execution.observation import RunOptions
+from paritas.execution.program import Program
 from paritas.numerics.automatic import nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
 from paritas.precision.perturbing import NoisePool, PerturbMode
-from paritas.results.items import Item, ItemKind
 from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch import Tensor
 
+    from paritas.execution.observation import Observation
+    from paritas.results.items import Item
 
-# --- The default dtype of a lifted run ------------------------------------------------------------
+
+# --- Running a program once more ------------------------------------------------------------------
 
 _Seen = TypeVar("_Seen")
 
@@ -63,17 +66,44 @@ class WideDefault:
             return once()
 
 
-# --- The further runs of a program ----------------------------------------------------------------
+@quietly()
+def run_quietly(program: Program, options: RunOptions, default: WideDefault) -> list[Observation]:
+    """Run a program without showing what it logs or warns of: the user did not ask for this run."""
+    if not options.wide or program.sets_default:
+        return program.run(options)
+    return default.run(options.mode, lambda: program.run(options))
+
+
+# --- What is known of a program -------------------------------------------------------------------
 
 DECIDING_RUNS = 12
-NO_WIDER_ARBITER = "the program runs in float64: there is no wider arbiter"
 # Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
 # measure of anything.
 MOST_LEAVING = 0.5
 
+P_co = TypeVar("P_co", bound=Program, covariant=True)
+
 
 class NoiseNotYetMeasured(Exception):  # noqa: N818  (nothing went wrong: it is asked again later)
     """Perturbed runs were asked for while they are put off."""
+
+
+class Notes(list[str]):
+    """What a verdict is to say besides its findings.
+
+    Attributes:
+        weaker: those of them that say why less is seen than could be.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is to be said yet."""
+        super().__init__()
+        self.weaker: set[str] = set()
+
+    def add_weaker(self, note: str) -> None:
+        """Say why less is seen than could be."""
+        self.append(note)
+        self.weaker.add(note)
 
 
 @dataclasses.dataclass
@@ -82,123 +112,147 @@ class _Spread:
     squares: dict[tuple[int, Item], Tensor] = dataclasses.field(default_factory=dict)
 
 
-class NoiseRuns(abc.ABC):
+class Demand:
+    """What one comparison still needs of the perturbed runs, and what it got.
+
+    Attributes:
+        settled: calls and items that need no evidence any more; their spread is not kept.
+        puts_off: perturbed runs are refused for now, until it is known what needs them.
+        at_second: gradients of gradients are judged now, and perturbed runs make them.
+        spreads: unit roundoff -> what the runs so far came to.
+    """
+
+    def __init__(self, *, settles: bool = True) -> None:
+        """Everything is needed; without `settles` it stays so, for whoever compares next."""
+        self.settles = settles
+        self.settled: set[tuple[int, Item]] = set()
+        self.puts_off = False
+        self.at_second = False
+        self.spreads: dict[float, _Spread] = {}
+
+    def settle(self, call: int, item: Item) -> None:
+        """An item needs no evidence any more."""
+        if self.settles:
+            self.settled.add((call, item))
+
+    def unsettle(self) -> None:
+        """Everything is needed again: other values are compared."""
+        self.settled.clear()
+        self.spreads.clear()
+
+    def go_on_to_second(self) -> None:
+        """Gradients of gradients are judged next, by perturbed runs of their own."""
+        self.at_second = True
+        self.spreads.clear()
+
+
+@final
+class Evidence(Generic[P_co]):
     """Further runs of a reference, call by call, made when the judge first asks for them.
 
     Attributes:
         native: what the reference did, call by call.
         notes: why something could not be run, for the verdict.
-        weaker: those of them that say why less is seen than could be.
-        settled: items that need no evidence any more; their spread is not kept.
-        puts_off: perturbed runs are refused for now, until it is known what needs them.
         tell: hears of every step that may take long.
         dtype: the floating dtype that most of the program is in.
         dtypes: all of them.
+        casts: the narrow dtypes that the program itself casts to, as far as lifted runs were made.
+        shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
-        wide_default: how the reference gets another one in a lifted run.
-        lift_unit: unit roundoff at which a lifted run is judged.
+        everything: the demand used where a comparison brings none of its own.
         seed: of the perturbations.
-        shake_inputs: whether the inputs are themselves known to rounding only.
     """
 
     def __init__(
-        self, native: list[Observation], dtypes: dict[torch.dtype, int], seed: int
+        self, program: P_co, native: list[Observation] | None = None, seed: int = 0
     ) -> None:
-        """`dtypes` counts the values of each floating dtype of the program."""
-        self.native = native
-        self.notes: list[str] = []
-        self.weaker: set[str] = set()
-        self.settled: set[tuple[int, Item]] = set()
-        self.puts_off = False
+        """`native` is what the program did, where it was run already."""
+        self._program = program
+        self.seed = seed
+        self.notes = Notes()
         self.tell: Callable[[str], None] = lambda _: None
         self.default = own_default()
-        self.wide_default = WideDefault()
-        counts = dtypes or {self.default: 0}
+        self.casts: set[torch.dtype] = set()
+        self.shows_dtypes = False
+        self._wide_default = WideDefault()
+        # Before any other run: cotangents are drawn in the dtypes of the first.
+        self.native = self.run(RunOptions()) if native is None else native
+        counts = program.dtypes(self.native) or {self.default: 0}
         self.dtypes = set(counts)
         self.dtype = max(counts.items(), key=lambda item: item[1])[0]
-        self.lift_unit = UNIT_F64
-        self.seed = seed
-        self.shake_inputs = False
-        self._asked: set[str] = set()
+        self._is_asked = False
         self._arbiter: list[Observation] | None = None
-        self._shows_dtypes = False  # the arbiter: every cast in it was seen
+        self._baseline: list[Observation] | None = None
         self._log: dict[Any, torch.dtype] | None = None
-        self._spreads: dict[float, _Spread] = {}
         self._decided: dict[float, list[list[Observation]]] = {}
+        self.everything = Demand(settles=False)
         self._pool = NoisePool(seed)
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Make every further run quiet: the user did not ask for it, and its failure is a note."""
-        super().__init_subclass__(**options)
-        for name in ("run_reference", "lifted", "coarsest", "ran_uncompiled"):
-            if name in cls.__dict__:
-                setattr(cls, name, quietly()(cls.__dict__[name]))
+    @property
+    def program(self) -> P_co:
+        """Whose evidence it is."""
+        return self._program
 
-    @abc.abstractmethod
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
-        """Run the reference once more; `wide` on inputs and state in float64."""
-
-    @abc.abstractmethod
-    def lifted(self) -> list[Observation] | None:
-        """The candidate in float64, call by call, or None if that cannot be."""
-
-    @abc.abstractmethod
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run; an input or buffer it left alone has the value it came with."""
-
-    def given(self) -> dict[str, Any]:
-        """What the program was given, by name, as far as that is known."""
-        return {}
-
-    def arbiter(self) -> list[Observation] | None:
-        """The reference in float64, call by call, or None if that cannot be."""
-        if "arbiter" not in self._asked:
-            self._asked.add("arbiter")
-            if self.is_narrow:
-                self.tell("running the reference in float64")
-                mode = LiftMode(self.dtype, self.default, remember_sums=True)
-                watch = _AutocastWatch()
-                seen = self.run_reference(mode=mode, wide=True, watch=watch)
-                if self.is_usable(seen, "no arbiter: the reference in float64"):
-                    self._arbiter = seen
-                self.dtypes |= mode.casts | watch.dtypes
-                self._shows_dtypes = self._arbiter is not None and not mode.foreign
-            else:
-                self.note_weaker(NO_WIDER_ARBITER)
-        return self._arbiter
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Run the reference once more."""
+        return run_quietly(self._program, options, self._wide_default)
 
     @property
     def unit(self) -> float:
         """Unit roundoff of the coarsest arithmetic the reference does."""
         return max(unit_roundoff(dtype) for dtype in self.dtypes)
 
-    def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside, for whoever has a cheap way to look."""
-        return None
-
     @property
     def is_narrow(self) -> bool:
         """Whether there is a wider precision to lift the program to."""
         return self.unit > UNIT_F64
 
-    def spread(self, unit: float, call: int, item: Item, runs: int) -> Tensor | None:
+    def lift_mode(self, **how: Any) -> LiftMode:
+        """A mode for a lifted run of this program."""
+        return LiftMode(self.dtype, self.default, **how)
+
+    def arbiter(self) -> list[Observation] | None:
+        """The reference in float64, call by call, or None if that cannot be."""
+        if not self._is_asked:
+            self._is_asked = True
+            if self.is_narrow:
+                quick = self._program.quick_wide()
+                self._arbiter = self._lifted() if quick is None else [quick]
+            elif self._program.notes_float64:
+                self.notes.add_weaker("the program runs in float64: there is no wider arbiter")
+        return self._arbiter
+
+    def _lifted(self) -> list[Observation] | None:
+        """The reference in float64 by a dispatch mode, which also shows what it casts to."""
+        self.tell("running the reference in float64")
+        looks = not self._program.knows_dtypes
+        mode = self.lift_mode(remember_sums=looks)
+        watch = _AutocastWatch() if looks else None
+        seen = self.run(RunOptions(mode=mode, wide=True, watch=watch))
+        usable = is_usable(seen, "no arbiter: the reference in float64", self.notes)
+        if watch is not None:
+            self.casts |= mode.casts
+            self.dtypes |= mode.casts | watch.dtypes
+        self.shows_dtypes = usable and not mode.foreign
+        if usable:
+            self._program.arbiter_made(seen)
+        return seen if usable else None
+
+    def spread(
+        self, unit: float, call: int, item: Item, runs: int, demand: Demand | None = None
+    ) -> Tensor | None:
         """The rms deviation of one item over perturbed runs; infinite where one left it."""
-        spread = self._spreads.setdefault(unit, _Spread())
+        demand = demand or self.everything
+        spread = demand.spreads.setdefault(unit, _Spread())
         while spread.runs < runs:
-            if self.puts_off:
+            if demand.puts_off:
                 raise NoiseNotYetMeasured
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
             self.tell(Progress(f"measuring rounding in {whose}", spread.runs, runs))
-            seen = self.perturbed(unit, spread.runs)
-            if not self.is_usable(seen, "a perturbed run of the reference", weakens=False):
+            seen = self.perturbed(unit, spread.runs, demand)
+            if not is_usable(seen, "a perturbed run of the reference", self.notes, weakens=False):
                 return None
-            self._add_run(spread, seen)
+            self._add_run(spread, seen, demand)
             spread.runs += 1
         squares = spread.squares.get((call, item))
         if squares is None:
@@ -208,12 +262,11 @@ class NoiseRuns(abc.ABC):
             return None
         return (squares / spread.runs).sqrt()
 
-    def _add_run(self, spread: _Spread, seen: list[Observation]) -> None:
-        base = self._base()
-        for call, (still, moved) in enumerate(zip(base, seen, strict=False)):
+    def _add_run(self, spread: _Spread, seen: list[Observation], demand: Demand) -> None:
+        for call, (still, moved) in enumerate(zip(self._base(), seen, strict=False)):
             for item, value in still.items():
                 key = (call, item)
-                if key in self.settled or not is_inexact(value):
+                if key in demand.settled or not is_inexact(value):
                     continue
                 if spread.runs and key not in spread.squares:
                     continue
@@ -221,28 +274,37 @@ class NoiseRuns(abc.ABC):
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
 
-    def decided(self, unit: float) -> list[list[Observation]]:
+    def _base(self) -> list[Observation]:
+        """What perturbed runs are compared with."""
+        if self._baseline is None:
+            own = self._program.baseline(self)
+            arbiter = self.arbiter() if own is None else own
+            self._baseline = self.native if arbiter is None else arbiter
+        return self._baseline
+
+    def decided(self, unit: float, demand: Demand | None = None) -> list[list[Observation]]:
         """Runs that remember what decided their discrete results: a plain one, then perturbed."""
+        demand = demand or self.everything
         if unit not in self._decided:
-            if self.puts_off:
+            if demand.puts_off:
                 raise NoiseNotYetMeasured
-            plain = LiftMode(self.dtype, self.default, remember_decisions=True)
-            runs = [self.run_reference(wide=True, mode=plain)]
+            plain = self.lift_mode(remember_decisions=True)
+            runs = [self.run(RunOptions(wide=True, mode=plain))]
+            self.casts |= plain.casts
             runs += [
-                self.perturbed(unit, seed, remember_decisions=True) for seed in range(DECIDING_RUNS)
+                self.perturbed(unit, seed, demand, remember_decisions=True)
+                for seed in range(DECIDING_RUNS)
             ]
             self._decided[unit] = runs
         return self._decided[unit]
 
-    def unsettle(self) -> None:
-        """Everything needs evidence again: other values are compared with the same runs."""
-        self.settled.clear()
-        self._spreads.clear()
-
     def perturbed(
-        self, unit: float, seed: int, *, remember_decisions: bool = False
+        self, unit: float, seed: int, demand: Demand, *, remember_decisions: bool = False
     ) -> list[Observation]:
-        """Run the reference with its roundings drawn at random."""
+        """Run the reference with its roundings drawn at random, as far as anything depends on it.
+
+        Its gradients are no discrete values, about which decisions are remembered.
+        """
         wide = self.arbiter() is not None or not self.is_narrow
         native = unit == self.unit and len(self.dtypes) > 1
         mode = PerturbMode(
@@ -250,40 +312,61 @@ class NoiseRuns(abc.ABC):
             self.default,
             unit,
             self.seed + seed,
-            log=self._dtype_log() if native else None,
+            log=self.dtype_log() if native else None,
             remember_decisions=remember_decisions,
             widen=wide,
-            shake_inputs=self.shake_inputs,
+            shake_inputs=self._program.shakes_inputs,
             pool=self._pool,
         )
-        return self.run_reference(wide=wide, mode=mode)
+        wanted: frozenset[Item] | None = None
+        if self._can_make_less():
+            wanted = frozenset() if remember_decisions else self._unsettled_gradients(demand)
+        return self.run(RunOptions(wide=wide, mode=mode, wanted=wanted, second=demand.at_second))
 
-    def _dtype_log(self) -> dict[Any, torch.dtype]:
+    def _can_make_less(self) -> bool:
+        """Whether a perturbed run may leave out gradients that nobody asks about any more.
+
+        Not where it is told by their order in which dtype operators run, nor where a second call
+        goes on from what the first one left.
+        """
+        return len(self.native) == 1 and len(self.dtypes) == 1
+
+    def _unsettled_gradients(self, demand: Demand) -> frozenset[Item]:
+        items = (*self.native[0].gradients, *self.native[0].further)
+        return frozenset(item for item in items if (0, item) not in demand.settled)
+
+    def dtype_log(self) -> dict[Any, torch.dtype]:
         """In which dtype each operator of a mixed-precision program runs natively."""
         if self._log is None:
             log = DtypeLog()
-            self.run_reference(watch=log)
+            self.run(RunOptions(watch=log))
             self._log = log.calls
         return self._log
 
-    def _base(self) -> list[Observation]:
-        arbiter = self.arbiter()
-        return self.native if arbiter is None else arbiter
+    def complete(self, seen: Observation, item: Item) -> Any:
+        """An item of a run; an input or buffer it left alone has the value it came with."""
+        return completed(seen, item, self._program)
 
-    def note_weaker(self, note: str) -> None:
-        """Say why less is seen than could be."""
-        self.notes.append(note)
-        self.weaker.add(note)
 
-    def is_usable(self, seen: list[Observation], who: str, *, weakens: bool = True) -> bool:
-        """Whether a run went well; if not, a note says why."""
-        for observation in seen:
-            error = observation.error or observation.gradient_error
-            if error is not None:
-                note = f"{who} raised {in_one_line(error, 100)}"
-                self.note_weaker(note) if weakens else self.notes.append(note)
-                return False
-        return True
+def completed(seen: Observation, item: Item, program: Program) -> Any:
+    """An item of a run; what the program left alone has the value it came with, or `MISSING`."""
+    known = any(item in table for table in (seen.outputs, seen.after, seen.state))
+    if known or not item.kind.is_afterwards:
+        return seen.value(item)
+    if item.kind.is_after_backward:
+        return completed(seen, item.of(item.kind.after_call), program)
+    return program.initial(item)
+
+
+def is_usable(seen: list[Observation], who: str, notes: Notes, *, weakens: bool = True) -> bool:
+    """Whether a run went well; if not, a note says why."""
+    for observation in seen:
+        error = observation.error or observation.gradient_error
+        if error is not None:
+            note = f"{who} raised {in_one_line(error, 100)}"
+            notes.add_weaker(note) if weakens else notes.append(note)
+            return False
+    return True
 
 
 class _AutocastWatch(torch.overrides.TorchFunctionMode):
@@ -324,117 +407,140 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
     return squared if differ is None else torch.where(differ, math.inf, squared)
 
 
-# --- Programs that give one value: an operator, or a few in a row ---------------------------------
-
-VALUE = Item(ItemKind.NAMED, "value")
+# --- The candidate in float64 ---------------------------------------------------------------------
 
 
-class ValueRuns(NoiseRuns):
-    """Runs of which the outcome is a single value, under the name `VALUE`."""
+class Lifted(Protocol):
+    """What the candidate does in float64, where that is known."""
 
-    @abc.abstractmethod
-    def prepare(self, *, wide: bool) -> Callable[[], Any]:
-        """What is to be run; its inputs are copied, and widened, before any mode looks on."""
+    @property
+    def unit(self) -> float:
+        """Unit roundoff at which it is judged."""
+        ...
 
-    def run_reference(
+    def runs(self) -> list[Observation] | None:
+        """Call by call; None if there is no such run."""
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference, if it was looked for."""
+
+    def initial(self, item: Item) -> Any:
+        """What something of the candidate's was before the call; or `MISSING`."""
+
+
+class GivenLift:
+    """Runs that were made elsewhere."""
+
+    def __init__(
         self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
-        """Run it once more."""
+        make: Callable[[], list[Observation] | None] = lambda: None,
+        rounded: Collection[torch.dtype] = (),
+    ) -> None:
+        """`rounded` are narrow dtypes that values in these runs were rounded to all the same."""
+        self._make = make
+        self._rounded = rounded
 
-        def once() -> list[Observation]:
-            return self._run_once(self.prepare(wide=wide), mode, watch)
+    @property
+    def unit(self) -> float:
+        """That of float64, or of the coarsest dtype that it rounds to."""
+        narrow = [unit_roundoff(dtype) for dtype in self._rounded if dtype.is_floating_point]
+        return max([UNIT_F64, *narrow])
 
-        return self.wide_default.run(mode, once) if wide else once()
+    def runs(self) -> list[Observation] | None:
+        """What was given."""
+        return self._make()
 
-    def _run_once(
-        self,
-        run: Callable[[], Any],
-        mode: LiftMode | None,
-        watch: contextlib.AbstractContextManager[Any] | None,
-    ) -> list[Observation]:
-        seen = Observation()
-        try:
-            with (
-                as_traced(),
-                watch or contextlib.nullcontext(),
-                mode or contextlib.nullcontext(),
-            ):
-                result = run()
-        except Exception as error:  # noqa: BLE001  (then there is no such run)
-            seen.error = error
-            return [seen]
-        seen.outputs[VALUE] = result
-        if mode is not None and isinstance(result, torch.Tensor) and not is_inexact(result):
-            decision = mode.decision_for(result)
-            if decision is not None:
-                seen.decisions[VALUE] = decision
-        return [seen]
-
-    def lifted(self) -> list[Observation] | None:
-        """There is no other form of it."""
+    def coarsest(self) -> float | None:
+        """None: it is not looked for."""
         return None
 
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """The value."""
-        return seen.value(item)
+    def initial(self, item: Item) -> Any:
+        """`MISSING`: they have all there is to compare."""
+        return MISSING
 
 
-# --- The runs, seen at one item -------------------------------------------------------------------
+# Compiled code is judged as it is: in float64 it would be another program.
+NO_LIFT = GivenLift()
+
+
+# --- All of it, seen at one item ------------------------------------------------------------------
 
 
 class ItemEvidence:
-    """The runs, seen at one item of one call."""
+    """What is known of one item of one call."""
 
-    def __init__(self, runs: NoiseRuns, item: Item, call: int = 0, *, lifts: bool = True) -> None:
-        """`lifts=False` where the candidate has no lifted run of this call."""
-        self.runs = runs
+    def __init__(
+        self,
+        evidence: Evidence[Program],
+        item: Item,
+        call: int = 0,
+        *,
+        lifted: Lifted = NO_LIFT,
+        demand: Demand | None = None,
+        also: tuple[Evidence[Program], ...] = (),
+        in_float64: bool = False,
+    ) -> None:
+        """Look at one item.
+
+        Args:
+            lifted: the candidate in float64.
+            demand: what the comparison still needs; everything without it.
+            also: programs whose roundings are noise of this item as well.
+            in_float64: the two lifted runs are compared: there is no wider arbiter of them.
+        """
+        self.evidence = evidence
         self.item = item
         self.call = call
-        self.lifts = lifts
+        self.also = also
+        self.in_float64 = in_float64
+        self._lifted = lifted
+        self._demand = demand
 
     @property
     def unit(self) -> float | None:
         """Unit roundoff of the program's precision."""
-        return self.runs.unit
+        return UNIT_F64 if self.in_float64 else self.evidence.unit
 
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference, where that is looked for."""
-        return self.runs.coarsest() if self.lifts else None
+        return self._lifted.coarsest()
 
     @property
     def lift_unit(self) -> float:
         """Unit roundoff at which the lifted run is judged."""
-        return self.runs.lift_unit
+        return self._lifted.unit
 
     def arbiter(self) -> Tensor | None:
         """The reference's value in float64."""
-        value = self._value(self.runs.arbiter())
-        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
-        if value is None or not isinstance(native, torch.Tensor):
+        if self.in_float64:
+            return None
+        value = self._wide_value(self.evidence.arbiter())
+        native = self._native()
+        if value is None or native is None:
             return None
         return value if value.shape == native.shape else None
 
     def lifted(self) -> Tensor | None:
         """The candidate's value in float64."""
         arbiter = self.arbiter()
-        value = self._value(self.runs.lifted()) if self.lifts and arbiter is not None else None
+        value = None if arbiter is None else self._wide_value(self._lifted.runs())
         if value is None or arbiter is None or value.shape != arbiter.shape:
             return None
         return value.to(arbiter.device)
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The rms deviation over perturbed runs."""
-        return self.runs.spread(unit, self.call, self.item, runs)
+        """The rms deviation over perturbed runs; the largest, where several programs are noisy."""
+        mine = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
+        for other in self.also:
+            theirs = other.spread(unit, self.call, self.item, runs)
+            if mine is not None and theirs is not None and mine.shape == theirs.shape:
+                mine = torch.maximum(mine, theirs)
+        return mine
 
     def least_spread(self) -> Tensor | None:
         """What the last sum behind a narrow value rounds, as the arbiter shows it."""
-        arbiter = self.runs.arbiter()
-        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
-        if arbiter is None or len(arbiter) <= self.call or not isinstance(native, torch.Tensor):
+        arbiter, native = self.evidence.arbiter(), self._native()
+        if arbiter is None or len(arbiter) <= self.call or native is None:
             return None
         least = arbiter[self.call].least_noise.get(self.item)
         # Of a sum in float64 there is no such rounding.
@@ -443,11 +549,12 @@ class ItemEvidence:
 
     def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's value and this one."""
-        native: Any = self.runs.complete(self.runs.native[self.call], self.item)
-        if not isinstance(native, torch.Tensor) or candidate.shape != native.shape:
+        native = self._native()
+        if native is None or candidate.shape != native.shape:
             return None
         reference, candidate = promotable(native, candidate.to(native.device))
-        runs = [run[self.call] for run in self.runs.decided(unit) if len(run) > self.call]
+        decided = self.evidence.decided(unit, self._demand)
+        runs = [run[self.call] for run in decided if len(run) > self.call]
         margins = [
             decision.margin(reference, candidate)
             for run in runs
@@ -468,18 +575,54 @@ class ItemEvidence:
         # Nothing is known of how it came about: rounding decides where it gives the candidate's.
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:
-            value = self.runs.complete(run, self.item)
+            value = self._complete(run)
             if isinstance(value, torch.Tensor) and value.shape == reference.shape:
                 reached |= torch.eq(*promotable(value, candidate))
         return reached & (reference != candidate)
 
-    def _value(self, observations: list[Observation] | None) -> Tensor | None:
+    def _native(self) -> Tensor | None:
+        value = self._complete(self.evidence.native[self.call])
+        return value if isinstance(value, torch.Tensor) else None
+
+    def _complete(self, seen: Observation) -> Any:
+        value = self.evidence.complete(seen, self.item)
+        return self._lifted.initial(self.item) if value is MISSING else value
+
+    def _wide_value(self, observations: list[Observation] | None) -> Tensor | None:
         if observations is None or len(observations) <= self.call:
             return None
-        value = self.runs.complete(observations[self.call], self.item)
+        value = self._complete(observations[self.call])
         if not isinstance(value, torch.Tensor):
             return None
         if value.dtype in WIDE:
             # Not float64, so not lifted, unless it is what came in and was left alone.
             return value.to(WIDE[value.dtype]) if self.item.kind.is_afterwards else None
         return value
+
+
+class GivenItem(ItemEvidence):
+    """Both sides' values in float64 are given: the one is the arbiter, the other the lifted run."""
+
+    def __init__(
+        self,
+        evidence: Evidence[Program],
+        item: Item,
+        before: Any,
+        after: Any,
+        *,
+        lifted: Lifted = NO_LIFT,
+    ) -> None:
+        """`before` is the reference's value, `after` the candidate's."""
+        super().__init__(evidence, item, lifted=lifted)
+        self._pair = before, after
+
+    def arbiter(self) -> Tensor | None:
+        """The reference's value."""
+        value = self._pair[0]
+        return value if isinstance(value, torch.Tensor) else None
+
+    def lifted(self) -> Tensor | None:
+        """The candidate's value."""
+        before, after = self._pair
+        both = isinstance(after, torch.Tensor) and isinstance(before, torch.Tensor)
+        return after if both and after.shape == before.shape else None

@@ -23,19 +23,28 @@ from paritas._torch.graphs import (
     written_placeholders,
 )
 from paritas.execution.differences import all_equal
-from paritas.execution.evidence import NoiseRuns
-from paritas.execution.observation import Observation, find_aliases, storage_address
+from paritas.execution.evidence import Evidence
+from paritas.execution.isolation import MISSING
+from paritas.execution.observation import (
+    Observation,
+    find_aliases,
+    note_decisions,
+    storage_address,
+)
+from paritas.execution.program import Program
 from paritas.execution.saved_state import Copier, RandomState
 from paritas.numerics.metrics import bitwise_equal
-from paritas.precision.lifting import LiftMode
 from paritas.precision.widening import widen_graph
-from paritas.results.items import Item, ItemKind, after_call, gradient, input_of, nth_output
+from paritas.results.items import Item, after_call, gradient, input_of, nth_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
     from torch.fx import GraphModule
+
+    from paritas.execution.observation import RunOptions
+    from paritas.precision.lifting import LiftMode
 
 
 # --- The reference as a program that holds less ---------------------------------------------------
@@ -143,24 +152,17 @@ class ReferenceGraph:
         except Exception as error:  # noqa: BLE001  (the judge is told that there is no such run)
             seen.error = error
             return seen
-        self.name_results(seen, list(results), args, mode)
+        self.name_results(seen, list(results), args)
+        note_decisions(seen, seen.outputs, mode, floats=True)
         return seen
 
-    def name_results(
-        self, seen: Observation, results: list[Any], args: list[Any], mode: LiftMode | None = None
-    ) -> None:
+    def name_results(self, seen: Observation, results: list[Any], args: list[Any]) -> None:
         """Put results and written inputs into an observation, under their names."""
         seen.outputs = dict(zip(self.outputs, results, strict=False))
         for position in sorted(self.written):
             value = args[position]
             if isinstance(value, torch.Tensor):
                 seen.after[after_call(self.inputs[position])] = value.detach()
-        if mode is None:
-            return
-        for item, value in seen.outputs.items():
-            decision = mode.decision_for(value) if isinstance(value, torch.Tensor) else None
-            if decision is not None:
-                seen.decisions[item] = decision
 
     def aliases(
         self, seen: Observation, args: list[Any], addresses: list[int], items: Iterable[Item]
@@ -222,35 +224,46 @@ class WideGraph:
         return seen
 
 
-class GraphRuns(NoiseRuns):
-    """The runs of a reference graph on the arguments of one call.
+class GraphProgram(Program):
+    """A reference graph on the arguments of one call.
 
     Attributes:
         kept: the arguments as they were before the call; nothing writes to them.
         used: the arguments of the native run: `kept`, but where it writes to them.
     """
 
-    def __init__(
-        self, reference: ReferenceGraph, kept: list[Any], rng: RandomState, seed: int = 0
-    ) -> None:
-        """Run the reference natively, at once."""
+    knows_dtypes = True
+    notes_float64 = False
+
+    def __init__(self, reference: ReferenceGraph, kept: list[Any], rng: RandomState) -> None:
+        """`rng` is where the call found torch's generators."""
         self.reference = reference
         self.kept = kept
         self.rng = rng
         self.used = self.arguments()
-        self._restore_random()
-        seen = reference.observe(self.used, module=reference.lean.module)
-        seen.rng_after = RandomState.of_torch() if reference.draws else rng
-        super().__init__([seen], reference.dtypes, seed)
 
-    def become_lean(self) -> None:
-        """See whether later calls of this graph may hold less than this one."""
-        seen = self.native[0]
+    @classmethod
+    def evidence(
+        cls, reference: ReferenceGraph, kept: list[Any], rng: RandomState, seed: int = 0
+    ) -> Evidence[GraphProgram]:
+        """Run a graph natively, at once, holding as little as it can."""
+        program = cls(reference, kept, rng)
+        program.restore_random()
+        seen = reference.observe(program.used, module=reference.lean.module)
+        seen.rng_after = RandomState.of_torch() if reference.draws else rng
+        return Evidence(program, [seen], seed)
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of its nodes."""
+        return self.reference.dtypes
+
+    def become_lean(self, seen: Observation) -> None:
+        """See whether later calls of this graph may hold less; `seen` is the native run."""
         if self.reference.lean.is_settled or seen.error is not None:
             return
 
         def run(module: GraphModule) -> list[Any]:
-            self._restore_random()
+            self.restore_random()
             again = self.reference.observe(self.arguments(), module=module)
             if again.error is not None:
                 raise again.error
@@ -262,59 +275,31 @@ class GraphRuns(NoiseRuns):
         """The arguments by name, as they came."""
         return dict(zip(self.reference.inputs, self.kept, strict=False))
 
-    def arbiter(self) -> list[Observation] | None:
-        """The reference in float64, or None if that cannot be."""
-        if "arbiter" not in self._asked and self.is_narrow:
-            self._restore_random()
-            seen = self.reference.wide.run(self.reference, self.kept)
-            self._asked.add("arbiter")
-            if seen is not None and seen.error is None:
-                self._arbiter = [seen]
-                return self._arbiter
-            # Not rewritten, or it failed on these arguments: the mode does it, or says why not.
-            mode = LiftMode(self.dtype, self.default)
-            runs = self.run_reference(wide=True, mode=mode)
-            if self.is_usable(runs, "no arbiter: the reference in float64"):
-                self._arbiter = runs
-                self._restore_random()
-                self.reference.wide.compare_once(self.reference, self.kept, runs[0])
-        return self._arbiter
+    def quick_wide(self) -> Observation | None:
+        """The rewritten graph; None if there is none, or it failed on these arguments."""
+        self.restore_random()
+        seen = self.reference.wide.run(self.reference, self.kept)
+        return seen if seen is not None and seen.error is None else None
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
-        """Run the reference once more."""
+    def arbiter_made(self, runs: list[Observation]) -> None:
+        """Trust the rewritten graph from now on if it gives the same."""
+        self.restore_random()
+        self.reference.wide.compare_once(self.reference, self.kept, runs[0])
 
-        def once() -> list[Observation]:
-            args = self.wide_arguments() if wide else self.arguments()
-            self._restore_random()
-            with watch or contextlib.nullcontext():
-                return [self.reference.observe(args, mode)]
-
-        return self.wide_default.run(mode, once) if wide else once()
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Run the graph once more."""
+        args = copy_arguments(self.kept, wide=True) if options.wide else self.arguments()
+        self.restore_random()
+        # `as_traced` hides a watch, so a mixed graph is perturbed by its coarsest dtype throughout.
+        with options.watch or contextlib.nullcontext():
+            return [self.reference.observe(args, options.mode)]
 
     def arguments(self) -> list[Any]:
         """The arguments, with copies of those that the graph may write to."""
         return copy_written(self.kept, self.reference.written)
 
-    def wide_arguments(self) -> list[Any]:
-        """Copies of all arguments in float64."""
-        copier = Copier(widen=True)
-        return [copy_argument(copier, value) for value in self.kept]
-
-    def lifted(self) -> list[Observation] | None:
-        """Compiled code is judged as it is: in float64 it would be another program."""
-        return None
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run."""
-        return seen.value(item)
-
-    def _restore_random(self) -> None:
+    def restore_random(self) -> None:
+        """Put torch's generators where the call found them, if it draws."""
         if self.reference.draws:
             self.rng.restore()
 
@@ -322,6 +307,12 @@ class GraphRuns(NoiseRuns):
 def copy_argument(copier: Copier, value: Any) -> Any:
     """A tensor's copy; numbers, generators and the like as they are."""
     return copier.copy_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def copy_arguments(args: Iterable[Any], *, wide: bool = False) -> list[Any]:
+    """Copies of all arguments of a call, which share memory as those do."""
+    copier = Copier(widen=wide)
+    return [copy_argument(copier, value) for value in args]
 
 
 def copy_written(args: list[Any], written: frozenset[int]) -> list[Any]:
@@ -394,140 +385,78 @@ class CapturedReference:
         seen.aliases = find_aliases(seen.outputs, given)
 
 
-class CapturedRuns(NoiseRuns):
-    """The runs of a captured graph on the arguments of one call, forward only.
+@dataclasses.dataclass(frozen=True, eq=False)
+class CapturedProgram(Program):
+    """A captured graph on the arguments of one call.
 
     Attributes:
+        reference: the graph.
         kept: the arguments as they were before the call; nothing writes to them.
+        rng: where the call found the generators.
+        surroundings: of the call.
+        cotangents: what came down to this graph, by the position of the output; without any, it is
+            run forward only.
     """
 
-    def __init__(
-        self,
-        reference: CapturedReference,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-        seed: int,
-    ) -> None:
-        """Run the reference natively, at once."""
-        self.reference = reference
-        self.kept = kept
-        self.rng = rng
-        self.surroundings = surroundings
-        super().__init__([], reference.dtypes, seed)
-        self.native = self.run_reference()
+    reference: CapturedReference
+    kept: list[Any]
+    rng: RandomState
+    surroundings: CallSurroundings
+    cotangents: dict[int, Tensor] | None = None
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
-        """Run the reference once more."""
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of its nodes."""
+        return self.reference.dtypes
 
-        def once() -> list[Observation]:
-            return self._run_once(wide=wide, mode=mode, watch=watch)
-
-        return self.wide_default.run(mode, once) if wide else once()
-
-    def _run_once(
-        self,
-        *,
-        wide: bool,
-        mode: LiftMode | None,
-        watch: contextlib.AbstractContextManager[Any] | None,
-    ) -> list[Observation]:
-        args = self.arguments(wide=wide)
-        before = self.kept if not wide else self.arguments(wide=True)
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Run the graph once more."""
+        args = self.arguments(wide=options.wide)
+        before = self.kept if not options.wide else self.arguments(wide=True)
         self.rng.restore()
         seen = Observation(rng_before=self.rng)
         try:
-            with self._around(watch, mode):
+            with self.surroundings.again(), taking_stance("force_eager"), options.around():
                 results = self.reference.module(*args)
             seen.rng_after = RandomState.now()
             self.reference.name_results(seen, results, args, before)
-            self._finish(seen, results, args, watch, mode)
+            if self.cotangents is not None:
+                seen.gradients |= self._differentiate(results, args, self.cotangents, options)
         except Exception as error:  # noqa: BLE001  (the judge is told of it)
             seen.error = error
-        if mode is not None:
-            for item, value in seen.outputs.items():
-                decision = mode.decision_for(value) if _is_discrete(value) else None
-                if decision is not None:
-                    seen.decisions[item] = decision
+        note_decisions(seen, seen.outputs, options.mode)
         seen.outputs = {item: _detach_tensor(value) for item, value in seen.outputs.items()}
         return [seen]
 
-    def arguments(self, *, wide: bool = False) -> list[Any]:
-        """Copies of the arguments, which may be written to."""
-        copier = Copier(widen=wide)
-        return [copy_argument(copier, value) for value in self.kept]
-
-    def given(self) -> dict[str, Any]:
-        """The arguments by name, as they came."""
-        return self.reference.named(self.kept)
-
-    def lifted(self) -> list[Observation] | None:
-        """Compiled code is judged as it is: in float64 it would be another program."""
-        return None
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run; an argument it left alone has the value it came with."""
-        value = seen.value(item)
-        if value is None and item.kind is ItemKind.INPUT_AFTER_CALL:
-            return self.reference.named(self.kept).get(item.name)
-        return value
-
-    @contextlib.contextmanager
-    def _around(self, watch: Any, mode: LiftMode | None) -> Iterator[None]:
-        with (
-            self.surroundings.again(),
-            taking_stance("force_eager"),
-            watch or contextlib.nullcontext(),
-            mode or contextlib.nullcontext(),
-        ):
-            yield
-
-    def _finish(
-        self, seen: Observation, results: Any, args: list[Any], watch: Any, mode: LiftMode | None
-    ) -> None:
-        """What else is done with a run while its results are at hand."""
-
-
-class GradientRuns(CapturedRuns):
-    """The same with gradients, under the cotangents that came down to this graph."""
-
-    def __init__(
-        self,
-        reference: CapturedReference,
-        kept: list[Any],
-        rng: RandomState,
-        surroundings: CallSurroundings,
-        seed: int,
-        cotangents: dict[int, Tensor],
-    ) -> None:
-        """`cotangents` by the position of the output."""
-        self.cotangents = cotangents
-        super().__init__(reference, kept, rng, surroundings, seed)
-
-    def _finish(
-        self, seen: Observation, results: Any, args: list[Any], watch: Any, mode: LiftMode | None
-    ) -> None:
-        outputs = [results[position] for position in self.cotangents]
+    def _differentiate(
+        self, results: Any, args: list[Any], cotangents: dict[int, Tensor], options: RunOptions
+    ) -> dict[Item, Tensor | None]:
+        outputs = [results[position] for position in cotangents]
         given = [
             cotangent.to(output.dtype)
-            for output, cotangent in zip(outputs, self.cotangents.values(), strict=True)
+            for output, cotangent in zip(outputs, cotangents.values(), strict=True)
         ]
         wanted = {
             name: value
             for name, value in self.reference.named(args).items()
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
-        with watch or contextlib.nullcontext(), mode or contextlib.nullcontext():
+        with options.around():
             gradients = torch.autograd.grad(
                 outputs, list(wanted.values()), given, allow_unused=True
             )
-        seen.gradients |= zip(map(gradient, wanted), gradients, strict=True)
+        return dict(zip(map(gradient, wanted), gradients, strict=True))
+
+    def arguments(self, *, wide: bool = False) -> list[Any]:
+        """Copies of the arguments, which may be written to."""
+        return copy_arguments(self.kept, wide=wide)
+
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, as they came."""
+        return self.reference.named(self.kept)
+
+    def initial(self, item: Item) -> Any:
+        """The argument as it came."""
+        return self.given().get(item.name, MISSING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -540,31 +469,26 @@ class CallSurroundings:
     @classmethod
     def now(cls) -> CallSurroundings:
         """What is in force."""
-        kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        on = {kind: torch.get_autocast_dtype(kind) for kind in kinds if _is_autocasting(kind)}
-        return cls(torch.is_grad_enabled(), on)
+        autocast = {
+            kind: torch.get_autocast_dtype(kind)
+            for kind in _device_kinds()
+            if torch.is_autocast_enabled(kind)
+        }
+        return cls(torch.is_grad_enabled(), autocast)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Put it in force."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-            for kind in kinds:
+            for kind in _device_kinds():
                 dtype = self.autocast.get(kind)
-                enabled = dtype is not None
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
             yield
 
 
-def _is_autocasting(kind: str) -> bool:
-    return torch.is_autocast_enabled(kind)
-
-
-def _is_discrete(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return False
-    return not (value.is_floating_point() or value.is_complex())
+def _device_kinds() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def _detach_tensor(value: Any) -> Any:

@@ -23,6 +23,7 @@ from paritas.execution.isolation import (
     is_same_leaf,
 )
 from paritas.execution.saved_state import ProcessState, RandomState
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, map_leaves, same_leaf
 from paritas.numerics.flattening import Flat, as_plain, flattened
 from paritas.numerics.metrics import bitwise_equal
@@ -30,7 +31,7 @@ from paritas.results.items import Item, ItemKind, output
 from paritas.results.items import gradient as gradient_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -159,6 +160,18 @@ class Observation:
         return None
 
 
+def note_decisions(
+    seen: Observation, outputs: Mapping[Item, Any], mode: LiftMode | None, *, floats: bool = False
+) -> None:
+    """Write down what decided discrete outputs of a run under `mode`; with `floats`, of all."""
+    for item, value in outputs.items():
+        if mode is None or not isinstance(value, torch.Tensor):
+            continue
+        decision = mode.decision_for(value) if floats or not is_inexact(value) else None
+        if decision is not None:
+            seen.decisions[item] = decision
+
+
 def named_like(seen: Observation, reference: Observation) -> Observation:
     """The same observation with the reference's names for its outputs, taken in order.
 
@@ -183,6 +196,46 @@ def named_like(seen: Observation, reference: Observation) -> Observation:
     )
 
 
+class _Around(contextlib.AbstractContextManager[None]):
+    """Several managers as one that can be entered again; a missing one is left out."""
+
+    def __init__(self, *managers: contextlib.AbstractContextManager[Any] | None) -> None:
+        self._managers = [manager for manager in managers if manager is not None]
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*error)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a program is run this time.
+
+    Attributes:
+        wide: on inputs and state in float64; the default dtype is the caller's affair.
+        mode: a lifted run's dispatch mode.
+        watch: entered around the program's own code only, like the mode.
+        wanted: the gradients to make; None for all of them.
+        second: make the gradients of gradients, where the program has any.
+        forward_once: one call only, and no backward pass.
+    """
+
+    wide: bool = False
+    mode: LiftMode | None = None
+    watch: contextlib.AbstractContextManager[Any] | None = None
+    wanted: frozenset[Item] | None = None
+    second: bool = True
+    forward_once: bool = False
+
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """What is entered around the program's own code, each time that it runs."""
+        return _Around(self.watch, self.mode)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConditions:
     """Under which a side is run.
@@ -190,38 +243,26 @@ class RunConditions:
     Attributes:
         gradients: differentiate, with cotangents from `seed`.
         seed: see above.
-        wanted: the gradients to make; None for all of them.
         also: inputs to differentiate although the caller's do not require grad.
         written: inputs that a program writes to, which a leaf that requires grad forbids.
         second: differentiate the gradients too.
         accumulates: by way of `.grad`, so that what hangs on its accumulation runs.
-        wide: inputs and state in float64; the default dtype is the caller's affair.
-        mode: a lifted run's dispatch mode.
-        watch: entered around the program's own code only, like the mode.
         changing: the names of the state to look at after the call; None for all of it.
         holds: keep the returned tensors themselves as well.
+        options: what is particular to one run.
         precisions: item -> dtype that its cotangent is drawn in, set by the first run.
     """
 
     gradients: bool
     seed: int
-    wanted: frozenset[Item] | None = None
     also: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
     second: bool = False
     accumulates: bool = False
-    wide: bool = False
-    mode: LiftMode | None = None
-    watch: contextlib.AbstractContextManager[Any] | None = None
     changing: frozenset[str] | None = None
     holds: bool = False
+    options: RunOptions = RunOptions()
     precisions: dict[Item, torch.dtype] = dataclasses.field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def around_the_program(self) -> Iterator[None]:
-        """Enter the mode and the watch."""
-        with self.watch or contextlib.nullcontext(), self.mode or contextlib.nullcontext():
-            yield
 
 
 @contextlib.contextmanager
@@ -237,19 +278,21 @@ def running_subject(
     with contextlib.ExitStack() as stack:
         stack.callback(subject.state.restore)
         values = subject.state.tensors
-        if conditions.wide:
+        if conditions.options.wide:
             values = subject.state.widened()
             for name, value in values.items():
                 if value.requires_grad:
                     copy_hooks(subject.state.tensors[name], value)
             stack.enter_context(subject.state.swapped(values))
             stack.enter_context(any_attention())
-        if conditions.mode is not None:
+        if conditions.options.mode is not None:
             stack.enter_context(taking_stance("force_eager"))
 
         def call(inputs: Inputs) -> Observation:
             seen = Observation()
-            fresh = _requiring_grad(copy_inputs(inputs, widen=conditions.wide), inputs, conditions)
+            fresh = _requiring_grad(
+                copy_inputs(inputs, widen=conditions.options.wide), inputs, conditions
+            )
             _observe_call(subject, fresh, values, conditions, seen)
             if conditions.gradients and seen.state:
                 subject.state.detach()
@@ -303,7 +346,7 @@ def _observe_call(
     subject.state.touch()
     process = ProcessState()
     try:
-        with conditions.around_the_program():
+        with conditions.options.around():
             result = subject.call(*inputs.args, **inputs.kwargs)
     except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
         seen.error = error
@@ -362,8 +405,8 @@ def _note_state_after_backward(
     for name in dict.fromkeys((*changed, *now)):
         first = subject.state.initial(name)
         left, right = changed.get(name, first), now.get(name, first)
-        same = is_same_leaf(left, right, widened=conditions.wide)
-        if not same and not is_same_leaf(right, left, widened=conditions.wide):
+        same = is_same_leaf(left, right, widened=conditions.options.wide)
+        if not same and not is_same_leaf(right, left, widened=conditions.options.wide):
             seen.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
 
 
@@ -384,7 +427,7 @@ def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observ
 
 
 def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
-    mode = conditions.mode
+    mode = conditions.options.mode
     seen.outputs[item] = _keep_leaf(leaf)
     if not isinstance(leaf, torch.Tensor):
         return
@@ -399,10 +442,8 @@ def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observa
         return
     if leaf.is_floating_point():
         _note_least_noise(item, leaf, mode, seen)
-    elif not leaf.is_complex():
-        decision = mode.decision_for(leaf)
-        if decision is not None:
-            seen.decisions[item] = decision
+    else:
+        note_decisions(seen, {item: leaf}, mode)
 
 
 def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
@@ -426,7 +467,11 @@ def _gradient_targets(
         item: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
         for item, t in named.items()
         if t.requires_grad
-        and (conditions.wanted is None or conditions.second or item in conditions.wanted)
+        and (
+            conditions.options.wanted is None
+            or conditions.second
+            or item in conditions.options.wanted
+        )
     }
 
 
@@ -451,7 +496,7 @@ def _differentiate(
         for name, (item, leaf) in zip(names, outputs.items(), strict=True)
     }
     try:
-        with _no_autocast(outputs.values()), conditions.around_the_program():
+        with _no_autocast(outputs.values()), conditions.options.around():
             gradients = _first_gradients(outputs, targets, cotangents, conditions)
     except Exception as error:  # noqa: BLE001
         seen.gradient_error = error
@@ -461,11 +506,11 @@ def _differentiate(
         table[item] = _keep_leaf(gradient)
         if gradient is not None:
             seen.gradient_layouts[item] = gradient.layout
-        if gradient is not None and conditions.mode is not None:
-            _note_least_noise(item, gradient, conditions.mode, seen)
+        if gradient is not None and conditions.options.mode is not None:
+            _note_least_noise(item, gradient, conditions.options.mode, seen)
     if conditions.second:
         try:
-            with _no_autocast(outputs.values()), conditions.around_the_program():
+            with _no_autocast(outputs.values()), conditions.options.around():
                 firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
             seen.further |= seconds
             seen.again = {

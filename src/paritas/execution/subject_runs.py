@@ -1,12 +1,11 @@
-"""Further runs of both programs, made when the judge first asks for them.
+"""The two sides of a check: the reference as a program, and the candidate's lifted run.
 
-The arbiter is the reference in float64, the lifted run the candidate in float64, and perturbed
-runs are the reference with its roundings drawn at random.
+The arbiter and the perturbed runs are the reference's evidence; the lifted run is the candidate in
+float64. Each is made when the judge first asks for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
@@ -14,34 +13,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.dynamo import CountingBackend, room_for_entries
-from paritas._torch.global_state import taking_stance
+from paritas._torch.global_state import quietly, taking_stance
 from paritas._torch.operators import WIDE
 from paritas.errors import in_one_line
-from paritas.execution.evidence import NoiseRuns, WideDefault
+from paritas.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
 from paritas.execution.isolation import MISSING
 from paritas.execution.observation import (
     Observation,
     RunConditions,
+    RunOptions,
     input_contents,
     input_tensors,
     named_like,
     running_subject,
     same_value,
 )
+from paritas.execution.program import Program, count_dtypes
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
 from paritas.numerics.automatic import RUNS
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.criterion import UNIT_F32, unit_roundoff
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
 from paritas.precision.lifting import DtypeLog, LiftMode, is_rounding
 from paritas.precision.widening import lifted_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
 
+    from paritas.execution.evidence import Demand, Evidence
     from paritas.execution.saved_state import RandomState
     from paritas.execution.subjects import Inputs, Subject
     from paritas.results.items import Item
@@ -49,317 +51,66 @@ if TYPE_CHECKING:
 _LONGEST_REASON = 200
 
 
-class SubjectRuns(NoiseRuns):
-    """The further runs for one set of inputs, shared by all items of it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class SubjectProgram(Program):
+    """A side on one set of inputs.
 
     Attributes:
-        changing: the names of the state that either side changes, so worth looking at.
-        at_second: gradients of gradients are judged now, and perturbed runs make them.
-        by_order: the candidate's outputs go by the names of the reference's, in order.
+        subject: the side.
+        inputs: what it is called with.
+        rng: where every run finds the generators.
+        conditions: of every run.
+        calls: how often it is called in a run; its state goes on from call to call.
     """
 
-    def __init__(
-        self,
-        reference: Subject,
-        candidate: Subject,
-        inputs: Inputs,
-        rng: RandomState,
-        conditions: RunConditions,
-        native: list[Observation],
-        *,
-        lift: bool = True,
-    ) -> None:
-        """`native` holds what the reference did, call by call."""
-        self.reference = reference
-        self.candidate = candidate
-        self.inputs = inputs
-        self.rng = rng
-        self.conditions = conditions
-        self.lift = lift
-        self.changing: frozenset[str] | None = None
-        self.at_second = False
-        self.by_order = False
-        super().__init__(native, self._count_dtypes(native[0]), conditions.seed)
-        self._wanted: frozenset[Item] | None = None
-        self._makes_second = True
-        self._lifted: list[Observation] | None = None
-        self._again: list[Observation] | None = None
-        self._repeat: list[Observation] | None = None
-        self._graphs: int | None = None
-        self._inside: float | None = None
+    subject: Subject
+    inputs: Inputs
+    rng: RandomState
+    conditions: RunConditions
+    calls: int = 1
 
-    def lifted(self) -> list[Observation] | None:
-        """The candidate in float64, call by call, or None if that cannot be."""
-        if "lifted" not in self._asked:
-            self._asked.add("lifted")
-            if self.arbiter() is None:
-                return None
-            reason = self._no_lift()
-            if reason:
-                self.note_weaker(f"only the native run was made: {reason}")
-                return None
-            seen = self._lift_candidate()
-            if seen is not None and self.is_usable(
-                seen, "only the native run was made: the candidate in float64"
-            ):
-                self._lifted = self.named(seen)
-        return self._lifted
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of the program's state, inputs and outputs, with element counts."""
+        tensors = [*self.subject.state.saved.values()]
+        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
+        tensors += native[0].outputs.values()
+        known = [
+            tensor
+            for tensor in tensors
+            if is_inexact(tensor) and (tensor.dtype in WIDE or _is_float64(tensor))
+        ]
+        return count_dtypes(known, torch.Tensor.numel)
 
-    def named(self, seen: list[Observation]) -> list[Observation]:
-        """What the candidate did, call by call, under the names to be compared by."""
-        if not self.by_order:
-            return seen
-        last = len(self.native) - 1
-        return [named_like(one, self.native[min(call, last)]) for call, one in enumerate(seen)]
-
-    def coarsest(self) -> float | None:
-        """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.
-
-        Inputs, state and results do not show what autocast does between them. The arbiter does, if
-        it was made; else one more forward run, which a verdict on equal bits is worth.
-        """
-        if self._no_lift():
-            return None
-        if self._shows_dtypes:
-            return self.unit
-        if self._inside is None:
-            log = DtypeLog()
-            # A dispatch mode has no business in compiled code, which would be compiled again.
-            looks = self.unit <= UNIT_F32 and not self.reference.is_compiled
-            if looks and self.native[0].error is None:
-                self._observe(self.reference, watch=log, forward_once=True)
-            inside = [unit_roundoff(dtype) for dtype in log.calls.values()]
-            self._inside = max([self.unit, *inside])
-        return self._inside
-
-    def _no_lift(self) -> str | None:
-        if not self.lift:
-            return "the lifted run is switched off"
-        if len(self.candidate.backends) > 1:
-            return "the candidate is compiled by several backends"
-        draws = any(seen.drew_random_numbers for seen in self.native)
-        if draws and self.candidate.is_compiled and torch.cuda.is_available():
-            return "random numbers drawn on the device depend on the dtype"
-        return None
-
-    def _lift_candidate(self) -> list[Observation] | None:
-        self.tell("running the candidate in float64 (a compiler works on the first call)")
-        if self.candidate.is_compiled:
-            used = frozenset(self.dtypes)
-            backend = lifted_backend(
-                self.candidate.call, self.candidate.backends[0], self.dtype, used
-            )
-            with room_for_entries(), taking_stance("default", backend=backend):
-                seen = self._observe(self.candidate, wide=True)
-            self._graphs = backend.graphs or None  # what cannot be compiled wide may be natively
-            if backend.graphs == 0:
-                self.note_weaker("only the native run was made: nothing was compiled in float64")
-                return None
-            leaks = set(backend.leaks)
-            if not self.candidate.is_wholly_compiled:
-                leaks.add("eager code around the compiled may compute in float32")
-        elif isinstance(self.candidate.call, ForeignProgram):
-            return self._lift_foreign(self.candidate.call)
-        elif self.candidate.is_foreign:
-            leaks = set()
-            seen = self._observe(self.candidate, wide=True)
-        else:
-            lifts = functools.partial(is_rounding, used=frozenset(self.dtypes))
-            mode = LiftMode(self.dtype, self.default, lifts=lifts)
-            seen = self._observe(self.candidate, wide=True, mode=mode)
-            leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
-        if leaks or not self.candidate.is_faithful:
-            self.lift_unit = UNIT_F32
-            reason = "; ".join(sorted(leaks)) or "the candidate may compute in float32 inside"
-            self.note_weaker(f"the lifted run is judged at float32 noise: {reason}")
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Call it once more, or twice."""
+        conditions = dataclasses.replace(
+            self.conditions,
+            options=options,
+            second=self.conditions.second and options.second,
+            gradients=self.conditions.gradients and not options.forward_once,
+        )
+        seen = self._observe(conditions)
+        if conditions.also and any(one.error or one.gradient_error for one in seen):
+            # What the caller's own flags allow must not be lost over what was asked beyond them.
+            if options.mode is not None:
+                options.mode.start_over()
+            conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
+            seen = self._observe(conditions)
         return seen
 
-    def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
-        """Another runtime's program, made once more in float64."""
-        if program.lift is None:
-            self.note_weaker(f"only the native run was made: {program.name} has no float64 form")
-            return None
-        try:
-            lifted = program.lift(frozenset(self.dtypes))
-        except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
-            text = in_one_line(error, _LONGEST_REASON, whole=True)
-            told = f"{program.name} cannot be made in float64: {text}"
-            self.note_weaker(f"only the native run was made: {told}")
-            return None
-        if lifted.leaks:
-            self.lift_unit = UNIT_F32
-            reason = "; ".join(sorted(lifted.leaks))
-            self.note_weaker(f"the lifted run is judged at float32 noise: {reason}")
-        return self._observe(dataclasses.replace(self.candidate, call=lifted.call), wide=True)
+    def _observe(self, conditions: RunConditions) -> list[Observation]:
+        calls = 1 if conditions.options.forward_once else self.calls
+        with running_subject(self.subject, self.rng, conditions) as call:
+            return [call(self.inputs) for _ in range(calls)]
 
-    def ran_uncompiled(self) -> bool:
-        """Whether a compiled candidate really ran eagerly: Dynamo skips some code without a word.
-
-        A program without a single operator leaves nothing to compile and does not count.
-        """
-        if not self.candidate.is_compiled:
-            return False
-        if self._graphs is None:
-            backend = CountingBackend()
-            conditions = dataclasses.replace(self.conditions, gradients=False)
-            with (
-                room_for_entries(),
-                taking_stance("default", backend=backend),
-                running_subject(self.candidate, self.rng, conditions) as call,
-            ):
-                call(self.inputs)
-            self._graphs = backend.graphs
-        return self._graphs == 0 and bool(self._dtype_log())
-
-    def can_make_less(self) -> bool:
-        """Whether a perturbed run may leave out gradients that nobody asks about any more.
-
-        Not where it is told by their order in which dtype operators run, nor where a second call
-        goes on from what the first one left.
-        """
-        self.arbiter()  # it shows all dtypes
-        return self.conditions.gradients and len(self.native) == 1 and len(self.dtypes) == 1
-
-    def perturbed(
-        self, unit: float, seed: int, *, remember_decisions: bool = False
-    ) -> list[Observation]:
-        """Run the reference with its roundings drawn at random, as far as anything depends on it.
-
-        Its gradients are no discrete values, about which decisions are remembered.
-        """
-        self._makes_second = self.at_second
-        if self.can_make_less():
-            self._wanted = frozenset(
-                item
-                for item in (*self.native[0].gradients, *self.native[0].further)
-                if (0, item) not in self.settled and not remember_decisions
-            )
-        try:
-            return super().perturbed(unit, seed, remember_decisions=remember_decisions)
-        finally:
-            self._wanted, self._makes_second = None, True
-
-    def go_on_to_second(self) -> None:
-        """Gradients of gradients are judged next, by perturbed runs of their own."""
-        self.at_second = True
-        self._spreads.clear()
-
-    def complete(self, seen: Observation, item: Item, side: Subject | None = None) -> Any:
-        """An item of a run; an input or buffer it left alone has the value it came with."""
-        if item.kind.is_afterwards and item not in seen.after and item not in seen.state:
-            if item.kind.is_after_backward:
-                return self.complete(seen, item.of(item.kind.after_call), side)
-            return self.initial(item, side)
-        return seen.value(item)
-
-    def initial(self, item: Item, side: Subject | None = None) -> Any:
-        """What an input, or something of a side's state, was before the call; or `MISSING`."""
+    def initial(self, item: Item) -> Any:
+        """What an input, or something of its state, was before the call; or `MISSING`."""
         name = item.name
         if not item.kind.is_state:
             return as_plain(_find_part(input_contents(self.inputs, copy_tensors=False), name))
-        for one in (self.reference, self.candidate) if side is None else (side,):
-            value = one.state.initial(name)
-            value = _find_part(one.state.saved, name) if value is MISSING else value
-            if value is not MISSING:
-                return as_plain(value)
-        return MISSING
-
-    def repeats(self, item: Item, first: Observation, last: Observation) -> bool:
-        """Whether two native runs of the reference differ in an item by rounding alone.
-
-        Its own error is no yardstick here: if something has changed it between the runs, that is
-        what its error consists of. Two runs in float64 must agree far better than it rounds, and
-        then the spread of the perturbed runs is what rounding does.
-        """
-        values = self.complete(first, item), self.complete(last, item)
-        if not (is_inexact(values[0]) and is_inexact(values[1])) or values[0].is_complex():
-            return True
-        arbiter, again = self.arbiter(), self._repeated_arbiter()
-        if arbiter is not None and again is not None:
-            wide = self.complete(arbiter[0], item), self.complete(again[0], item)
-            if not (is_inexact(wide[0]) and is_inexact(wide[1])):
-                return False
-            apart = criterion.rms_difference(wide[0], wide[1])
-            if apart > UNIT_F32 * criterion.rms(wide[0]):
-                return False
-        spread = self.spread(self.unit, 0, item, RUNS[1])
-        if spread is None:
-            return True
-        unit = unit_roundoff(values[0].dtype)
-        noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
-        return criterion.score(values[1], values[0], noise).score.passed
-
-    def is_repeated(self, item: Item, call: int) -> bool:
-        """Whether another native run of the reference leaves the same there, to the bit."""
-        if self._repeat is None:
-            self._repeat = self._observe(self.reference)
-        first, again = (
-            self.complete(seen[call], item, self.reference) for seen in (self.native, self._repeat)
-        )
-        return same_value(first, again)
-
-    def _repeated_arbiter(self) -> list[Observation] | None:
-        if self._again is None and self.arbiter() is not None:
-            mode = LiftMode(self.dtype, self.default)
-            self._again = self.run_reference(mode=mode, wide=True)
-        return self._again
-
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
-        """Run the reference once more."""
-        return self._observe(self.reference, wide=wide, mode=mode, watch=watch)
-
-    def _observe(
-        self,
-        subject: Subject,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-        forward_once: bool = False,
-    ) -> list[Observation]:
-        conditions = dataclasses.replace(
-            self.conditions,
-            wide=wide,
-            mode=mode,
-            watch=watch,
-            changing=self.changing,
-            wanted=self._wanted,
-            second=self.conditions.second and self._makes_second,
-        )
-        if forward_once:
-            conditions = dataclasses.replace(conditions, gradients=False)
-        calls = self.native[:1] if forward_once else self.native
-
-        def once() -> list[Observation]:
-            with running_subject(subject, self.rng, conditions) as call:
-                return [call(self.inputs) for _ in calls]
-
-        default = self.wide_default if subject is self.reference else WideDefault()
-        seen = default.run(mode, once) if wide else once()
-        if conditions.also and any(one.error or one.gradient_error for one in seen):
-            # What the caller's own flags allow must not be lost over what was asked beyond them.
-            conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
-            if mode is not None:
-                mode.start_over()
-            seen = default.run(mode, once) if wide else once()
-        return seen
-
-    def _count_dtypes(self, native: Observation) -> dict[torch.dtype, int]:
-        """The floating dtypes of the program's state, inputs and outputs, with element counts."""
-        counts: dict[torch.dtype, int] = {}
-        tensors = [*self.reference.state.saved.values()]
-        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
-        tensors += [leaf for leaf in native.outputs.values() if is_inexact(leaf)]
-        for tensor in tensors:
-            if is_inexact(tensor) and (tensor.dtype in WIDE or _is_float64(tensor)):
-                counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
-        return counts
+        value = self.subject.state.initial(name)
+        value = _find_part(self.subject.state.saved, name) if value is MISSING else value
+        return value if value is MISSING else as_plain(value)
 
 
 def _find_part(known: Mapping[str, Any], name: str) -> Any:
@@ -375,3 +126,251 @@ def _find_part(known: Mapping[str, Any], name: str) -> Any:
 
 def _is_float64(tensor: Tensor) -> bool:
     return tensor.dtype in {torch.float64, torch.complex128}
+
+
+# --- The candidate in float64 ---------------------------------------------------------------------
+
+
+class SubjectLift:
+    """The lifted run of a candidate, and what else is asked of the two sides together.
+
+    Attributes:
+        evidence: of the reference.
+        program: the candidate, run like the reference.
+        unit: unit roundoff at which the lifted run is judged.
+        by_order: the candidate's outputs go by the names of the reference's, in order.
+        notes: why there is no lifted run, for the verdict.
+        repetition: whether the reference does the same again.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence[SubjectProgram],
+        candidate: Subject,
+        *,
+        lift: bool = True,
+        by_order: bool = False,
+        notes: Notes | None = None,
+    ) -> None:
+        """Without `lift` there is no lifted run."""
+        self.evidence = evidence
+        self.program = dataclasses.replace(evidence.program, subject=candidate)
+        self.unit = UNIT_F64
+        self.lift = lift
+        self.by_order = by_order
+        self.notes = Notes() if notes is None else notes
+        self.repetition = Repetition(evidence)
+        self._is_asked = False
+        self._runs: list[Observation] | None = None
+        self._graphs: int | None = None
+        self._inside: float | None = None
+
+    @property
+    def reference(self) -> Subject:
+        """The reference."""
+        return self.evidence.program.subject
+
+    @property
+    def candidate(self) -> Subject:
+        """The candidate."""
+        return self.program.subject
+
+    def complete(self, seen: Observation, item: Item) -> Any:
+        """An item of a run of the candidate; what it left alone has the value it came with."""
+        return completed(seen, item, self.program)
+
+    def initial(self, item: Item) -> Any:
+        """What something was before the call: of the reference's, or else of the candidate's."""
+        value = self.evidence.program.initial(item)
+        return self.program.initial(item) if value is MISSING else value
+
+    def runs(self) -> list[Observation] | None:
+        """The candidate in float64, call by call, or None if that cannot be."""
+        if not self._is_asked:
+            self._is_asked = True
+            if self.evidence.arbiter() is None:
+                return None
+            reason = self._no_lift()
+            if reason:
+                self.notes.add_weaker(f"only the native run was made: {reason}")
+                return None
+            seen = self._lift_candidate()
+            what = "only the native run was made: the candidate in float64"
+            if seen is not None and is_usable(seen, what, self.notes):
+                self._runs = self.named(seen)
+        return self._runs
+
+    def named(self, seen: list[Observation]) -> list[Observation]:
+        """What the candidate did, call by call, under the names to be compared by."""
+        if not self.by_order:
+            return seen
+        native = self.evidence.native
+        last = len(native) - 1
+        return [named_like(one, native[min(call, last)]) for call, one in enumerate(seen)]
+
+    def coarsest(self) -> float | None:
+        """Unit roundoff of the coarsest dtype inside the reference; nothing if it is not lifted.
+
+        Inputs, state and results do not show what autocast does between them. The arbiter does, if
+        it was made; else one more forward run, which a verdict on equal bits is worth.
+        """
+        evidence = self.evidence
+        if self._no_lift():
+            return None
+        if evidence.shows_dtypes:
+            return evidence.unit
+        if self._inside is None:
+            log = DtypeLog()
+            # A dispatch mode has no business in compiled code, which would be compiled again.
+            looks = evidence.unit <= UNIT_F32 and not self.reference.is_compiled
+            if looks and evidence.native[0].error is None:
+                evidence.run(RunOptions(watch=log, forward_once=True))
+            inside = [unit_roundoff(dtype) for dtype in log.calls.values()]
+            self._inside = max([evidence.unit, *inside])
+        return self._inside
+
+    def _no_lift(self) -> str | None:
+        if not self.lift:
+            return "the lifted run is switched off"
+        if len(self.candidate.backends) > 1:
+            return "the candidate is compiled by several backends"
+        draws = any(seen.drew_random_numbers for seen in self.evidence.native)
+        if draws and self.candidate.is_compiled and torch.cuda.is_available():
+            return "random numbers drawn on the device depend on the dtype"
+        return None
+
+    @quietly()
+    def _lift_candidate(self) -> list[Observation] | None:
+        evidence = self.evidence
+        evidence.tell("running the candidate in float64 (a compiler works on the first call)")
+        used = frozenset(evidence.dtypes)
+        if self.candidate.is_compiled:
+            backend = lifted_backend(
+                self.candidate.call, self.candidate.backends[0], evidence.dtype, used
+            )
+            with room_for_entries(), taking_stance("default", backend=backend):
+                seen = self._run_wide()
+            self._graphs = backend.graphs or None  # what cannot be compiled wide may be natively
+            if backend.graphs == 0:
+                self.notes.add_weaker(
+                    "only the native run was made: nothing was compiled in float64"
+                )
+                return None
+            leaks = set(backend.leaks)
+            if not self.candidate.is_wholly_compiled:
+                leaks.add("eager code around the compiled may compute in float32")
+        elif isinstance(self.candidate.call, ForeignProgram):
+            return self._lift_foreign(self.candidate.call)
+        elif self.candidate.is_foreign:
+            leaks = set()
+            seen = self._run_wide()
+        else:
+            mode = evidence.lift_mode(lifts=functools.partial(is_rounding, used=used))
+            seen = self._run_wide(mode)
+            leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
+        if leaks or not self.candidate.is_faithful:
+            self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
+        return seen
+
+    def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
+        """Another runtime's program, made once more in float64."""
+        if program.lift is None:
+            self.notes.add_weaker(
+                f"only the native run was made: {program.name} has no float64 form"
+            )
+            return None
+        try:
+            lifted = program.lift(frozenset(self.evidence.dtypes))
+        except Exception as error:  # noqa: BLE001  (any failure of theirs is what we report)
+            text = in_one_line(error, _LONGEST_REASON, whole=True)
+            told = f"{program.name} cannot be made in float64: {text}"
+            self.notes.add_weaker(f"only the native run was made: {told}")
+            return None
+        if lifted.leaks:
+            self._judge_at_float32(lifted.leaks)
+        return self._run_wide(call=lifted.call)
+
+    def _judge_at_float32(self, leaks: Iterable[str]) -> None:
+        self.unit = UNIT_F32
+        reason = "; ".join(sorted(leaks))
+        self.notes.add_weaker(f"the lifted run is judged at float32 noise: {reason}")
+
+    def _run_wide(
+        self, mode: LiftMode | None = None, call: Callable[..., Any] | None = None
+    ) -> list[Observation]:
+        """The candidate, or what is called for it, on inputs and state in float64."""
+        program = self.program
+        if call is not None:
+            subject = dataclasses.replace(self.candidate, call=call)
+            program = dataclasses.replace(program, subject=subject)
+        return run_quietly(program, RunOptions(wide=True, mode=mode), WideDefault())
+
+    @quietly()
+    def ran_uncompiled(self) -> bool:
+        """Whether a compiled candidate really ran eagerly: Dynamo skips some code without a word.
+
+        A program without a single operator leaves nothing to compile and does not count.
+        """
+        if not self.candidate.is_compiled:
+            return False
+        if self._graphs is None:
+            backend = CountingBackend()
+            with room_for_entries(), taking_stance("default", backend=backend):
+                self.program.run(RunOptions(forward_once=True))
+            self._graphs = backend.graphs
+        return self._graphs == 0 and bool(self.evidence.dtype_log())
+
+
+# --- The reference once more, as it is ------------------------------------------------------------
+
+
+class Repetition:
+    """Whether a reference that is run again does the same."""
+
+    def __init__(self, evidence: Evidence[SubjectProgram]) -> None:
+        """Nothing is run yet."""
+        self.evidence = evidence
+        self._native: list[Observation] | None = None
+        self._arbiter: list[Observation] | None = None
+
+    def is_repeated(self, item: Item, call: int) -> bool:
+        """Whether another native run of the reference leaves the same there, to the bit."""
+        if self._native is None:
+            self._native = self.evidence.run(RunOptions())
+        first, again = (
+            self.evidence.complete(seen[call], item)
+            for seen in (self.evidence.native, self._native)
+        )
+        return same_value(first, again)
+
+    def agrees(self, item: Item, first: Observation, last: Observation, demand: Demand) -> bool:
+        """Whether two native runs of the reference differ in an item by rounding alone.
+
+        Its own error is no yardstick here: if something has changed it between the runs, that is
+        what its error consists of. Two runs in float64 must agree far better than it rounds, and
+        then the spread of the perturbed runs is what rounding does.
+        """
+        evidence = self.evidence
+        values = evidence.complete(first, item), evidence.complete(last, item)
+        if not (is_inexact(values[0]) and is_inexact(values[1])) or values[0].is_complex():
+            return True
+        arbiter, again = evidence.arbiter(), self._repeated_arbiter()
+        if arbiter is not None and again is not None:
+            wide = evidence.complete(arbiter[0], item), evidence.complete(again[0], item)
+            if not (is_inexact(wide[0]) and is_inexact(wide[1])):
+                return False
+            apart = criterion.rms_difference(wide[0], wide[1])
+            if apart > UNIT_F32 * criterion.rms(wide[0]):
+                return False
+        spread = evidence.spread(evidence.unit, 0, item, RUNS[1], demand)
+        if spread is None:
+            return True
+        unit = unit_roundoff(values[0].dtype)
+        noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
+        return criterion.score(values[1], values[0], noise).score.passed
+
+    def _repeated_arbiter(self) -> list[Observation] | None:
+        if self._arbiter is None and self.evidence.arbiter() is not None:
+            mode = self.evidence.lift_mode()
+            self._arbiter = self.evidence.run(RunOptions(mode=mode, wide=True))
+        return self._arbiter

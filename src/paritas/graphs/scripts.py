@@ -132,6 +132,25 @@ def _import_line(module: ModuleType, name: str) -> str:
 
 _RUN = '''
 
+WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def lifted(value, wide):
+    """An argument, in float64 if that is asked for."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(lifted(item, wide) for item in value)
+    if isinstance(value, torch.dtype):
+        return WIDE.get(value, value) if wide else value
+    if not isinstance(value, torch.Tensor) or not wide:
+        return value
+    return value.to(WIDE.get(value.dtype, value.dtype))
+
+
 def same(parts, full):
     """All ranks should have it: where they disagree, it is none of theirs."""
     first = parts[0]
@@ -249,13 +268,6 @@ def main():
 # Nothing of paritas is in it. What each rank is given, and how the results become one, stands there
 # line by line, so that a reader sees the rule that is wrong.
 
-_WIDE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -357,22 +369,6 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
     yield "    given = {}"
     yield from given
     yield "    return {place: lifted(value, wide) for place, value in given.items()}"
-    yield ""
-    yield ""
-    yield "def lifted(value, wide):"
-    yield "    if isinstance(value, (list, tuple)):"
-    yield "        return type(value)(lifted(item, wide) for item in value)"
-    yield "    if isinstance(value, torch.dtype):"
-    yield "        return WIDE.get(value, value) if wide else value"
-    yield "    if not isinstance(value, torch.Tensor) or not wide:"
-    yield "        return value"
-    yield "    return value.to(WIDE.get(value.dtype, value.dtype))"
-    yield ""
-    yield ""
-    yield "WIDE = {"
-    for narrow, wide in _WIDE.items():
-        yield f"    {narrow}: {wide},"
-    yield "}"
 
 
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:

@@ -16,10 +16,10 @@ from torch.fx import GraphModule, Node
 from paritas._torch.graphs import node_traits, placeholders, returned
 from paritas.checks.comparer import Comparer
 from paritas.errors import UsageError
-from paritas.execution.evidence import ItemEvidence, WideDefault
-from paritas.execution.observation import Observation, RunConditions, running_subject
+from paritas.execution.evidence import Evidence, ItemEvidence, WideDefault, run_quietly
+from paritas.execution.observation import Observation, RunConditions, RunOptions, running_subject
 from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import Inputs, VerifyConfig, inspect_subject
 from paritas.mutants import operator_faults, reduction_faults
 from paritas.mutants.programs import CallPlace, FaultyCall
@@ -33,11 +33,9 @@ from paritas.numerics.automatic import (
 )
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F64, Noise
-from paritas.precision.lifting import LiftMode
 from paritas.results.items import CALL, Item
 
 if TYPE_CHECKING:
-    from paritas.execution.subjects import Subject
     from paritas.mutants.programs import FaultRule, FlatProgram
     from paritas.results.findings import Verdict
 
@@ -354,7 +352,7 @@ class ProgramNoise:
 
     Attributes:
         program: whose noise it is.
-        runs: the program's further runs, of which the noise was made.
+        evidence: the program's further runs, of which the noise was made.
         native: what the program did in its own dtype.
         base: what it did in float64, or the same again where it has no wider form.
         items: its floating results.
@@ -362,7 +360,7 @@ class ProgramNoise:
     """
 
     program: FlatProgram
-    runs: SubjectRuns
+    evidence: Evidence[SubjectProgram]
     native: Observation
     base: Observation
     items: dict[Item, _ItemNoise]
@@ -389,19 +387,21 @@ def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
             native = call(inputs)
         if native.error is not None:
             raise UsageError(f"the program cannot be run: {native.error}") from native.error
-        runs = SubjectRuns(whole, whole, inputs, rng, conditions, [native])
-        arbiter = runs.arbiter()
+        evidence = Evidence(SubjectProgram(whole, inputs, rng, conditions), [native], seed)
+        arbiter = evidence.arbiter()
         items = {
-            item: _measure_item(runs, item) for item, value in native.items() if is_inexact(value)
+            item: _measure_item(evidence, item)
+            for item, value in native.items()
+            if is_inexact(value)
         }
     finally:
         before.restore()
     names = dict(zip(native.outputs, program.results, strict=True))
     base = native if arbiter is None else arbiter[0]
-    return ProgramNoise(program, runs, native, base, items, names)
+    return ProgramNoise(program, evidence, native, base, items, names)
 
 
-def _measure_item(runs: SubjectRuns, item: Item) -> _ItemNoise:
+def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
     """The noise of one item, as the judge of a native run has it."""
     evidence = ItemEvidence(runs, item)
     reference, arbiter = runs.native[0].value(item), evidence.arbiter()
@@ -459,24 +459,18 @@ def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNois
 
 
 def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Observation:
-    runs = noise.runs
-    mode = LiftMode(runs.dtype, runs.default) if wide else None
-    conditions = dataclasses.replace(runs.conditions, wide=wide, mode=mode)
     side = inspect_subject(mutant, "candidate", "mutant")
-
-    def once() -> Observation:
-        with running_subject(side, runs.rng, conditions) as call:
-            return call(runs.inputs)
-
-    return WideDefault().run(mode, once) if wide else once()
+    program = dataclasses.replace(noise.evidence.program, subject=side)
+    mode = noise.evidence.lift_mode() if wide else None
+    return run_quietly(program, RunOptions(wide=wide, mode=mode), WideDefault())[0]
 
 
 def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:
     """The effects on all values, and on aliases; those of rounding only are left out."""
     found = []
     for item in dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after]):
-        truth = noise.runs.complete(noise.base, item)
-        value = noise.runs.complete(seen, item)
+        truth = noise.evidence.complete(noise.base, item)
+        value = noise.evidence.complete(seen, item)
         known = noise.items.get(item)
         name = noise.names.get(item, item).text
         if known is not None and isinstance(value, Tensor) and value.shape == known.truth.shape:
@@ -560,47 +554,20 @@ def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True)
         noise: of the program, from `program_noise`; what is measured on the way is kept in it.
         lift: whether to compare in float64 as well, or by the native run alone.
     """
-    known = noise.runs
+    known = noise.evidence
     candidate = inspect_subject(mutant, "candidate", "mutant")
     config = VerifyConfig(
         raise_on_mismatch=False, verify_gradients=False, verify_second_call=False, lift=lift
     )
     before = RandomState.now()
     try:
-        with running_subject(candidate, known.rng, known.conditions) as call:
-            seen = call(known.inputs)
-        runs = _SharedRuns(known, candidate, lift=lift)
-        comparer = Comparer(runs, config, 0, CALL)
+        sides = SubjectLift(known, candidate, lift=lift)
+        (seen,) = sides.program.run(RunOptions())
+        comparer = Comparer(sides, known.everything, config, 0, CALL)
         comparer.explainer.left = 0  # whether it is wrong is asked, not what kind of wrong
         verdict = comparer.compare(noise.native, seen).verdict(strict=False)
-        known.weaker |= runs.weaker
-        notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *runs.notes)))
+        known.notes.weaker |= sides.notes.weaker
+        notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *sides.notes)))
         return msgspec.structs.replace(verdict, notes=notes)
     finally:
         before.restore()
-
-
-class _SharedRuns(SubjectRuns):
-    """The runs of one candidate, with what others have already learnt of the reference."""
-
-    def __init__(self, shared: SubjectRuns, candidate: Subject, *, lift: bool) -> None:
-        super().__init__(
-            shared.reference,
-            candidate,
-            shared.inputs,
-            shared.rng,
-            shared.conditions,
-            shared.native,
-            lift=lift,
-        )
-        self.dtypes = shared.dtypes
-        self._shared = shared
-
-    def arbiter(self) -> list[Observation] | None:
-        return self._shared.arbiter()
-
-    def spread(self, unit: float, call: int, item: Item, runs: int) -> Tensor | None:
-        return self._shared.spread(unit, call, item, runs)
-
-    def decided(self, unit: float) -> list[list[Observation]]:
-        return self._shared.decided(unit)

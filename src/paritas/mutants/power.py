@@ -618,7 +618,8 @@ class _PowerSearch:
     def _judge(self, mutant: GraphModule, *, lift: bool) -> Status:
         verdict = judge_mutant(mutant, self.noise, lift=lift)
         if lift:
-            self.notes += [note for note in verdict.notes if note in self.noise.runs.weaker]
+            weaker = self.noise.evidence.notes.weaker
+            self.notes += [note for note in verdict.notes if note in weaker]
         return verdict.status
 
     def _planned(self) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # --- What a judge may ask beyond two native results; each answer is made when first asked for -----
 
 
-class Evidence(Protocol):
+class JudgeEvidence(Protocol):
     """Further runs of the two programs, seen at one item."""
 
     @property
@@ -141,7 +141,7 @@ class _FloatCase:
     candidate: Tensor
     arbiter: Tensor | None
     own_error: float
-    evidence: Evidence
+    evidence: JudgeEvidence
     gates: Collection[Gate]
 
 
@@ -159,7 +159,7 @@ class _RunOutcome:
 def judge_floats(
     reference: Tensor,
     candidate: Tensor,
-    evidence: Evidence,
+    evidence: JudgeEvidence,
     gates: Collection[Gate] = ALL_GATES,
 ) -> Judgement:
     """Judge two floating or complex tensors of one shape.
@@ -210,7 +210,7 @@ def judge_floats(
     )
 
 
-def _hides_faults(reference: Tensor, evidence: Evidence) -> bool:
+def _hides_faults(reference: Tensor, evidence: JudgeEvidence) -> bool:
     """Whether equal bits may have a fault behind them.
 
     Equal float32 bits leave none any room; equal bfloat16 bits hide one of 0.1 %, and so do those
@@ -222,7 +222,7 @@ def _hides_faults(reference: Tensor, evidence: Evidence) -> bool:
     return inside is not None and inside > UNIT_F32
 
 
-def judge_exact(reference: Tensor, candidate: Tensor, evidence: Evidence) -> Judgement:
+def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -> Judgement:
     """Judge integers, bools and indices: equal, or undecided by the reference's own margin."""
     if bitwise_equal(reference, candidate):
         return Judgement(status=Status.IDENTICAL)
@@ -319,7 +319,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     return dataclasses.replace(outcome, shaky=outcome.shaky or (outcome.passed and forgiven))
 
 
-def _has_spread(evidence: Evidence) -> bool:
+def _has_spread(evidence: JudgeEvidence) -> bool:
     return evidence.unit is not None and evidence.spread(evidence.unit, RUNS[0]) is not None
 
 
@@ -345,7 +345,7 @@ def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _
     return _RunOutcome(scored, passed=True) if settled else None
 
 
-def _blind_noise(unit: float, dtype: torch.dtype, evidence: Evidence) -> tuple[float, str]:
+def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tuple[float, str]:
     """The share of a value that is taken for noise where none could be measured, and its source.
 
     A float32 result of a program that rounds to bfloat16 inside is no better than that.
@@ -362,7 +362,7 @@ def _judge_with_spread(
     noise: Noise,
     mismatch: Tensor | None,
     unit: float,
-    evidence: Evidence,
+    evidence: JudgeEvidence,
     before: Scored,
 ) -> _RunOutcome:
     """Score once more with the measured spread; with more runs where few elements decide.

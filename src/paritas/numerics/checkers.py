@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from paritas.errors import UsageError
-from paritas.numerics.automatic import Evidence, Judgement, NoEvidence, judge_exact, judge_floats
+from paritas.numerics.automatic import (
+    JudgeEvidence,
+    Judgement,
+    NoEvidence,
+    judge_exact,
+    judge_floats,
+)
 from paritas.numerics.bits import halves, is_inexact
 from paritas.numerics.contents import Opaque, as_leaf, parts, same_leaf
 from paritas.numerics.metrics import pair_metrics
@@ -31,7 +37,7 @@ class ValueChecker(Protocol):
     """What a user's own checker has to offer."""
 
     def check(
-        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+        self, reference: Any, candidate: Any, evidence: JudgeEvidence = NO_EVIDENCE
     ) -> Judgement | None:
         """Judge a pair of values of equal shape, or return None to leave it to the next checker."""
 
@@ -63,7 +69,7 @@ class AutomaticValueChecker:
         _check_range("dissimilarity_threshold", self.dissimilarity_threshold, 0.0, 1.0)
 
     def check(
-        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+        self, reference: Any, candidate: Any, evidence: JudgeEvidence = NO_EVIDENCE
     ) -> Judgement | None:
         """Judge a pair of tensors, numbers or plain objects."""
         validate_checker(self)
@@ -101,7 +107,7 @@ class AllCloseValueChecker:
         self,
         reference: Any,
         candidate: Any,
-        evidence: Evidence = NO_EVIDENCE,
+        evidence: JudgeEvidence = NO_EVIDENCE,
     ) -> Judgement | None:
         """Judge a pair of tensors, numbers or plain objects."""
         validate_checker(self)
@@ -143,7 +149,7 @@ class FullValueChecker:
         return automatic, AllCloseValueChecker(**closeness)
 
     def check(
-        self, reference: Any, candidate: Any, evidence: Evidence = NO_EVIDENCE
+        self, reference: Any, candidate: Any, evidence: JudgeEvidence = NO_EVIDENCE
     ) -> Judgement | None:
         """Judge by both and keep the graver judgement."""
         judgements = [part.check(reference, candidate, evidence) for part in self._parts()]

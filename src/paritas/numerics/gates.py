@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import (
     MAX_Z,
     RMS_Z,
@@ -120,6 +121,94 @@ def _error_ratio(mine: float, own: float) -> float:
     if mine == 0:
         return 0.0
     return mine / own if own else math.inf
+
+
+# --- Few roundings, or far too many ---------------------------------------------------------------
+
+# In float64 a difference of so many roundings of the value and of the typical value needs no
+# measured noise: it is nine orders of magnitude below a fault of one in a million.
+PLAIN_ROUNDINGS = 32.0
+# Natively likewise, once the lifted run has settled the meaning.
+NATIVE_ROUNDINGS = 4.0
+# A difference in float64 of this share of the typical value, and as many times what a shake of the
+# last bits of all arguments does, is no rounding: no noise has to be measured for that either.
+GROSS_SHARE = 1e-3
+GROSS_SHAKES = 1e6
+
+
+def near_in_float64(whole: Any, split: Any) -> bool:
+    """The gate of a split's lifted run: both sides differ by a few roundings at most.
+
+    Not sound: where float64 rounds less than that, as in a mere copy, the full rule sees less. It
+    gives up differences of 4e-15 of a value and of the typical value.
+    """
+    if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
+        return whole is None and split is None
+    if whole.shape != split.shape or whole.dtype != split.dtype:
+        return False
+    if torch.equal(whole, split):
+        return True
+    if whole.dtype not in (torch.float64, torch.complex128) or not whole.numel():
+        return False
+    allowed = _roundings(whole, PLAIN_ROUNDINGS * UNIT_F64)
+    return bool(((split - whole).abs() <= allowed).all())
+
+
+def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
+    """The gate of a split's native run, once the lifted one is settled; None where it is shut.
+
+    Identical or equivalent: every element within the four roundings of the arbiter that the full
+    rule allows where it knows a dtype alone, or errors as large as the reference's own. Not sound
+    where the measured noise is less than those roundings; and single elements and slices are looked
+    at even less than by `own_error_score`.
+    """
+    tensors = (reference, candidate, arbiter)
+    if not all(isinstance(value, torch.Tensor) for value in tensors):
+        return Status.IDENTICAL if reference is None and candidate is None else None
+    if reference.shape != candidate.shape or reference.dtype != candidate.dtype:
+        return None
+    if torch.equal(reference, candidate):
+        return Status.IDENTICAL
+    if not is_inexact(reference) or arbiter.shape != reference.shape:
+        return None
+    mine, own = (candidate - arbiter).abs(), (reference - arbiter).abs()
+    allowed = _roundings(arbiter, NATIVE_ROUNDINGS * unit_roundoff(reference.dtype))
+    if bool((mine <= allowed).all()):
+        return Status.EQUIVALENT
+    worst = float(mine.max()) <= OWN_MAX * float(own.max())
+    norm = torch.linalg.vector_norm
+    usual = float(norm(mine)) <= OWN_RMS * float(norm(own))
+    return Status.EQUIVALENT if worst and usual else None
+
+
+def _roundings(truth: Tensor, share: float) -> Tensor:
+    """That share of each value and of the typical one."""
+    size = truth.abs()
+    typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
+    return size.add_(typical).mul_(share)
+
+
+def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
+    """The gate that refuses: says of a difference in float64 that no rounding makes it, or None.
+
+    Sound, if `limit` is a million times the rms spread of the lifted run: some element is off by
+    that much, and its own spread is at most sqrt(n) times the rms of all. Not so for an operator
+    whose noise is a million times what the shake does that stands for it.
+
+    Args:
+        whole: the reference in float64, all of it finite.
+        split: the candidate in float64.
+        limit: what rounding comes to at the very most, asked if the difference is large enough;
+            None where that is not known.
+    """
+    apart, typical = rms_difference(split, whole), rms(whole)
+    if not apart > GROSS_SHARE * typical:
+        return None
+    rounding = limit()
+    if rounding is None or not apart > rounding:
+        return None
+    share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
+    return f"in float64, where rounding is negligible, it is off by {share}"
 
 
 # --- What earlier calls taught --------------------------------------------------------------------
@@ -284,86 +373,6 @@ def bound_score(
     )
 
 
-# --- Of two runs of one program, whole and split --------------------------------------------------
-
-# So many roundings of the value and of the typical value need no measured noise in float64.
-PLAIN_ROUNDINGS = 32.0
-# Natively likewise, once the lifted run has settled the meaning.
-NATIVE_ROUNDINGS = 4.0
-# A difference in float64 of this share of the typical value, and as many times what a shake of the
-# last bits of all arguments does, is no rounding: no noise has to be measured for that either.
-GROSS_SHARE = 1e-3
-GROSS_SHAKES = 1e6
-
-
-def near_in_float64(whole: Any, split: Any) -> bool:
-    """A gate of splits and plans: two values of lifted runs differ by a few roundings at most.
-
-    Not sound: an operator may round less than that, and the full rule would say so. It is nine
-    orders of magnitude below a fault of one in a million.
-    """
-    if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
-        return whole is None and split is None
-    if whole.shape != split.shape or whole.dtype != split.dtype:
-        return False
-    if torch.equal(whole, split):
-        return True
-    if whole.dtype not in (torch.float64, torch.complex128) or not whole.numel():
-        return False
-    size = whole.abs()
-    typical = float(torch.linalg.vector_norm(size)) / whole.numel() ** 0.5
-    allowed = size.add_(typical).mul_(PLAIN_ROUNDINGS * UNIT_F64)
-    return bool(((split - whole).abs() <= allowed).all())
-
-
-def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
-    """The same natively, once the lifted run has settled the meaning: the status, or None.
-
-    Every element within a few roundings of the arbiter, or errors as large as the reference's own.
-    Not sound for single elements and slices, as `own_error_score`.
-    """
-    tensors = (reference, candidate, arbiter)
-    if not all(isinstance(value, torch.Tensor) for value in tensors):
-        return Status.IDENTICAL if reference is None and candidate is None else None
-    if reference.shape != candidate.shape or reference.dtype != candidate.dtype:
-        return None
-    if torch.equal(reference, candidate):
-        return Status.IDENTICAL
-    inexact = reference.is_floating_point() or reference.is_complex()
-    if not inexact or arbiter.shape != reference.shape:
-        return None
-    mine, own = (candidate - arbiter).abs(), (reference - arbiter).abs()
-    size = arbiter.abs()
-    typical = float(torch.linalg.vector_norm(size)) / max(1, size.numel()) ** 0.5
-    unit = unit_roundoff(reference.dtype)
-    if bool((mine <= size.add_(typical).mul_(NATIVE_ROUNDINGS * unit)).all()):
-        return Status.EQUIVALENT
-    worst = float(mine.max()) <= OWN_MAX * float(own.max())
-    norm = torch.linalg.vector_norm
-    usual = float(norm(mine)) <= OWN_RMS * float(norm(own))
-    return Status.EQUIVALENT if worst and usual else None
-
-
-def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
-    """The gate that refuses: what to say of a difference that no rounding makes in float64.
-
-    None where it is not plain. Not sound for an operator whose noise is a million times what a
-    shake of its arguments does.
-
-    Args:
-        limit: what rounding comes to at the very most, asked if the difference is large enough;
-            None where that is not known.
-    """
-    apart, typical = rms_difference(split, whole), rms(whole)
-    if not apart > GROSS_SHARE * typical:
-        return None
-    rounding = limit()
-    if rounding is None or not apart > rounding:
-        return None
-    share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
-    return f"in float64, where rounding is negligible, it is off by {share}"
-
-
 # --- Near enough, where it is not a verdict -------------------------------------------------------
 
 # In float64, rounding is near 1e-15 of the largest value; what is wrong is many orders above it.
@@ -385,7 +394,7 @@ def agree(found: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
     """
     if found.shape != truth.shape or found.dtype != truth.dtype:
         return False
-    if not (truth.is_floating_point() or truth.is_complex()):
+    if not is_inexact(truth):
         return torch.equal(found, truth)
     size = truth.abs().max().item() if truth.numel() else 0.0
     if not size < float("inf"):  # NaN, too
@@ -415,7 +424,7 @@ class Near:
             return False
         if not value.numel():
             return True
-        if not (expected.is_floating_point() or expected.is_complex()):
+        if not is_inexact(expected):
             return torch.equal(value, expected.to(value.dtype))
         value, expected = value.to(torch.float64), expected.to(torch.float64)
         size = expected.abs()

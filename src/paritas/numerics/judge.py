@@ -18,7 +18,7 @@ from paritas.results.wording import enumerated
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paritas.numerics.automatic import Evidence
+    from paritas.numerics.automatic import JudgeEvidence
 
 _MOST_NAMED = 5
 
@@ -166,7 +166,11 @@ def _kind_name(side: Flat, path: str) -> str:
 
 
 def check_pair(
-    item: Item, reference: Any, candidate: Any, checks: Checks, evidence: Evidence = NO_EVIDENCE
+    item: Item,
+    reference: Any,
+    candidate: Any,
+    checks: Checks,
+    evidence: JudgeEvidence = NO_EVIDENCE,
 ) -> tuple[list[Finding], list[str]]:
     """Every finding about one pair of leaves, and what is worth a note."""
     findings: list[Finding] = []
@@ -211,7 +215,7 @@ def check_pair(
 
 
 def _check_value(
-    about: dict[str, Any], reference: Any, candidate: Any, checks: Checks, evidence: Evidence
+    about: dict[str, Any], reference: Any, candidate: Any, checks: Checks, evidence: JudgeEvidence
 ) -> Finding:
     if isinstance(reference, torch.Tensor) and isinstance(candidate, torch.Tensor):
         candidate = candidate.to(reference.device)

@@ -32,7 +32,7 @@ from paritas.numerics.bits import (
     same_except_nans,
     ulp_distance,
 )
-from paritas.numerics.block_sums import BLOCK, ROOM, Array, OutOfRangeError, is_safe
+from paritas.numerics.block_sums import BLOCK, ROOM, Array, OutOfRangeError
 from paritas.numerics.flattening import is_dense, same_parts
 from paritas.numerics.pair_totals import (
     AnchoredSums,
@@ -347,11 +347,10 @@ _WORST = ("max_abs", "max_rel", "max_ulp")
 _SAMPLE = 1024
 
 
-def _sums_by_torch(reference: Tensor, candidate: Tensor, block_size: int | None) -> PairSums:
+def sums_by_torch(reference: Tensor, candidate: Tensor, block_size: int | None) -> PairSums:
     """Walk once or, where a sum of squares has left float64, once more with all numbers scaled."""
-    totals = _TorchTotals(reference, candidate)
-    sums = totals.walk(block_size)
-    if totals.is_safe:
+    sums = _TorchTotals(reference, candidate).walk(block_size)
+    if sums.is_safe:
         return sums
     scale = _find_scale(reference, candidate, block_size)
     scaled = _TorchTotals(reference, candidate, scale=scale).walk(block_size)
@@ -394,18 +393,6 @@ class _TorchTotals:
             anchors=self._anchors or (0.0, 0.0),
             worst=worst,
             ulps=self._has_ulps,
-        )
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether no sum of squares has overflowed or underflowed: only those of float64 can."""
-        named, anchors = self._named, self._anchors or (0.0, 0.0)
-        n = (self._sides[0].numel() - int(named["dropped"])) * (2 if self._paired else 1)
-        comoments = Comoments.from_sums(n, anchors, _anchored(named))
-        nonzero = named["nonzero_reference"], named["nonzero_candidate"]
-        return named["unlike"] > 0 or all(
-            is_safe(norm) or many == named["dropped"]
-            for norm, many in zip(comoments.about_zero, nonzero, strict=False)
         )
 
     def _take(self, offset: int, reference: Tensor, candidate: Tensor) -> None:
@@ -551,10 +538,6 @@ def _modulus(element: Tensor) -> float:
     return float(element.to(torch.complex128).abs() if element.is_complex() else element.double())
 
 
-def _anchored(named: dict[str, float]) -> AnchoredSums:
-    return AnchoredSums(*(named[name] for name in AnchoredSums._fields))
-
-
 def _named_sums(
     named: dict[str, float],
     *,
@@ -566,13 +549,14 @@ def _named_sums(
 ) -> PairSums:
     """The sums of a pair from figures by name; an element is so many `reals`."""
     compared = numel - int(named["dropped"])
+    sums = AnchoredSums(*(named[name] for name in AnchoredSums._fields))
     counts = Counter({name: int(named[name]) for name in ("mismatched", *_SURVEYED)})
     for side in ("reference", "candidate"):
         counts[f"zero_{side}"] = numel - int(named[f"nonzero_{side}"])
     return PairSums(
         compared=compared,
         counts=counts,
-        comoments=Comoments.from_sums(compared * reals, anchors, _anchored(named)),
+        comoments=Comoments.from_sums(compared * reals, anchors, sums),
         squares=named["dd"],
         absolute=named["absolute"],
         max_abs=named["max_abs"],
@@ -719,6 +703,10 @@ def _sides_are_even(named: dict[str, float]) -> bool:
 
 WIDE_INTEGERS = {torch.int64, torch.uint64}
 _EXACT_INTEGER = 2.0**53
+# Numpy works with one thread, and is twice as fast as torch with one: on so many elements more
+# threads than these are faster.
+_MANY = 1 << 22
+_FEW_THREADS = 4
 
 
 def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None = None) -> Metrics:
@@ -734,13 +722,14 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
     """
     reference, candidate = promotable(reference.detach(), candidate.detach())
     sums: PairSums | None = None
-    if is_ordinary(reference) and is_ordinary(candidate):
+    numpy_is_slower = reference.numel() > _MANY and torch.get_num_threads() > _FEW_THREADS
+    if is_ordinary(reference) and is_ordinary(candidate) and not numpy_is_slower:
         walk = PairWalk(reference, candidate, wide=True, block_size=block_size)
         with contextlib.suppress(OutOfRangeError):
             sums = walk_pair(reference, candidate, walk, softmax=False).sums()
     elif block_size is None and fits_kernels(reference, candidate):
         sums = begin_pair(reference, candidate).finish()
-    return (sums or _sums_by_torch(reference, candidate, block_size)).metrics(reference.shape)
+    return (sums or sums_by_torch(reference, candidate, block_size)).metrics(reference.shape)
 
 
 def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: bool) -> PairTotals:

@@ -18,6 +18,7 @@ from paritas.numerics.block_sums import (
     SideTotals,
     SoftmaxDivergence,
     dot,
+    is_safe,
     total,
     widened,
 )
@@ -134,16 +135,19 @@ def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comome
     xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
     e = np.subtract(y, x, out=y)
     total_e = total(e)
+    apart = anchors[1] - anchors[0]
+    rounded = apart - anchors[1]
+    lost = (anchors[1] - (apart - rounded)) - (anchors[0] + rounded)  # of `apart`, exactly
     return Comoments(
         n,
         anchors[0],
         anchors[1],
-        anchors[1] - anchors[0],
+        apart,
         max(xx - total_x * total_x / n, 0.0),
         max(yy - total_y * total_y / n, 0.0),
         max(dot(e, e) - total_e * total_e / n, 0.0),
         xy - total_x * total_y / n,
-        (total_x / n, total_y / n, total_e / n),
+        (total_x / n, total_y / n, total_e / n + lost),
     )
 
 
@@ -202,6 +206,14 @@ class PairSums:
     max_ulp: float | None
     worst: WorstDifference | None
     scale: float = 1.0
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether no sum of squares has overflowed or underflowed: only those of float64 can."""
+        norms = zip(("reference", "candidate"), self.comoments.about_zero[:2], strict=True)
+        return self.counts["unlike"] > 0 or all(
+            is_safe(norm) or self.counts[f"zero_{side}"] == self.compared for side, norm in norms
+        )
 
     def metrics(self, shape: Sequence[int]) -> Metrics:
         """The metrics of a pair of that shape; infinite where one side is not finite."""

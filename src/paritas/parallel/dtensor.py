@@ -19,9 +19,9 @@ from paritas._torch.simulated_ranks import (
     watch_redistribution,
 )
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import ItemEvidence, NoiseRuns
-from paritas.execution.observation import Observation, cotangent
-from paritas.numerics.bits import is_inexact
+from paritas.execution.evidence import Evidence, ItemEvidence
+from paritas.execution.observation import Observation, cotangent, note_decisions
+from paritas.execution.program import Program
 from paritas.numerics.contents import leaves
 from paritas.numerics.judge import Checks, check_pair
 from paritas.placement.placement import Terms, split_tensor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from paritas.precision.lifting import LiftMode
+    from paritas.execution.observation import RunOptions
     from paritas.results.placements import Reduction, Role
 
 
@@ -188,42 +188,32 @@ def differentiate(
     return gradients
 
 
-class TruthRuns(NoiseRuns):
-    """The operator on whole arguments, as it is and with its roundings drawn at random.
+@dataclasses.dataclass(eq=False)
+class OperatorProgram(Program):
+    """The operator on whole arguments, which are in float64 already, forward and backward.
 
     Attributes:
+        seed: of the cotangents.
         cotangents: what is sent back from its results, for each draw; made once, of the first run.
     """
 
-    def __init__(
-        self,
-        operator: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        seed: int = 0,
-    ) -> None:
-        """Run it once; what it is given is in float64 already."""
-        self.operator = operator
-        self.args, self.kwargs = args, kwargs
-        self.cotangents: list[dict[str, Tensor]] | None = None
-        super().__init__([], {torch.float64: 1}, seed)
-        self.native = self.run_reference()
+    sets_default = True
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    seed: int = 0
+    cotangents: list[dict[str, Tensor]] | None = None
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Float64 alone."""
+        return {torch.float64: 1}
+
+    def run(self, options: RunOptions) -> list[Observation]:
         """Run it forward and backward."""
         seen = Observation()
         try:
-            with (
-                default_dtype(torch.float64),
-                watch or contextlib.nullcontext(),
-                mode or contextlib.nullcontext(),
-            ):
+            with default_dtype(torch.float64), options.around():
                 args, kwargs = map_call(self.args, self.kwargs, _leaf)
                 given = argument_tensors(args, kwargs)
                 outputs = tensors_of(self.operator(*args, **kwargs))
@@ -234,21 +224,9 @@ class TruthRuns(NoiseRuns):
             seen.error = error
             return [seen]
         for path, leaf in outputs.items():
-            item = output(path)
-            value = seen.outputs[item] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-            if mode is not None and isinstance(value, torch.Tensor) and not is_inexact(value):
-                decision = mode.decision_for(value)
-                if decision is not None:
-                    seen.decisions[item] = decision
+            seen.outputs[output(path)] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+        note_decisions(seen, seen.outputs, options.mode)
         return [seen]
-
-    def lifted(self) -> list[Observation] | None:
-        """The candidate is in float64 as it is."""
-        return None
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run."""
-        return seen.value(item)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -348,7 +326,7 @@ def examine_dtensor(
     tensors = argument_tensors(args, kwargs)
     if not tensors:
         raise UsageError(f"{_operator_name(op)} is given no tensor: there is nothing to place")
-    truth = TruthRuns(op, args, kwargs, seed)
+    truth = Evidence(OperatorProgram(op, args, kwargs, seed), seed=seed)
     error = truth.native[0].error
     if error is not None:
         raise UsageError(
@@ -374,7 +352,7 @@ class _TrialResult:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    truth: TruthRuns
+    truth: Evidence[OperatorProgram]
     ranks: int
     seed: int
     within: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -382,7 +360,7 @@ class _Trial:
     def examine(self, roles: Mapping[str, Role]) -> DTensorClaim:
         """Run one way to place the arguments, and judge what DTensor says of it."""
         words = tuple(map(short_word, roles.values()))
-        given = argument_tensors(self.truth.args, self.truth.kwargs)
+        given = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
         # Made outside: within the simulation a generator would be moved on by each rank.
         parts = {
             path: split_tensor(
@@ -416,14 +394,16 @@ class _Trial:
             path: _distribute(tensor, parts[path], roles[path], mesh)
             for path, tensor in given.items()
         }
-        args, kwargs = _replace_tensors(self.truth.args, self.truth.kwargs, given, leaves)
+        args, kwargs = _replace_tensors(
+            self.truth.program.args, self.truth.program.kwargs, given, leaves
+        )
         with watch_redistribution(stop=True):
-            raw = tensors_of(self.truth.operator(*args, **kwargs))
+            raw = tensors_of(self.truth.program.operator(*args, **kwargs))
         seen.results = tuple(describe_placement(leaf) for leaf in raw.values())
         whole = {path: _full_tensor(leaf) for path, leaf in raw.items()}
         seen.outputs = {output(path): self._parts(leaf) for path, leaf in whole.items()}
         try:
-            found = differentiate(whole, leaves, self.truth.cotangents or [])
+            found = differentiate(whole, leaves, self.truth.program.cotangents or [])
             seen.gradients = {item: self._gradient(leaf) for item, leaf in found.items()}
         except Exception as error:  # noqa: BLE001  (a refusal, which is told)
             seen.refused = f"backward raised {in_one_line(error, 160)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +12,12 @@ from torch import distributed
 
 from paritas._torch.global_state import quietly
 from paritas.checks.failures import Explainer
-from paritas.execution.evidence import NO_WIDER_ARBITER, ItemEvidence, NoiseRuns
+from paritas.execution.evidence import NO_LIFT, Demand, Evidence, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation
+from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
-from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
+from paritas.numerics.criterion import UNIT_F32, UNIT_F64
 from paritas.numerics.gates import (
     GROSS_SHAKES,
     Near,
@@ -40,7 +40,6 @@ from paritas.parallel.plan import ParallelProgram, make_program
 from paritas.parallel.rank_pool import LET_GO, NO_ANSWER
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
-from paritas.precision.lifting import LiftMode
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 from paritas.results.items import Item, ItemKind, harness
 from paritas.results.progress import shows_progress
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paritas.execution.observation import RunOptions
     from paritas.parallel.assembling import ReplicaDisagreement, Slots
 
 
@@ -59,61 +59,32 @@ if TYPE_CHECKING:
     RunReference = Callable[..., Trace]
 
 
-class PlanRuns(NoiseRuns):
-    """One observation for each training step; what the ranks did in float64 is given."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingProgram(Program):
+    """The reference's training; one observation for each step.
 
-    def __init__(
-        self,
-        program: ParallelProgram,
-        native: Trace,
-        lifted: list[dict[Item, Tensor | None]] | None,
-        run: RunReference,
-    ) -> None:
-        """`lifted` are the ranks' values in float64, step by step; `run` is `run_reference`."""
-        self.program = program
-        self.run = run
-        self._ranks = None
-        if lifted is not None:
-            self._ranks = [Observation(outputs=dict(values)) for values in lifted]
-        self._lift: LiftMode | None = None
-        counts: dict[torch.dtype, int] = {}
-        pieces = [*native.initial.values(), *native.steps[0].outputs.values()]
-        for piece in pieces:
-            if is_inexact(piece.local):
-                counts[piece.local.dtype] = counts.get(piece.local.dtype, 0) + 1
-        super().__init__(_observe_steps(native), counts, program.seed)
+    Attributes:
+        program: what is trained.
+        native: what it did natively.
+        train: `run_reference`.
+    """
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    sets_default = True
+    notes_float64 = False
+
+    program: ParallelProgram
+    native: Trace
+    train: RunReference
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of the parameters before the first step, and of what that step returned."""
+        pieces = [*self.native.initial.values(), *self.native.steps[0].outputs.values()]
+        return count_dtypes(piece.local for piece in pieces)
+
+    def run(self, options: RunOptions) -> list[Observation]:
         """Train the reference once more."""
-        if wide and type(mode) is LiftMode:
-            self._lift = mode
-        return _observe_steps(self.run(self.program, wide=wide, mode=_Around(watch, mode)))
-
-    def arbiter(self) -> list[Observation] | None:
-        """The reference in float64; casts of the model's own bound what the ranks' run can show.
-
-        The ranks run on a model in float64, not under our dispatch mode: what the model itself
-        casts to float32 inside is rounded there.
-        """
-        found = super().arbiter()
-        casts = self._lift.casts if self._lift is not None else set()
-        narrow = [unit_roundoff(dtype) for dtype in casts if dtype.is_floating_point]
-        self.lift_unit = max([UNIT_F64, *narrow])
-        return found
-
-    def lifted(self) -> list[Observation] | None:
-        """The ranks in float64."""
-        return self._ranks
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run."""
-        return seen.outputs.get(item)
+        trace = self.train(self.program, wide=options.wide, mode=options.around())
+        return _observe_steps(trace)
 
 
 def _observe_steps(trace: Trace) -> list[Observation]:
@@ -122,21 +93,6 @@ def _observe_steps(trace: Trace) -> list[Observation]:
     if trace.error is not None:
         seen.append(Observation(error=RuntimeError(trace.error)))
     return seen
-
-
-class _Around(contextlib.AbstractContextManager[None]):
-    """Several managers as one that can be entered again; a missing one is left out."""
-
-    def __init__(self, *managers: Any) -> None:
-        self._managers = [manager for manager in managers if manager is not None]
-
-    def __enter__(self) -> None:
-        for manager in self._managers:
-            manager.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for manager in reversed(self._managers):
-            manager.__exit__(*error)
 
 
 # --- The judge: plain cases at once, then by noise ------------------------------------------------
@@ -227,16 +183,22 @@ class Judge:
                 }
                 for n in range(self.steps)
             ]
-        values = [
-            {item: held.ranks.value for item, held in items.items()} for items in self._lifted_items
+        training = TrainingProgram(program, reference, run)
+        self.runs = Evidence(training, _observe_steps(reference), program.seed)
+        self.demand = Demand()
+        ranks_in_float64 = [
+            Observation(outputs={item: held.ranks.value for item, held in items.items()})
+            for items in self._lifted_items
         ]
-        self.runs = PlanRuns(program, reference, values if lifted is not None else None, run)
+        # The ranks run on a model in float64, not under our dispatch mode: what the model itself
+        # casts to float32 inside is rounded there.
+        self.lift = GivenLift(lambda: ranks_in_float64, self.runs.casts)
         self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
 
     @property
     def unit(self) -> float:
         """Unit roundoff of the runs in which a fault is looked for."""
-        return self.runs.unit if self.lifted is None else self.runs.lift_unit
+        return self.runs.unit if self.lifted is None else self.lift.unit
 
     def judge(self) -> list[Judged]:
         """Everything, in the order in which it comes about."""
@@ -307,7 +269,7 @@ class Judge:
             found += self._values(item, lifted, number)
         if self.reference.random:
             found = [_random(finding) for finding in found]
-        self.runs.settled.add((number, item.item))
+        self.demand.settle(number, item.item)
         return Judged(number + 1, item, lifted, tuple(found), wrong)
 
     # --- structure --------------------------------------------------------------------------------
@@ -335,7 +297,7 @@ class Judge:
         if lifted is None:
             rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
         else:
-            limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.runs.lift_unit)
+            limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
             rounding = apart is None or apart.relative <= limit
         if rounding:
             return Status.DEGRADED, f"{found.words}: by rounding, which grows from step to step"
@@ -369,7 +331,8 @@ class Judge:
             return [self._finding(item, step, status, "")]
         gross = self._gross(item, lifted, number)
         findings = [] if gross is None else [gross]
-        evidence = ItemEvidence(self.runs, item.item, number, lifts=lifted is not None)
+        lift = NO_LIFT if lifted is None else self.lift
+        evidence = ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
         if gross is None:
             shown = msgspec.structs.replace(item.item, step=step)
             findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
@@ -421,9 +384,9 @@ class Judge:
 
         def limit() -> float | None:
             self.runs.arbiter()
-            unit = self.runs.lift_unit
+            unit = self.lift.unit
             shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
-            spread = self.runs.spread(unit, number, item.item, 1)
+            spread = self.runs.spread(unit, number, item.item, 1, self.demand)
             return None if spread is None else shakes * criterion.rms(spread)
 
         reason = gross_difference(whole, split, limit)
@@ -605,7 +568,7 @@ def judge_traces(
         if runs is not None:
             judge.runs.tell = runs.tell
         judged = excuse_late_reductions(judge, judge.judge())
-        told += [note for note in judge.runs.notes if note != NO_WIDER_ARBITER]
+        told += judge.runs.notes
         wrong = [one for one in judged if not one.status.passes()]
         cause = None
         located = bool(wrong) and not errors

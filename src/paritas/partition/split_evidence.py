@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
@@ -11,18 +10,17 @@ import msgspec
 import torch
 
 from paritas.checks.failures import Explainer, call_context, likely_mixups
-from paritas.execution.evidence import NO_WIDER_ARBITER, ItemEvidence, NoiseRuns
-from paritas.execution.observation import Observation
+from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
+from paritas.execution.observation import Observation, RunOptions
+from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE
-from paritas.numerics.criterion import UNIT_F64
 from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64
 from paritas.numerics.judge import Checks, check_pair
 from paritas.numerics.metrics import pair_metrics
 from paritas.placement.placement import RankCut, bounds
 from paritas.placement.recipes import name_of
-from paritas.precision.lifting import LiftMode
 from paritas.results.findings import Aspect, Finding, Status
 from paritas.results.items import Item, gradient
 from paritas.results.placements import Shard
@@ -30,7 +28,7 @@ from paritas.results.placements import Shard
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paritas.numerics.automatic import Evidence
+    from paritas.numerics.automatic import JudgeEvidence
     from paritas.partition.runner import OperatorRun, Runner
 
 # Of one way to split an operator; where it is wrong, its gradients are too.
@@ -54,91 +52,35 @@ def shown_item(key: Item) -> Item:
 # --- with measured noise --------------------------------------------------------------------------
 
 
-class SplitRuns(NoiseRuns):
-    """The further runs of one side: natively, in float64, perturbed."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SideProgram(Program):
+    """One side of a check: the operator whole, or where `split` says so, rank by rank."""
 
-    def __init__(self, runner: Runner, native: OperatorRun, *, split: bool) -> None:
-        """`split` for the ranks' side."""
-        self.runner = runner
-        self.split = split
-        self.other: SplitRuns | None = None
-        self._plain: list[Observation] | None = None
-        counts: dict[torch.dtype, int] = {}
-        for value in run_items(native).values():
-            if isinstance(value, torch.Tensor) and is_inexact(value):
-                counts[value.dtype] = counts.get(value.dtype, 0) + 1
-        super().__init__([Observation(outputs=run_items(native))], counts, runner.seed)
+    sets_default = True
+    notes_float64 = False
 
-    def run_reference(
-        self,
-        *,
-        wide: bool = False,
-        mode: LiftMode | None = None,
-        watch: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> list[Observation]:
+    runner: Runner
+    split: bool
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Those of its results and gradients."""
+        return count_dtypes(native[0].outputs.values())
+
+    def run(self, options: RunOptions) -> list[Observation]:
         """Run this side once more."""
         run = self.runner.split if self.split else self.runner.whole
-        seen = run(wide=wide, around=_EnteredManagers((watch, mode)))
+        seen = run(wide=options.wide, around=options.around())
         return [
             Observation(
                 outputs=run_items(seen), error=seen.error, gradient_error=seen.gradient_error
             )
         ]
 
-    def _base(self) -> list[Observation]:
-        """What perturbed runs are held against; a rank's own narrowing is no noise of its own."""
-        if not self.split or self.is_narrow:
-            return super()._base()
-        if self._plain is None:
-            mode = LiftMode(self.dtype, self.default)
-            self._plain = self.run_reference(wide=True, mode=mode)
-        return self._plain
-
-    def lifted(self) -> list[Observation] | None:
-        """The other side in float64."""
-        return None if self.other is None else self.other.arbiter()
-
-    def complete(self, seen: Observation, item: Item) -> Any:
-        """An item of a run."""
-        return seen.outputs.get(item)
-
-
-class SplitEvidence(ItemEvidence):
-    """What may be asked about one item; the ranks' own roundings are noise as well.
-
-    A sum over ranks rounds every term. Where terms are larger than their sum, so is this noise, and
-    it belongs to the split as such.
-    """
-
-    def __init__(self, runs: SplitRuns, ranks: SplitRuns, key: Item) -> None:
-        """`runs` of the whole and of the ranks."""
-        super().__init__(runs, key)
-        self.ranks = ranks
-
-    def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The larger of the two sides' deviations."""
-        mine = super().spread(unit, runs)
-        theirs = self.ranks.spread(unit, 0, self.item, runs)
-        if mine is None or theirs is None or mine.shape != theirs.shape:
-            return mine
-        return torch.maximum(mine, theirs)
-
-
-class LiftedEvidence(SplitEvidence):
-    """The same about two lifted runs: there is no wider arbiter, and noise is that of float64."""
-
-    @property
-    def unit(self) -> float:
-        """Unit roundoff of float64."""
-        return UNIT_F64
-
-    def arbiter(self) -> Tensor | None:
-        """None: these runs are the arbiters."""
-        return None
-
-    def lifted(self) -> Tensor | None:
-        """None, as above."""
-        return None
+    def baseline(self, evidence: Evidence[Any]) -> list[Observation] | None:
+        """A rank's own narrowing is no noise of its own."""
+        if not self.split or evidence.is_narrow:
+            return None
+        return evidence.run(RunOptions(wide=True, mode=evidence.lift_mode()))
 
 
 class Careful:
@@ -152,12 +94,24 @@ class Careful:
         self._explainer = Explainer(left=MOST_EXPLAINED)
 
     @functools.cached_property
-    def runs(self) -> tuple[SplitRuns, SplitRuns]:
+    def runs(self) -> tuple[Evidence[SideProgram], Evidence[SideProgram]]:
         """Both sides' runs."""
-        left = SplitRuns(self.runner, self.runner.whole(wide=False), split=False)
-        right = SplitRuns(self.runner, self.runner.split(wide=False), split=True)
-        left.other = right
-        return left, right
+        return self._evidence(split=False), self._evidence(split=True)
+
+    def _evidence(self, *, split: bool) -> Evidence[SideProgram]:
+        program = SideProgram(self.runner, split=split)
+        native = self.runner.split(wide=False) if split else self.runner.whole(wide=False)
+        return Evidence(program, [Observation(outputs=run_items(native))], self.runner.seed)
+
+    def _item(self, key: Item, *, in_float64: bool = False) -> ItemEvidence:
+        """What may be asked about one item; the ranks' own roundings are noise as well.
+
+        A sum over ranks rounds every term. Where terms are larger than their sum, so is this
+        noise, and it belongs to the split as such.
+        """
+        whole, ranks = self.runs
+        lifted = GivenLift(ranks.arbiter)
+        return ItemEvidence(whole, key, lifted=lifted, also=(ranks,), in_float64=in_float64)
 
     @property
     def notes(self) -> list[str]:
@@ -165,7 +119,7 @@ class Careful:
         notes = list(self._explainer.notes)
         if "runs" in vars(self):
             notes += [*self.runs[0].notes, *self.runs[1].notes]
-        return [note for note in notes if note != NO_WIDER_ARBITER]
+        return notes
 
     def judge(self, key: Item) -> list[Finding]:
         """The findings about one item: of the lifted runs, or if these pass, of the native ones."""
@@ -175,16 +129,15 @@ class Careful:
             if not self.runner.narrow or not all(f.status.passes() for f in findings):
                 findings = self._explained(findings, whole, split)
                 return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
-        left, right = self.runs
         natives = (side.native[0].outputs.get(key) for side in self.runs)
         first, second, _ = _fill_missing_gradient(*natives)
-        evidence = SplitEvidence(left, right, key)
+        evidence = self._item(key)
         findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
         findings = self._explained(findings, first, second, evidence)
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
     def _explained(
-        self, findings: list[Finding], whole: Any, split: Any, evidence: Evidence = NO_EVIDENCE
+        self, findings: list[Finding], whole: Any, split: Any, evidence: JudgeEvidence = NO_EVIDENCE
     ) -> list[Finding]:
         """With what kind of wrong they are: a sum never taken, a part in another's place ..."""
         if all(finding.status.passes() for finding in findings):
@@ -211,7 +164,7 @@ class Careful:
         first = (left.arbiter() or left.native)[0].outputs.get(key)
         second = (right.arbiter() or right.native)[0].outputs.get(key)
         first, second, _ = _fill_missing_gradient(first, second)
-        evidence = LiftedEvidence(left, right, key)
+        evidence = self._item(key, in_float64=True)
         findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
         return [_in_float64(finding) for finding in findings]
 
@@ -288,18 +241,3 @@ def _cut_of(item: Item, runner: Runner) -> RankCut | None:
         cuts = bounds(value.shape[dim], placement.unit, ranks, item.text)
         return RankCut(dim, tuple(cuts))
     return None
-
-
-class _EnteredManagers(contextlib.AbstractContextManager[None]):
-    """Several managers as one; a missing one is left out."""
-
-    def __init__(self, managers: tuple[Any, ...]) -> None:
-        self._managers = [manager for manager in managers if manager is not None]
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        for manager in self._managers:
-            self._stack.enter_context(manager)
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()

@@ -25,6 +25,7 @@ from paritas.reports.terminal import (
     last_line,
     listed,
     near_path,
+    paragraph,
     remarks,
     small_table,
 )
@@ -85,8 +86,8 @@ def dump_report(summary: DumpSummary) -> Group:
         ]
     if summary.selected:
         parts += [*_finiteness(summary), Text()]
-    told = [*_listed("problem", summary.problems), *_listed("note", summary.notes)]
-    parts += [*told, *([Text()] if told else [])]
+    told = (listed("problem", summary.problems, 0), listed("note", summary.notes, 0))
+    parts += paragraph(itertools.chain(*told))
     parts.append(Text(dump_verdict_line(summary), no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
@@ -312,16 +313,6 @@ def _origin(item: NonFinite) -> str:
     return f"not made here: {item.bad_inputs} of the {inputs} {verb} not finite"
 
 
-# --- words ----------------------------------------------------------------------------------------
-
-
-def _listed(label: str, items: Sequence[str]) -> Iterator[RenderableType]:
-    for item in items[:MOST_SHOWN]:
-        yield Text(f"{label}: {item}")
-    if len(items) > MOST_SHOWN:
-        yield Text(f"{label}: {len(items) - MOST_SHOWN} more")
-
-
 # --- Single records, in plain text: there may be millions of them ---------------------------------
 
 
@@ -423,8 +414,7 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
         _other_failures(comparison, verdict),
         _problems(comparison),
     ):
-        lines = list(told)
-        parts += [*lines, Text()] if lines else []
+        parts += paragraph(told)
     parts += remarks(verdict)
     parts += [Text(words) for words in remarked]
     return Group(*parts, comparison_verdict_line(comparison))

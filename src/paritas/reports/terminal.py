@@ -81,11 +81,14 @@ def verdict_report(verdict: Verdict) -> Group:
         table = findings_table(verdict)
         has_figures = len(table.columns) > FIXED_COLUMNS + 1
         parts += [table, *([Text(FINDING_LEGEND, style="dim")] if has_figures else []), Text()]
-    told = list(details(verdict))
-    if told:
-        parts += [*told, Text()]
-    parts += [*remarks(verdict), last_line(verdict)]
+    parts += [*paragraph(details(verdict)), *remarks(verdict), last_line(verdict)]
     return Group(*parts)
+
+
+def paragraph(lines: Iterable[RenderableType]) -> list[RenderableType]:
+    """Lines with an empty one below, if there are any."""
+    found = list(lines)
+    return [*found, Text()] if found else []
 
 
 def last_line(verdict: Verdict) -> Text:
@@ -227,18 +230,19 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     yield from listed("note", verdict.notes)
 
 
-def listed(label: str, items: Iterable[str]) -> Iterator[RenderableType]:
+def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[RenderableType]:
     """The first few of them, a line each, and how many more there are."""
     found = list(items)
-    for item in found[:MOST_SHOWN]:
-        yield indented(f"{label}: {item}")
+    shown = found[:MOST_SHOWN]
     if len(found) > MOST_SHOWN:
-        yield indented(f"{label}: {len(found) - MOST_SHOWN} more")
+        shown.append(f"{len(found) - MOST_SHOWN} more")
+    for item in shown:
+        yield indented(f"{label}: {item}", left)
 
 
 def indented(words: str, left: int = 2) -> RenderableType:
     """Text that keeps its indentation where it is wrapped."""
-    return Padding(Text(words), (0, 0, 0, left), expand=False)
+    return Padding(Text(words), (0, 0, 0, left), expand=False) if left else Text(words)
 
 
 # --- What a guard saw -----------------------------------------------------------------------------
@@ -256,10 +260,7 @@ def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
     parts: list[RenderableType] = []
     if graphs:
         parts += [graph_table(graphs), Text()]
-    told = list(_differences(graphs, verdict))
-    if told:
-        parts += [*told, Text()]
-    parts += _count_statuses(verdict)
+    parts += [*paragraph(_differences(graphs, verdict)), *_count_statuses(verdict)]
     parts += [*remarks(verdict), last_line(verdict)]
     return Group(*parts)
 
@@ -304,7 +305,7 @@ def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[Re
         followers, others = _split_findings(others, _is_wrong_value)
         yield from details(_with_findings(verdict, [*starts, *others]))
         if followers:
-            yield Padding(Text(_followers_line(followers)), (0, 0, 0, 2), expand=False)
+            yield indented(_followers_line(followers))
     left = sum(len(found) for found in list(located.values())[MOST_SHOWN:])
     if left:
         yield Text(f"and {left} more in {len(located) - MOST_SHOWN} other graphs")

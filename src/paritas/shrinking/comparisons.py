@@ -16,7 +16,8 @@ from paritas.comparison.dataflow import RecordedCalls
 from paritas.comparison.opened_dumps import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.errors import UsageError
-from paritas.execution.evidence import VALUE, ItemEvidence
+from paritas.execution.evidence import ItemEvidence
+from paritas.execution.program import VALUE
 from paritas.numerics.checkers import AutomaticValueChecker
 from paritas.numerics.metrics import bitwise_equal
 from paritas.reports.files import read_comparison
@@ -258,7 +259,7 @@ def _is_reproduced(program: ReplayProgram, given: Mapping[str, Any], made: Tenso
         raise UsageError(
             f"run again it gives shape {list(runs.result.shape)}, recorded is {list(made.shape)}"
         )
-    found = AutomaticValueChecker().check(runs.result, made, ItemEvidence(runs, VALUE))
+    found = AutomaticValueChecker().check(runs.result, made, ItemEvidence(runs.evidence, VALUE))
     return found is not None and found.status.passes()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from paritas._torch.graphs import trace_calls
-from paritas.execution.graph_runs import GraphRuns, LeanGraph, ReferenceGraph
+from paritas.execution.graph_runs import GraphProgram, LeanGraph, ReferenceGraph
 from paritas.execution.saved_state import RandomState
 from paritas.results.items import nth_output
 
@@ -17,11 +17,11 @@ def program(x):
 def test_after_a_first_call_the_reference_writes_over_its_own_values_and_gives_the_same():
     x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     reference = ReferenceGraph.of(trace_calls(program, [x]))
-    first = GraphRuns(reference, [x], RandomState.of_torch())
+    first = GraphProgram.evidence(reference, [x], RandomState.of_torch())
     assert reference.lean.module is reference.module
-    first.become_lean()
+    first.program.become_lean(first.native[0])
     assert reference.lean.module is not reference.module
-    second = GraphRuns(reference, [x], RandomState.of_torch())
+    second = GraphProgram.evidence(reference, [x], RandomState.of_torch())
     assert torch.equal(second.native[0].outputs[nth_output(0)], program(x))
 
 

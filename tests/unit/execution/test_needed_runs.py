@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.execution.subject_runs import SubjectRuns
+from paritas.execution.evidence import Evidence
 from paritas.execution.subjects import inspect_subject
 from paritas.results.findings import Status
 from paritas.results.items import gradient
@@ -49,14 +49,14 @@ class Affine(nn.Module):
 def perturbed(monkeypatch):
     """The gradients that each perturbed run makes."""
     made = []
-    real = SubjectRuns.perturbed
+    real = Evidence.perturbed
 
     def noted(self, *args, **kwargs):
         seen = real(self, *args, **kwargs)
         made.append([sorted(one.gradients) for one in seen])
         return seen
 
-    monkeypatch.setattr(SubjectRuns, "perturbed", noted)
+    monkeypatch.setattr(Evidence, "perturbed", noted)
     return made
 
 

@@ -127,8 +127,8 @@ def number(element):
     return float(element.to(torch.complex128).abs() if element.is_complex() else element.double())
 
 
-def check(reference, candidate, **options):
-    metrics = pair_metrics(reference, candidate, **options)
+def check(reference, candidate, measure=pair_metrics, **options):
+    metrics = measure(reference, candidate, **options)
     expected, differing, distances = oracle(reference, candidate)
     got = msgspec.structs.asdict(metrics)
     index = got.pop("max_abs_index")

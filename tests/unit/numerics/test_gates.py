@@ -18,6 +18,7 @@ from paritas.numerics.automatic import (
 )
 from paritas.numerics.criterion import RMS_Z, UNIT_F32, UNIT_F64, Noise
 from paritas.numerics.gates import (
+    GROSS_SHAKES,
     MARGIN,
     MOST_LEARNED,
     Gate,
@@ -26,6 +27,7 @@ from paritas.numerics.gates import (
     gross_difference,
     half_the_digits_agree,
     near_in_float64,
+    near_natively,
     own_error_score,
 )
 from paritas.numerics.pair_figures import pair_figures, quick_figures
@@ -64,6 +66,18 @@ class Runs(NoEvidence):
 
     def least_spread(self) -> Tensor | None:
         return self._least
+
+
+class LiftedRuns(NoEvidence):
+    """The same about lifted runs, which have no arbiter of their own."""
+
+    unit = UNIT_F64
+
+    def __init__(self, spread: Tensor) -> None:
+        self._spread = spread
+
+    def spread(self, unit: float, runs: int) -> Tensor:
+        return self._spread
 
 
 def normal(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -159,6 +173,63 @@ def test_by_the_scaled_error_a_lifted_run_passes_that_passes_by_as_much_spread(p
     assert criterion.score(lifted, truth, measured).score.passed
 
 
+# --- few roundings, or far too many ---------------------------------------------------------------
+
+
+@given(programs())
+def test_a_few_roundings_of_float64_are_within_eight_times_the_noise_of_its_dtype(program):
+    _, _, runs = program
+    truth, lifted = runs.arbiter(), runs.lifted()
+    noise = Noise(unit=UNIT_F64, relative=BLIND_NOISE * UNIT_F64, factor=8.0)
+    if near_in_float64(truth, lifted):
+        assert criterion.score(lifted, truth, noise).score.passed
+
+
+@given(programs())
+def test_what_is_near_natively_passes_by_its_dtype_or_by_the_mean_square_of_its_errors(program):
+    reference, candidate, runs = program
+    truth = runs.arbiter()
+    if near_natively(reference, candidate, truth) is not Status.EQUIVALENT:
+        return
+    by_dtype = Noise(unit=UNIT_F32, relative=BLIND_NOISE * UNIT_F32)
+    own = Noise(unit=UNIT_F32, own_error=criterion.rms_difference(reference, truth))
+    assert (
+        criterion.score(candidate, truth, by_dtype).score.passed
+        or criterion.score(candidate, truth, own).score.rms_z <= RMS_Z
+    )
+
+
+@given(programs(), st.floats(-6.0, 2.0))
+def test_what_is_gross_the_full_rule_refuses(program, exponent):
+    _, _, runs = program
+    truth = runs.arbiter()
+    generator = torch.Generator().manual_seed(1)
+    split = truth + 10.0**exponent * normal(generator, tuple(truth.shape)).pow(5)
+    spread = runs.spread(UNIT_F64, 1)
+    if gross_difference(truth, split, lambda: GROSS_SHAKES * criterion.rms(spread)) is not None:
+        assert judge_floats(truth, split, LiftedRuns(spread), gates=()).status is Status.DIFFERENT
+
+
+@given(SHAPES, SEEDS, st.integers(0, 20))
+def test_what_is_near_in_float64_is_never_gross(shape, seed, digits):
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(shape, generator=generator, dtype=torch.float64)
+    split = whole + 10.0**-digits * torch.randn(shape, generator=generator, dtype=torch.float64)
+    gross = gross_difference(whole, split, lambda: 0.0)
+    assert not (near_in_float64(whole, split) and gross)
+    assert gross_difference(whole, split, lambda: None) is None
+
+
+def test_a_fault_of_one_in_a_million_is_not_near_and_one_in_a_hundred_is_gross():
+    whole = torch.linspace(1, 2, 50, dtype=torch.float64)
+    assert near_in_float64(whole, whole * (1 + 8 * UNIT_F64))
+    assert not near_in_float64(whole, whole * (1 + 1e-6))
+    assert gross_difference(whole, whole * (1 + 1e-6), lambda: 0.0) is None
+    assert gross_difference(whole, whole * 1.01, lambda: 1e-9) == (
+        "in float64, where rounding is negligible, it is off by 0.01 times the typical value"
+    )
+
+
 # --- what earlier calls taught --------------------------------------------------------------------
 
 PAIRS = st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0))
@@ -218,26 +289,3 @@ def test_a_bound_of_the_score_is_had_of_most_pairs():
 def test_half_of_the_digits_are_half_of_the_digits():
     assert half_the_digits_agree(UNIT_F32**0.5, UNIT_F32)
     assert not half_the_digits_agree(2 * UNIT_F32**0.5, UNIT_F32)
-
-
-# --- Of two runs of one program, whole and split --------------------------------------------------
-
-
-@given(SHAPES, SEEDS, st.integers(0, 20))
-def test_what_is_near_in_float64_is_never_gross(shape, seed, digits):
-    generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(shape, generator=generator, dtype=torch.float64)
-    split = whole + 10.0**-digits * torch.randn(shape, generator=generator, dtype=torch.float64)
-    gross = gross_difference(whole, split, lambda: 0.0)
-    assert not (near_in_float64(whole, split) and gross)
-    assert gross_difference(whole, split, lambda: None) is None
-
-
-def test_a_fault_of_one_in_a_million_is_not_near_and_one_in_a_hundred_is_gross():
-    whole = torch.linspace(1, 2, 50, dtype=torch.float64)
-    assert near_in_float64(whole, whole * (1 + 8 * UNIT_F64))
-    assert not near_in_float64(whole, whole * (1 + 1e-6))
-    assert gross_difference(whole, whole * (1 + 1e-6), lambda: 0.0) is None
-    assert gross_difference(whole, whole * 1.01, lambda: 1e-9) == (
-        "in float64, where rounding is negligible, it is off by 0.01 times the typical value"
-    )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from paritas.numerics import metrics as engine
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
 from paritas.results.figures import Metrics
 from unit.numerics.exact import (
@@ -34,6 +35,30 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 @given(pairs(), BLOCK_SIZES)
 def test_metrics_are_right_for_any_dtype_stride_and_block(pair, block_size):
     check(*pair, block_size=block_size)
+
+
+def by_torch(reference, candidate, block_size):
+    """As on a device, or of a large tensor where threads are many."""
+    return engine.sums_by_torch(reference, candidate, block_size).metrics(reference.shape)
+
+
+@given(pairs(), BLOCK_SIZES)
+def test_metrics_by_torch_are_right_for_any_dtype_stride_and_block(pair, block_size):
+    check(*pair, measure=by_torch, block_size=block_size)
+
+
+def test_many_threads_of_torch_take_what_is_large(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    reference, noise = torch.randn(2, 3000, generator=generator, dtype=torch.float64)
+    pair = reference, reference + 1e-3 * noise
+    expected = pair_metrics(*pair)
+    monkeypatch.setattr(engine, "_MANY", 1000)
+    monkeypatch.setattr(engine, "_FEW_THREADS", 0)
+    monkeypatch.setattr(engine, "walk_pair", None)
+    found = pair_metrics(*pair)
+    assert found.max_abs_index == expected.max_abs_index
+    for name in ("max_abs", "rmse", "rel_l2", "cosine", "pcc", "max_ulp"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-12), name
 
 
 @given(SHAPES, st.data())

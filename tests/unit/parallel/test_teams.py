@@ -12,7 +12,7 @@ from torch import distributed, nn
 from paritas.errors import UsageError
 from paritas.parallel import training
 from paritas.parallel.plan import make_program
-from paritas.parallel.rank_pool import LET_GO, RankPool
+from paritas.parallel.rank_pool import LET_GO, RankPool, start_method
 from paritas.parallel.training import run_ranks, run_reference
 from paritas.results.placements import Shard
 from unit.parallel import small_programs
@@ -223,3 +223,14 @@ def test_a_mesh_that_is_not_the_group_is_refused(monkeypatch):
 def test_a_team_that_is_not_known_is_refused():
     with pytest.raises(UsageError, match="ranks='mpi': known are simulated, gloo, here"):
         run_ranks(make_program(TinyMLP, "ddp", [batch()], 2), "mpi")
+
+
+def test_fork_is_for_processes_without_other_threads():
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    try:
+        assert start_method() == "anew"
+    finally:
+        waiting.set()
+        thread.join()

@@ -14,6 +14,8 @@ from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignatu
 from paritas.shrinking.scripts import program_script
 from quality.faulty_backends import backend
 
+# Not those that a script's own formula draws.
+NUMBERS = torch.randn(100, generator=torch.Generator().manual_seed(9))
 WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
 
 
@@ -84,6 +86,12 @@ def test_inputs_come_back_bit_for_bit(value):
     assert torch.equal(same, value.contiguous().reshape(-1).view(torch.uint8))
 
 
+def test_elements_that_share_their_memory_come_back_each_by_itself():
+    value = torch.randn(40, 1, generator=torch.Generator().manual_seed(9)).expand(40, 3)
+    (made,), *_ = evaluated([value])
+    assert torch.equal(made, value)
+
+
 def test_an_input_that_no_file_holds_is_refused_by_its_dtype():
     bits = torch.arange(100, dtype=torch.uint8).view(torch.bits8)
     with pytest.raises(UsageError, match=r"input 'x' is of dtype torch\.bits8"):
@@ -101,7 +109,7 @@ def test_numbers_that_a_line_makes_are_not_stored():
 @pytest.mark.unforked
 def test_a_script_fails_by_itself_and_says_what_it_is_about(tmp_path):
     pattern = Pattern(kind="scale", confidence=0.9, sentence="it is cos instead of sin")
-    program = program_of(sin, torch.randn(100), seed=3)
+    program = program_of(sin, NUMBERS, seed=3)
     candidate = Candidate(backend("sin_as_cos"))
     written = write_script(
         program, candidate, WRONG, Diagnosis(patterns=(pattern,)), tmp_path / "repro.py"
@@ -147,6 +155,22 @@ def test_a_script_shows_a_wrong_gradient_and_a_missing_write(tmp_path, here):
     assert "y after the call: right" in shown
     shown = write_script(program, Candidate(backend("writes_left_out")), WRONG, None, path).output
     assert "y after the call: WRONG" in shown
+
+
+def test_stored_inputs_that_are_written_to_are_loaded_anew_for_each_run(tmp_path, here):
+    def write_and_read(x):
+        x.add_(1)
+        return torch.sin(x)
+
+    path = tmp_path / "repro.py"
+    program = program_of(write_and_read, NUMBERS.clone())
+    written = write_script(program, Candidate(backend("right")), WRONG, None, path)
+    assert written.data_path is not None
+    assert written.exit_code == 0, written.output
+    smaller = program_of(sin, torch.ones(3))
+    written = write_script(smaller, Candidate(backend("sin_as_cos")), WRONG, None, path)
+    assert written.shows
+    assert not path.with_suffix(".safetensors").exists(), "of the script before"
 
 
 def test_sub_graphs_are_refused_by_name(tmp_path):
