@@ -53,7 +53,7 @@ def perturbed(monkeypatch):
 
     def noted(self, *args, **kwargs):
         seen = real(self, *args, **kwargs)
-        made.append([sorted(one.gradients) for one in seen])
+        made.append([list(one.gradients) for one in seen])
         return seen
 
     monkeypatch.setattr(Evidence, "perturbed", noted)
