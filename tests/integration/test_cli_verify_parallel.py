@@ -1,10 +1,10 @@
 """`paritas verify-parallel`, from the command line to the exit code."""
 
-from __future__ import signal
+from __future__ import annotations
 
+import signal
 import sys
 
-import annotations
 import pytest
 from click.testing import CliRunner
 
