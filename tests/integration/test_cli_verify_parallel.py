@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -201,7 +202,10 @@ def test_interrupted_is_130(monkeypatch):
 def test_of_ranks_that_a_launcher_brings_the_first_alone_tells_and_does_so_before_any_ends():
     plan = ("--plan", "own_parallel:bias_on_every_rank")
     ranks = processes.run_ranks("-m", "paritas", "verify-parallel", "own_parallel:build", *plan)
-    assert [rank.returncode for rank in ranks] == [1, 1]
+    # Whichever ends first has the launcher end the other, which may be on its way out already.
+    codes = {rank.returncode for rank in ranks}
+    assert 1 in codes
+    assert codes <= {1, -signal.SIGTERM}
     first, other = (rank.stdout.splitlines() for rank in ranks)
     assert [line for line in first if line.startswith("different: ")] == first[-1:]
     assert other == []

@@ -75,7 +75,7 @@ FAULTS = {
     "norm not reduced": ("layers.1.norm", "missing reduction"),
     "stale buffer": ("layers.1", "stale"),
     "stale buffer on rank 1": ("layers.1", "stale"),
-    "frozen": ("head", "zero"),
+    "frozen": ("head", "zeros"),
     "other seed": ("layers.1.norm", None),
     "raises": ("layers.1.up", None),
 }
