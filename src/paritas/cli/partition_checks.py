@@ -281,10 +281,10 @@ def _name_recipe(call: OperatorCall, found: Discovered) -> Recipe:
     """The same recipe, called by its identifier in the annotation, which is shorter."""
     try:
         annotation = Annotation.parse(found.annotation)
-        words = annotation.recipe(call, _option_of(call, found.recipe)).words
+        named = annotation.recipe(call, _option_of(call, found.recipe))
     except UsageError:  # it is not in the language: its own words say it
         return found.recipe
-    return dataclasses.replace(found.recipe, words=words)
+    return dataclasses.replace(found.recipe, words=named.words, identifier=named.identifier)
 
 
 def _read_option(text: str) -> Option:
