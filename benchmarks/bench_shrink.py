@@ -78,7 +78,7 @@ def ours(name, seconds, folder):
     return {
         "before": result.nodes_before,
         "left": result.nodes_after,
-        "same": bool(same and result.script.failed),
+        "same": bool(same and result.script.shows),
         "queries": result.queries,
         "seconds": result.seconds,
         "cpu": cpu_seconds() - busy,
