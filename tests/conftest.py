@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set up what holds for the whole run."""
     _build_quickly(config)
     _outlive_commands(config)
+    processes.make_folder()
     config.add_cleanup(processes.stop_server)
     if not WHOLE:
         # Numbers that stand in our sources are no examples: to read them all takes seconds, and

@@ -34,7 +34,6 @@ PRELOADED = "processes_preloaded"
 # Whether scripts that paritas writes are run here, in the test that runs now.
 run_scripts_forked = True
 _SERVER = multiprocessing.get_context("forkserver")
-util.get_temp_dir()  # made now: the socket's name is limited, and a test may move what is temporary
 
 
 class Forked:
@@ -172,6 +171,14 @@ def _start_server() -> None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def make_folder() -> None:
+    """Make the folder of the server's socket: its name is limited, and a test may move TMPDIR.
+
+    Called by pytest alone. The server imports this module too, and would make a folder of its own.
+    """
+    util.get_temp_dir()
 
 
 def stop_server() -> None:

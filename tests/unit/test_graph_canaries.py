@@ -18,16 +18,13 @@ from paritas._torch import (
     graphs,
     inductor,
     named_operators,
+    operators,
     passes,
     replaying,
     tensors,
     watching,
 )
-from paritas._torch import (
-    buffers as buffer_nodes,
-)
 from paritas.errors import UnsupportedTorchError
-from paritas.precision import perturbing
 
 
 def gradient_of_a_maximum(x):
@@ -85,8 +82,8 @@ def test_indices_that_fit_stay_and_others_are_made_to():
 
 def test_whether_tensor_cores_may_be_used_is_told_without_a_device():
     for name in ("convolution", "convolution_backward", "mm", "add"):
-        assert isinstance(perturbing._may_use_tf32(name), bool)
-    assert not perturbing._may_use_tf32("add")
+        assert isinstance(operators.may_use_tf32(name), bool)
+    assert not operators.may_use_tf32("add")
 
 
 # --- watching -------------------------------------------------------------------------------------
@@ -250,7 +247,7 @@ def test_generated_code_still_tells_of_its_kernels_by_name_and_node():
 def test_a_graph_tells_which_node_took_the_place_of_which():
     with FakeTensorMode():
         graph = make_fx(lambda a, b: torch.mm(a, b) + a, tracing_mode="real")(*torch.ones(2, 3, 3))
-    lineage = buffer_nodes.NodeLineage(graph)
+    lineage = buffers.NodeLineage(graph)
     changed = graphs.copy_graph(graph)
     lineage.enter_stage(passes.POST_GRAD, changed)
     old = next(node for node in changed.graph.nodes if node.name == "add")

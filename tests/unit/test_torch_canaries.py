@@ -377,6 +377,7 @@ def test_what_a_module_has_of_its_own_is_told_from_torch_s():
         (ATEN.topk.default, "topk", set()),
         (ATEN.where.self, "where", set()),
         (ATEN.view.default, "view", {"view"}),
+        (ATEN.view.dtype, "view", {"view", "reads_bits"}),
         (ATEN.t.default, "t", {"view"}),
         (ATEN.slice.Tensor, "slice", {"view"}),
         (ATEN.bernoulli_.float, "bernoulli", {"random", "mutates"}),
@@ -388,7 +389,11 @@ def test_the_traits_of_an_operator(operator, name, flags):
     kind = operators.traits(operator)
     assert kind.name == name
     assert kind.namespace == "aten"
-    shown = {flag for flag in ("view", "mutates", "random", "rounds") if getattr(kind, flag)}
+    shown = {
+        flag
+        for flag in ("view", "mutates", "random", "rounds", "reads_bits")
+        if getattr(kind, flag)
+    }
     assert shown == flags
 
 

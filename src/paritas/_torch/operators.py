@@ -9,13 +9,23 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
-    from torch._ops import OpOverload
+
+# What the layers above may name: an operator of torch, one that takes functions, and what sees
+# every operator that is called within it.
+Operator = OpOverload
+HigherOrder = HigherOrderOperator
+DispatchMode = TorchDispatchMode
 
 
 # --- Rounding, randomness, writes -----------------------------------------------------------------
@@ -28,6 +38,9 @@ WIDE = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
+
+# The operators for which `may_use_tf32` asks what holds for products of matrices.
+_MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
 
 # Operators whose floating results are chosen, moved or counted, never rounded.
 _EXACT = frozenset(
@@ -117,6 +130,7 @@ class Traits:
         random: it draws from a generator.
         rounds: its floating results are rounded.
         basic: and nothing else happens inside it.
+        reads_bits: it shows the bits of a value as another dtype.
     """
 
     name: str
@@ -126,6 +140,7 @@ class Traits:
     random: bool
     rounds: bool
     basic: bool
+    reads_bits: bool
 
 
 @functools.cache
@@ -148,6 +163,7 @@ def traits(func: OpOverload) -> Traits:
         random=random,
         rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
         basic=name in _BASIC,
+        reads_bits=name == "view" and func._overloadname == "dtype",
     )
 
 
@@ -170,6 +186,18 @@ def _is_any_argument_in(
     words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
     return any(isinstance(value, str) and value in words for value in (*args, *kwargs.values()))
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor holds others in place of memory of its own."""
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def may_use_tf32(name: str) -> bool:
+    """Whether an operator on a GPU may round the factors of its products to TF32."""
+    if name.startswith("convolution"):
+        return bool(torch._C._get_cudnn_allow_tf32())
+    return name in _MATMULS and bool(torch._C._get_cublas_allow_tf32())
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:

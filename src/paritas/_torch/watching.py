@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.fx
 from torch import nn
-from torch._ops import OpOverload
 from torch.distributed import is_available as distributed_is_available
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paritas._torch.operators import traits
+from paritas._torch.operators import Operator, traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
     ModuleCall = Callable[..., Any]
     Around = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], ModuleCall], Any]
-
-Operator = OpOverload
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
@@ -134,7 +131,7 @@ class OperatorWatch(TorchDispatchMode):
     ) -> Any:
         """Show one operator."""
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or not self._watcher.listens():
+        if not isinstance(func, Operator) or not self._watcher.listens():
             return func(*args, **kwargs)
         if not all(_is_dtensor(kind) for kind in types):
             return func(*args, **kwargs)

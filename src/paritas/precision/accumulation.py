@@ -17,15 +17,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from paritas._torch.operators import is_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
-    from torch._ops import OpOverload
 
-    from paritas._torch.operators import Traits
+    from paritas._torch.operators import Operator, Traits
 
 Amplitudes = list["Tensor | None"]
 
@@ -35,7 +35,7 @@ class UnperturbedCall:
     """One call of an operator, on its unperturbed arguments."""
 
     name: str
-    func: OpOverload
+    func: Operator
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
@@ -477,11 +477,7 @@ def _is_plain_float64(value: Any) -> bool:
     """Whether a value is a float64 tensor with memory of its own kind: no wrapper, not sparse."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return False
-    return (
-        value.layout is torch.strided
-        and not value.is_nested
-        and not is_traceable_wrapper_subclass(value)
-    )
+    return value.layout is torch.strided and not value.is_nested and not is_wrapper(value)
 
 
 def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:

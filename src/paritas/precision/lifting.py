@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas._torch.kernels import float64_kernel
 from paritas._torch.operators import (
@@ -22,6 +21,8 @@ from paritas._torch.operators import (
     DRAWS_IN_ITS_DTYPE,
     ROUNDINGS,
     WIDE,
+    DispatchMode,
+    Operator,
     Traits,
     is_of_default,
     map_tensors,
@@ -33,8 +34,6 @@ from paritas.precision.accumulation import LastSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch._ops import OpOverload
 
 
 # --- Discrete results and the numbers that decided them -------------------------------------------
@@ -172,7 +171,7 @@ class LiftingError(RuntimeError):
     """The program does something that has no meaning in float64, such as reading a float's bits."""
 
 
-class LiftMode(TorchDispatchMode):
+class LiftMode(DispatchMode):
     """Dispatch mode under which everything is computed in float64.
 
     Attributes:
@@ -210,7 +209,7 @@ class LiftMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Operator,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -224,7 +223,7 @@ class LiftMode(TorchDispatchMode):
         if kind.view:
             if kind.name == "lift_fresh" and is_of_default(args[0], self.default):
                 self.asked_default = True
-            if self.widths and kind.name == "view" and func._overloadname == "dtype":
+            if self.widths and kind.reads_bits:
                 message = "the program reads the bits of a float (view as another dtype)"
                 raise LiftingError(message)
             return func(*args, **kwargs)
@@ -258,17 +257,17 @@ class LiftMode(TorchDispatchMode):
         return None if self._sums is None else self._sums.behind(result)
 
     def compute(
-        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operator on widened arguments; a subclass adds its noise here."""
         return self.kernel(func, kind, args)(*args, **kwargs)
 
-    def kernel(self, func: OpOverload, kind: Traits, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def kernel(self, func: Operator, kind: Traits, args: tuple[Any, ...]) -> Callable[..., Any]:
         """What computes the operator, in float64 if this is a lifted run."""
         return float64_kernel(func, args) if self.widths and kind.rounds else func
 
     def _run(
-        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         written: list[tuple[Tensor, Tensor]] = []
         has_floats = False
@@ -316,7 +315,7 @@ class LiftMode(TorchDispatchMode):
             self._decisions.note(kind.name, args, kwargs, result)
 
     def _draw(
-        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Draw in the dtype that the program draws in, then widen."""
         args = tuple(
@@ -340,7 +339,7 @@ class LiftMode(TorchDispatchMode):
         kwargs = {**kwargs, "dtype": asked} if takes_dtype(func) else kwargs
         return map_tensors(func(*args, **kwargs), _widen_tensor)
 
-    def _dropout(self, func: OpOverload, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
+    def _dropout(self, func: Operator, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
         """The mask of the native dtype's stream, applied to the wide value."""
         ones = torch.ones_like(x, dtype=self._native_of(x.dtype))
         _, mask = func(ones, p, train)
@@ -368,18 +367,18 @@ def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
     return any(info.eps >= asked.eps and info.max <= asked.max for info in infos)
 
 
-class DtypeLog(TorchDispatchMode):
+class DtypeLog(DispatchMode):
     """Writes down in which floating dtype each operator call ran natively."""
 
     def __init__(self) -> None:
         """Start an empty log."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: dict[tuple[OpOverload, int], torch.dtype] = {}
-        self._counts: dict[OpOverload, int] = {}
+        self.calls: dict[tuple[Operator, int], torch.dtype] = {}
+        self._counts: dict[Operator, int] = {}
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Operator,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -433,7 +432,7 @@ class RankLiftMode(LiftMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Operator,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,

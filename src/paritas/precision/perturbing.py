@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paritas._torch.operators import call_rounds, map_tensors
+from paritas._torch.operators import call_rounds, map_tensors, may_use_tf32
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
 from paritas.numerics.bits import is_inexact
 from paritas.precision.accumulation import UnperturbedCall, accumulation
@@ -24,9 +24,8 @@ from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._ops import OpOverload
 
-    from paritas._torch.operators import Traits
+    from paritas._torch.operators import Operator, Traits
 
 
 # --- Sums of which so little is left that float64 loses the rest ----------------------------------
@@ -127,7 +126,6 @@ _SAMPLE_SIZE, _REPEATED_SHARE = 512, 0.1
 _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
 _ADDING_UP = frozenset({"sum", "mean", "cumsum"})
-_MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: spreads the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -183,7 +181,7 @@ class PerturbMode(LiftMode):
         unit: float,
         seed: int,
         *,
-        log: dict[tuple[OpOverload, int], torch.dtype] | None = None,
+        log: dict[tuple[Operator, int], torch.dtype] | None = None,
         remember_decisions: bool = False,
         widen: bool = True,
         shake_inputs: bool = False,
@@ -207,7 +205,7 @@ class PerturbMode(LiftMode):
         self.shake_inputs = shake_inputs
         self.seed = seed
         self.log = log or {}
-        self._counts: dict[OpOverload, int] = {}
+        self._counts: dict[Operator, int] = {}
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
 
@@ -217,7 +215,7 @@ class PerturbMode(LiftMode):
         self._counts.clear()
 
     def compute(
-        self, func: OpOverload, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operator on perturbed arguments and perturb what it gives."""
         unit = self._unit_of(func)
@@ -300,9 +298,9 @@ class PerturbMode(LiftMode):
         if unit != UNIT_F32 or self._cancelled is not None:
             return 0.0
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
-        return _UNIT_TF32 if on_cuda and _may_use_tf32(kind.name) else 0.0
+        return _UNIT_TF32 if on_cuda and may_use_tf32(kind.name) else 0.0
 
-    def _unit_of(self, func: OpOverload) -> float:
+    def _unit_of(self, func: Operator) -> float:
         ordinal = self._counts.get(func, 0)
         self._counts[func] = ordinal + 1
         dtype = self.log.get((func, ordinal))
@@ -385,12 +383,6 @@ def _is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def _may_use_tf32(name: str) -> bool:
-    if name.startswith("convolution"):
-        return bool(torch._C._get_cudnn_allow_tf32())
-    return name in _MATMULS and bool(torch._C._get_cublas_allow_tf32())
 
 
 def _has_repeats(tensor: Tensor) -> bool:

@@ -11,7 +11,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from paritas._torch.graphs import (
@@ -23,7 +22,7 @@ from paritas._torch.graphs import (
     returned,
 )
 from paritas._torch.kernels import float64_kernel
-from paritas._torch.operators import WIDE, takes_dtype, traits
+from paritas._torch.operators import WIDE, HigherOrder, Operator, takes_dtype, traits
 from paritas.numerics.bits import is_inexact
 from paritas.precision.lifting import is_rounding
 
@@ -77,12 +76,12 @@ def _can_be_widened(node: Node) -> bool:
     if node.op not in {"placeholder", "output", "get_attr", "call_function"}:
         return False
     target = node.target
-    if isinstance(target, HigherOrderOperator):
+    if isinstance(target, HigherOrder):
         return False
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, Operator):
         return True
     kind = traits(target)
-    if kind.name in _BY_LAYOUT or (kind.name == "view" and target._overloadname == "dtype"):
+    if kind.name in _BY_LAYOUT or kind.reads_bits:
         return False
     return not node_draws(node) and kind.namespace in {"aten", "prims"}
 
@@ -90,7 +89,7 @@ def _can_be_widened(node: Node) -> bool:
 def _widen_dtypes(node: Node) -> None:
     node.args = _widen_every_dtype(node.args)
     node.kwargs = _widen_every_dtype(node.kwargs)
-    if not isinstance(node.target, OpOverload):
+    if not isinstance(node.target, Operator):
         return
     kind = traits(node.target)
     if kind.name in {"_softmax", "_log_softmax"} and len(node.args) > 2:  # noqa: PLR2004
@@ -107,14 +106,14 @@ def _asks_default(node: Node) -> bool:
 
     That one is of the whole process, and other threads make tensors, too.
     """
-    if not isinstance(node.target, OpOverload) or node.kwargs.get("dtype") is not None:
+    if not isinstance(node.target, Operator) or node.kwargs.get("dtype") is not None:
         return False
     given = [value.meta.get("val") for value in node.all_input_nodes]
     return _is_inexact(node.meta.get("val")) and not any(_is_inexact(value) for value in given)
 
 
 def _state_dtype(module: GraphModule, node: Node) -> None:
-    if isinstance(node.target, OpOverload) and takes_dtype(node.target):
+    if isinstance(node.target, Operator) and takes_dtype(node.target):
         traced = node.meta["val"]
         node.kwargs = {**node.kwargs, "dtype": WIDE.get(traced.dtype, traced.dtype)}
         return
@@ -159,9 +158,7 @@ def _widen_value(module: GraphModule, node: Node) -> Node:
 
 def _is_random_twin(node: Node) -> bool:
     """Whether a value comes from a random twin, which is a plain function."""
-    return not isinstance(node.target, OpOverload) and "draw" in getattr(
-        node.target, "__name__", ""
-    )
+    return not isinstance(node.target, Operator) and "draw" in getattr(node.target, "__name__", "")
 
 
 def _widen_every_dtype(value: Any) -> Any:
@@ -230,10 +227,10 @@ class LiftedBackend:
         node.args = _widened_dtypes(node.args, self.lifts)
         node.kwargs = _widened_dtypes(node.kwargs, self.lifts)
         target = node.target
-        if node.op == "call_function" and isinstance(target, torch._ops.OpOverload):
+        if node.op == "call_function" and isinstance(target, Operator):
             if target.namespace not in {"aten", "prims", "prim"}:
                 self.leaks.add(f"the operator {target} may compute in any precision inside")
-        elif isinstance(target, torch._ops.HigherOrderOperator) and "triton" in str(target):
+        elif isinstance(target, HigherOrder) and "triton" in str(target):
             self.leaks.add("a Triton kernel may compute in any precision inside")
 
     def _draw_natively(self, module: GraphModule, node: Node) -> None:

@@ -40,7 +40,7 @@ from paritas.recording.session import RecordingSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas._torch.watching import Operator
+    from paritas._torch.operators import Operator
     from paritas.files.records import Layout, Phase
 
 
