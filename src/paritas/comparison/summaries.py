@@ -16,7 +16,7 @@ from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE
 from paritas.numerics.criterion import MAX_Z, RMS_Z
 from paritas.numerics.sketch import add_sketches, sketch, sketch_distance
 from paritas.numerics.statistics import Statistics, summarize
-from paritas.placement.assembly import Assembly, PartsDisagreement, ReplicasDisagreeError
+from paritas.placement.assembly import Assembly, ReplicaDisagreement, ReplicasDisagreeError
 from paritas.results.findings import Status
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
 
 def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
     found = [
-        PartsDisagreement(plan.ranks[other], plan.ranks[first])
+        ReplicaDisagreement(plan.ranks[other], plan.ranks[first])
         for (first, other), agrees in zip(plan.copies, same, strict=True)
         if not agrees
     ]

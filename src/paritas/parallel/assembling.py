@@ -10,6 +10,7 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.placement.assembly import (
+    ReplicaDisagreement,
     Segment,
     box,
     length,
@@ -241,35 +242,6 @@ def _follow_the_weight(
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplicaDisagreement:
-    """Two ranks hold the same part of a value, and not the same numbers.
-
-    Attributes:
-        ranks: the first two that differ.
-        elements: in how many elements they do.
-        shared: how many they both hold.
-        relative: largest difference, in multiples of the typical value.
-    """
-
-    ranks: tuple[int, int]
-    elements: int
-    shared: int
-    relative: float
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        first, second = self.ranks
-        told = (
-            f"claimed replicated, but ranks {first} and {second} differ in {self.elements} of "
-            f"{self.shared} elements"
-        )
-        if not self.relative:
-            return f"{told}, in the signs of zeros alone"
-        return f"{told}, by {self.relative:.2g} times the typical value"
-
-
-@dataclasses.dataclass(frozen=True)
 class Assembled:
     """What the ranks hold together.
 
@@ -429,8 +401,8 @@ def _find_disagreement(
     gap = (value.double() - known.double()).abs()[differ] if not value.is_complex() else None
     typical = float(known.abs().double().square().mean().sqrt())
     largest = float(gap.max()) if gap is not None else float((value - known).abs()[differ].max())
-    relative = largest / typical if typical else float("inf") if largest else 0.0
-    return ReplicaDisagreement((other, rank), int(differ.sum()), int(shared.sum()), relative)
+    counts = int(differ.sum()), int(shared.sum())
+    return ReplicaDisagreement(rank, other, *counts, max_abs=largest, typical=typical)
 
 
 # --- Everything that is compared of a training step, by path --------------------------------------

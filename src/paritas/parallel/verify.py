@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paritas.execution.observation import RunOptions
-    from paritas.parallel.assembling import ReplicaDisagreement, Slots
+    from paritas.parallel.assembling import Slots
+    from paritas.placement.assembly import ReplicaDisagreement
 
 
 # --- The further runs of the reference's training -------------------------------------------------
@@ -290,18 +291,19 @@ class Judge:
         self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
     ) -> tuple[Status, str]:
         """A difference by rounding is a fault too: replicas drift apart from there."""
+        words = f"claimed replicated, but {found}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
         if not is_inexact(value) or item.kind == INITIAL:
-            return Status.DIFFERENT, found.words
+            return Status.DIFFERENT, words
         if lifted is None:
             rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
         else:
             limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
             rounding = apart is None or apart.relative <= limit
         if rounding:
-            return Status.DEGRADED, f"{found.words}: by rounding, which grows from step to step"
-        return Status.DIFFERENT, found.words
+            return Status.DEGRADED, f"{words}: by rounding, which grows from step to step"
+        return Status.DIFFERENT, words
 
     def _wrong_ranks(self, item: StepItem) -> tuple[int, ...]:
         """The ranks whose replica is not the reference's; empty where that is all or unknown."""

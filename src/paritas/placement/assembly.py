@@ -1,4 +1,4 @@
-"""Putting the parts of several ranks together: what each holds, and what is done to them."""
+"""Assemble the parts of several ranks: what each rank holds, and how the parts combine."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from paritas.results.placements import Cut, Role
 
 
-# --- Stretches of a dimension ---------------------------------------------------------------------
+# --- Segments of a dimension ----------------------------------------------------------------------
 
 
 class Segment(NamedTuple):
-    """A stretch of one dimension of a part.
+    """A contiguous range of one dimension.
 
     Attributes:
-        source: where it begins in the part.
-        target: where it begins in the whole.
+        source: start in the part.
+        target: start in the whole.
     """
 
     source: int
@@ -39,24 +39,24 @@ class Segment(NamedTuple):
     length: int
 
 
-# Per dimension, the segments of a part in its own order.
+# For each dimension, the segments of a part in the part's own order.
 Where = tuple[tuple[Segment, ...], ...]
 
 
 def whole(extent: int) -> tuple[Segment, ...]:
-    """All of a dimension."""
+    """A whole dimension as one segment."""
     return (Segment(0, 0, extent),)
 
 
 def length(segments: Iterable[Segment]) -> int:
-    """How long the part is."""
+    """The total length of segments."""
     return sum(segment.length for segment in segments)
 
 
 def rank_bounds(
     size: int, rank: int, ranks: int, *, unit: int = 1, cut: Cut = "balanced"
 ) -> tuple[int, int]:
-    """Begin and end of a rank's part, in elements; the whole is made of units."""
+    """Start and end of a rank's part in elements; parts are multiples of `unit`."""
     each, more = divmod(size // unit, ranks)
     if cut == "chunk":
         each, more = each + bool(more), 0
@@ -66,7 +66,7 @@ def rank_bounds(
 
 
 def share(segments: Sequence[Segment], role: Shard, rank: int, ranks: int) -> tuple[Segment, ...]:
-    """What a rank holds of a part that is split once more; its neighbours' elements left out."""
+    """What a rank holds of segments that are split once more, without any halo."""
     total = length(segments)
     piece = -(-total // role.pieces)
     turns = [(rank, ranks)]
@@ -82,17 +82,17 @@ def share(segments: Sequence[Segment], role: Shard, rank: int, ranks: int) -> tu
 
 
 def box(offset: Sequence[int], shape: Sequence[int]) -> Where:
-    """A part without gaps that begins there."""
+    """A contiguous part that starts at an offset."""
     return tuple((Segment(0, begin, extent),) for begin, extent in zip(offset, shape, strict=True))
 
 
 def positions(chosen: Sequence[int]) -> tuple[Segment, ...]:
-    """Single elements of a dimension, in the part's own order."""
+    """Selected elements of a dimension, in the order of the part."""
     return _from_zero(Segment(at, target, 1) for at, target in enumerate(chosen))
 
 
 def take(tensor: Tensor, where: Where) -> Tensor:
-    """What lies there; a view, if it has no gaps."""
+    """The part of a tensor at these segments; a view if it is contiguous."""
     for dim, segments in enumerate(where):
         if len(segments) == 1:
             tensor = tensor.narrow(dim, segments[0].target, segments[0].length)
@@ -102,7 +102,7 @@ def take(tensor: Tensor, where: Where) -> Tensor:
 
 
 def put(whole: Tensor, where: Where, part: Tensor) -> None:
-    """Write a part to where it lies."""
+    """Write a part into the whole."""
     if math.prod(map(len, where)) > _MOST_COPIES:
         places = [_targets(segments) for segments in where]
         whole[torch.meshgrid(*places, indexing="ij")] = part
@@ -113,18 +113,18 @@ def put(whole: Tensor, where: Where, part: Tensor) -> None:
         whole[target].copy_(part[source])
 
 
-# More stretches than this are written by their indices, which take more memory than the part.
+# More segments than this are written by index, which needs more memory than the part itself.
 _MOST_COPIES = 1 << 10
 
 
 def _targets(segments: Sequence[Segment]) -> Tensor:
-    """Where in the whole each element of a dimension lies."""
+    """The position in the whole of each element of a dimension."""
     places = [torch.arange(one.target, one.target + one.length) for one in segments]
     return torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
 
 
 def _cut_segments(segments: Sequence[Segment], begin: int, end: int) -> list[Segment]:
-    """The stretch of a part from one place in it to another."""
+    """The segments of a part between two positions in the part."""
     found = []
     for segment in segments:
         first, last = max(begin, segment.source), min(end, segment.source + segment.length)
@@ -135,7 +135,7 @@ def _cut_segments(segments: Sequence[Segment], begin: int, end: int) -> list[Seg
 
 
 def _from_zero(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """The same stretches of the whole as a part of their own; neighbours become one."""
+    """The same segments as a part that starts at 0, with adjacent segments merged."""
     joined: list[Segment] = []
     place = 0
     for segment in segments:
@@ -151,17 +151,18 @@ def _from_zero(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 def lay_out(
     extents: Mapping[tuple[int, ...], int], orders: Sequence[str]
 ) -> tuple[dict[tuple[int, ...], tuple[Segment, ...]], int]:
-    """Lay parts side by side along one dimension.
+    """Place parts next to each other along one dimension.
 
     Args:
-        extents: by coordinates on the axes that split it, the outermost first; all of them.
-        orders: per axis, `natural` or `zigzag`.
+        extents: length of every part by its coordinates on the axes that split the dimension,
+            outermost first.
+        orders: `natural` or `zigzag` for each axis.
 
     Returns:
-        Where each part lies, and how long the whole is.
+        The segments of each part, and the length of the whole.
 
     Raises:
-        UsageError: parts in zigzag order are not of one even length.
+        UsageError: parts in zigzag order do not have the same even length.
     """
     if not orders:
         return {(): whole(extents[()])}, extents[()]
@@ -173,7 +174,7 @@ def lay_out(
     sizes = [size for _, size in inner.values()]
     if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
         lengths = ", ".join(map(str, sizes))
-        raise UsageError(f"parts in zigzag order must be of one even length, and are of {lengths}")
+        raise UsageError(f"parts in zigzag order must all have the same even length, got {lengths}")
     total = sum(sizes)
     placed: dict[tuple[int, ...], tuple[Segment, ...]] = {}
     for at, (rank, (parts, size)) in enumerate(inner.items()):
@@ -189,9 +190,9 @@ def lay_out(
 
 
 def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
-    """Whether parts, none of them named twice, fill a whole without gap and overlap.
+    """Whether distinct parts cover a whole without gaps or overlaps.
 
-    Parts must lie in a grid: those of a distributed tensor do.
+    The parts must form a grid, as the parts of a distributed tensor do.
     """
     found = set(places)
     if not math.prod(shape):
@@ -214,7 +215,7 @@ def _covers_extent(segments: Iterable[Segment], extent: int) -> bool:
     return at == extent
 
 
-# --- Recipes --------------------------------------------------------------------------------------
+# --- Assemblies -----------------------------------------------------------------------------------
 
 _OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -227,14 +228,16 @@ REDUCTIONS = tuple(_OPERATORS)
 _MOST_LISTED = 3
 
 
-class PartsDisagreement(NamedTuple):
-    """Two ranks that should hold the same, and do not.
+@dataclasses.dataclass(frozen=True)
+class ReplicaDisagreement:
+    """Two ranks that should hold the same values but do not.
 
     Attributes:
-        rank: the one that differs from `other`.
-        mismatched: how many elements differ; None where statistics are all there is.
-        numel: of how many.
-        max_abs: by how much at most.
+        rank: the rank that differs from `other`.
+        mismatched: number of elements that differ; None if only statistics are known.
+        numel: number of elements that both hold.
+        max_abs: largest absolute difference.
+        typical: root mean square of the values, where it is known.
     """
 
     rank: int
@@ -242,49 +245,62 @@ class PartsDisagreement(NamedTuple):
     mismatched: int | None = None
     numel: int = 0
     max_abs: float = math.nan
+    typical: float | None = None
+
+    @property
+    def relative(self) -> float:
+        """The largest difference in multiples of the typical value."""
+        if self.max_abs == 0:
+            return 0.0
+        return self.max_abs / self.typical if self.typical else math.inf
+
+    def __str__(self) -> str:
+        ranks = f"rank {self.rank} differs from rank {self.other}"
+        if self.mismatched is None:
+            return f"{ranks} in its statistics"
+        if not self.mismatched:
+            return f"{ranks} only in the signs of zeros"
+        text = f"{ranks} in {self.mismatched} of {self.numel} elements"
+        if self.max_abs == 0:
+            return f"{text}, only in the signs of zeros"
+        text = f"{text}, by at most {self.max_abs:.4g}"
+        if self.typical is None:
+            return text
+        return f"{text} ({self.relative:.2g} times the typical value)"
 
 
 class ReplicasDisagreeError(UsageError):
-    """Ranks hold different values of what is the same on all of them.
+    """Ranks hold different values of something that should be the same on all of them.
 
-    That is a fault of the program that was recorded, not of the comparison: its row is different.
+    This is a fault of the recorded program, not of the comparison.
 
     Attributes:
-        is_difference: so that a pair of it is judged different, not unverified.
+        is_difference: makes the pair `different` instead of `unverified`.
         disagreements: all of them.
     """
 
     is_difference = True
 
-    def __init__(self, disagreements: Sequence[PartsDisagreement]) -> None:
+    def __init__(self, disagreements: Sequence[ReplicaDisagreement]) -> None:
         self.disagreements = tuple(disagreements)
-        told = [_describe_disagreement(one) for one in self.disagreements[:_MOST_LISTED]]
-        more = len(self.disagreements) - len(told)
-        shown = "; ".join([*told, *([f"and {more} more ranks"] if more else [])])
-        super().__init__(f"the value should be the same on these ranks, and is not: {shown}")
+        shown = list(map(str, self.disagreements[:_MOST_LISTED]))
+        more = len(self.disagreements) - len(shown)
+        shown += [f"and {more} more ranks"] if more else []
+        super().__init__(f"the value should be the same on these ranks: {'; '.join(shown)}")
 
     def __reduce__(
         self,
-    ) -> tuple[type[ReplicasDisagreeError], tuple[tuple[PartsDisagreement, ...]]]:
+    ) -> tuple[type[ReplicasDisagreeError], tuple[tuple[ReplicaDisagreement, ...]]]:
         return type(self), (self.disagreements,)
-
-
-def _describe_disagreement(one: PartsDisagreement) -> str:
-    ranks = f"rank {one.rank} differs from rank {one.other}"
-    if one.mismatched is None:
-        return f"{ranks} in its statistics"
-    if not one.mismatched:
-        return f"{ranks} in the signs of zeros alone"
-    return f"{ranks} in {one.mismatched} of {one.numel} elements, by at most {one.max_abs:.4g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A part of the whole.
+    """A region of the whole.
 
     Attributes:
-        where: it lies there.
-        terms: the parts whose reduction is its value; of each, the ranks' copies that must agree.
+        where: its position in the whole.
+        terms: the parts that are reduced to its value; for each, all copies, which must agree.
     """
 
     where: Where
@@ -292,23 +308,23 @@ class Cell:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of each of its parts."""
+        """The shape of each part of the cell."""
         return tuple(map(length, self.where))
 
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """Parts of several ranks, put together.
+    """How the parts of several ranks make a whole.
 
     Attributes:
-        words: what is done.
-        shape: of the whole, before dimensions are left out.
-        ranks: per part, whose it is.
-        cells: they fill the whole; a part that no cell names is not needed.
-        reduction: how terms become one.
-        squeezed: dimensions to leave out.
-        settled: parts whose recorded digest says that they agree with the first copy.
-        placed: whether sketches of the parts were made with their place in the whole.
+        words: a description of what is done.
+        shape: shape of the whole, before `squeezed` dimensions are dropped.
+        ranks: the rank of each part.
+        cells: regions that fill the whole; parts that no cell names are not needed.
+        reduction: how terms are combined.
+        squeezed: dimensions to drop.
+        settled: parts whose recorded digest equals that of the first copy.
+        placed: whether sketches of the parts were made with their position in the whole.
     """
 
     words: str
@@ -322,18 +338,18 @@ class Assembly:
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """The shape of what `apply` gives."""
+        """The shape that `apply` returns."""
         return tuple(size for at, size in enumerate(self.shape) if at not in self.squeezed)
 
     @property
     def copies(self) -> Iterator[tuple[int, int]]:
-        """Pairs of parts that must agree and are not yet known to: the first copy, and another."""
+        """Pairs of copies (the first one and another) that must agree and are not yet known to."""
         for cell in self.cells:
             for first, *others in cell.terms:
                 yield from ((first, other) for other in others if other not in self.settled)
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Put them together: copies are compared bit for bit, terms accumulated in float64.
+        """Assemble the parts: compare copies bit for bit, accumulate terms in float64.
 
         Raises:
             ReplicasDisagreeError: copies differ.
@@ -341,20 +357,16 @@ class Assembly:
         """
         self._check_fit(parts)
         self._check_copies(parts)
-        values = (self._value(cell, parts) for cell in self.cells)
-        whole = self._joined(values, parts[0].dtype)
+        cells = self.cells
+        if len(cells) == 1 and all(len(segments) == 1 for segments in cells[0].where):
+            whole = self._reduce_cell(cells[0], parts)  # nothing is rearranged: no copy needed
+        else:
+            whole = torch.empty(self.shape, dtype=parts[0].dtype)
+            for cell in cells:
+                put(whole, cell.where, self._reduce_cell(cell, parts))
         return whole.reshape(self.result_shape) if self.squeezed else whole
 
-    def _joined(self, values: Iterator[Tensor], dtype: torch.dtype) -> Tensor:
-        # Nothing is rearranged, so nothing has to be copied.
-        if len(self.cells) == 1 and all(len(segments) == 1 for segments in self.cells[0].where):
-            return next(values)
-        out = torch.empty(self.shape, dtype=dtype)
-        for cell, value in zip(self.cells, values, strict=True):
-            put(out, cell.where, value)
-        return out
-
-    def _value(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
+    def _reduce_cell(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
         terms = [parts[copies[0]] for copies in cell.terms]
         if len(terms) == 1:
             return terms[0]
@@ -364,18 +376,15 @@ class Assembly:
         used = {at for cell in self.cells for copies in cell.terms for at in copies}
         dtypes = {parts[at].dtype: self.ranks[at] for at in sorted(used, reverse=True)}
         if len(dtypes) > 1:
-            told = ", ".join(
-                f"rank {rank} {dtype}"
-                for dtype, rank in sorted(dtypes.items(), key=lambda item: item[1])
-            )
-            raise UsageError(f"the ranks hold different dtypes: {told}")
+            found = sorted(dtypes, key=dtypes.__getitem__)
+            shown = ", ".join(f"rank {dtypes[dtype]} {dtype}" for dtype in found)
+            raise UsageError(f"the ranks hold different dtypes: {shown}")
         for cell in self.cells:
             for at in itertools.chain.from_iterable(cell.terms):
                 if tuple(parts[at].shape) != cell.shape:
-                    found = tuple(parts[at].shape)
                     raise UsageError(
-                        f"rank {self.ranks[at]} holds a tensor of shape {found} where {cell.shape} "
-                        "was recorded"
+                        f"rank {self.ranks[at]} holds a tensor of shape {tuple(parts[at].shape)}, "
+                        f"but shape {cell.shape} was recorded"
                     )
 
     def _check_copies(self, parts: Sequence[Tensor]) -> None:
@@ -385,7 +394,7 @@ class Assembly:
                 continue
             metrics = pair_metrics(parts[first], parts[other])
             found.append(
-                PartsDisagreement(
+                ReplicaDisagreement(
                     self.ranks[other],
                     self.ranks[first],
                     metrics.mismatched,
@@ -399,40 +408,36 @@ class Assembly:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Parts that cannot be put together; asking for it says why.
+    """Parts that cannot be assembled; `apply` raises the reason.
 
     Attributes:
-        words: none, as nothing was done.
+        words: empty, because nothing was done.
     """
 
     reason: str
     words: str = ""
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Say why not.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise the reason as a `UsageError`."""
         raise UsageError(self.reason)
 
 
 # --- Terms and copies -----------------------------------------------------------------------------
 
-# What becomes of copies that must agree and are not compared: a mixture of them, which is none of
-# theirs where they disagree; or their mean.
+# How copies that must agree are merged when they are not compared: a weighted mix, which equals none
+# of them where they disagree, or their mean.
 Copies = Literal["mix", "mean"]
-# Terms are reduced in float64 and rounded once, or in their own dtype, differentiably.
+# Reduce terms in float64 and round once, or reduce them differentiably in their own dtype.
 Accumulate = Literal["wide", "own"]
 
 
 def reduce_terms(terms: Sequence[Tensor], how: str, *, accumulate: Accumulate) -> Tensor:
-    """Terms as one tensor of their dtype."""
+    """Reduce terms to one tensor of their dtype."""
     return _reduce_wide(terms, how) if accumulate == "wide" else _reduce_own(terms, how)
 
 
 def _reduce_wide(terms: Sequence[Tensor], how: str) -> Tensor:
-    """In float64, a block at a time."""
+    """Reduce in float64, one block at a time."""
     dtype = terms[0].dtype
     wide = _accumulator_dtype(dtype, how)
     operator = _OPERATORS[how]
@@ -447,8 +452,8 @@ def _reduce_wide(terms: Sequence[Tensor], how: str) -> Tensor:
 
 
 def _reduce_own(terms: Sequence[Tensor], how: str) -> Tensor:
-    """In one rounding: how a machine adds up ranks is not what is asked here."""
-    stacked = torch.stack(list(terms))  # which refuses shapes that would broadcast
+    """Reduce with a single rounding: the order in which a machine adds ranks is not checked."""
+    stacked = torch.stack(list(terms))  # refuses shapes that would broadcast
     dtype = stacked.dtype
     match how:
         case "sum" if dtype is torch.bool:
@@ -472,13 +477,13 @@ def _accumulator_dtype(dtype: torch.dtype, how: str) -> torch.dtype:
     if dtype.is_complex and not ordered:
         return torch.complex128
     if dtype.is_complex or how == "avg" or (dtype is torch.uint64 and ordered):
-        raise UsageError(f"terms of {dtype} have no {how}")
-    # Sums and products that leave the dtype wrap around, as they do in a collective.
+        raise UsageError(f"cannot reduce terms of {dtype} by {how}")
+    # Sums and products that overflow the dtype wrap around, as in a collective.
     return torch.int64
 
 
 def same_bits(left: Tensor, right: Tensor) -> Tensor:
-    """Of each element whether two copies agree: NaNs do, zeros of either sign do not."""
+    """Where two copies agree, element by element: NaNs are equal, +0 and -0 are not."""
     same = left == right
     if left.is_complex():
         return same_bits(torch.view_as_real(left), torch.view_as_real(right)).all(dim=-1)
@@ -489,16 +494,16 @@ def same_bits(left: Tensor, right: Tensor) -> Tensor:
 
 
 class _Shared(torch.autograd.Function):
-    """A result that all ranks have: where they disagree, it is none of theirs.
+    """A result that every rank has; where the ranks disagree, it equals none of their values.
 
-    Of the cotangent each rank is given a share, so that the gradients of the ranks add up to the
-    whole's if each of them is right.
+    Each rank gets a share of the cotangent. If every rank's gradient is right, they add up to the
+    gradient of the whole.
     """
 
     @staticmethod
     def forward(ctx: Any, terms: Terms, *parts: Tensor) -> Tensor:
         ctx.terms, ctx.ranks = terms, len(parts)
-        return _agreed(parts, terms)
+        return _merge_copies(parts, terms)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -507,12 +512,12 @@ class _Shared(torch.autograd.Function):
         return (None, *[gradient * weight for weight in ctx.terms.weights(ctx.ranks)])
 
 
-def _agreed(parts: tuple[Tensor, ...], terms: Terms) -> Tensor:
+def _merge_copies(parts: tuple[Tensor, ...], terms: Terms) -> Tensor:
     first = parts[0].clone()
     shapes = {tuple(part.shape) for part in parts}
     if len(shapes) > 1:
         shown = " and ".join(str(list(shape)) for shape in sorted(shapes))
-        raise ValueError(f"all ranks should have the same, but theirs are of shapes {shown}")
+        raise ValueError(f"all ranks should have the same value, but the shapes are {shown}")
     if all(torch.equal(first, part) for part in parts[1:]):
         return first
     if not (first.is_floating_point() or first.is_complex()):
@@ -536,16 +541,14 @@ def join(
     terms: Terms | None = None,
     shape: Sequence[int] = (),
 ) -> Tensor:
-    """Put the parts of the ranks of one axis together, differentiably.
-
-    Whatever torch raises at that passes through.
+    """Join the parts of the ranks along one axis, differentiably; torch's own errors pass through.
 
     Args:
-        shape: of the whole; asked of parts with a halo only.
+        shape: of the whole; needed only for parts with a halo.
     """
     dtypes = {part.dtype for part in parts}
     if len(dtypes) > 1:
-        raise TypeError(f"the ranks give {' and '.join(sorted(map(str, dtypes)))}")
+        raise TypeError(f"the ranks return {' and '.join(sorted(map(str, dtypes)))}")
     match role:
         case Shard(dim=dim, halo=(0, 0)):
             return torch.cat(parts, dim)
@@ -561,18 +564,17 @@ def join(
         case Once():
             return parts[0]
         case Replicate() if copies == "mean":
-            # Each has an equal share in the gradient.
             return torch.stack(parts).mean(0)
         case Replicate():
             if terms is None:
-                raise ValueError("copies are mixed by the weights of terms: give them")
+                raise ValueError("mixing copies needs their weights: pass `terms`")
             if not (parts[0].is_floating_point() or parts[0].is_complex()):
-                return _agreed(tuple(parts), terms)
+                return _merge_copies(tuple(parts), terms)
             return _Shared.apply(terms, *parts)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks: `rank 2`, `ranks 0-3`, `ranks 0, 2-3`."""
+    """Describe ranks: `rank 2`, `ranks 0-3`, `ranks 0, 2-3`."""
     found = sorted(set(ranks))
     runs: list[list[int]] = []
     for rank in found:
@@ -580,5 +582,5 @@ def named_ranks(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    told = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
-    return f"{'rank' if len(found) == 1 else 'ranks'} {told}"
+    shown = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {shown}"

@@ -80,7 +80,7 @@ def test_of_several_data_parallel_ranks_the_one_with_values_counts():
         ("b h[tp] x", {"tp": 2}, "names 3 dimensions, and rank 0 holds a tensor of shape (2, 3)"),
         ("b h[tpp]", {"tp": 2}, "nothing is known of the axis 'tpp'; did you mean tp?"),
         ("b[tp] h[cp]", {}, "give the mesh, as cp=2,tp=2"),
-        ("b h[cp:zigzag]", {"cp": 2}, "of one even length, and are of 3, 3"),
+        ("b h[cp:zigzag]", {"cp": 2}, "must all have the same even length, got 3, 3"),
         ("b 1", {"tp": 2}, "has a 1 for a dimension of the shape (2, 3)"),
         ("b h[", {"tp": 2}, "this is no dimension"),
         ("b h[tp]", {"tp": 4}, "parts are missing: rank 2 (tp 2); rank 3 (tp 3)"),
