@@ -1,1 +1,1 @@
-"""How tensors lie on ranks: split, put together, reduced."""
+"""How tensors are placed on ranks: splitting, assembling, reducing."""

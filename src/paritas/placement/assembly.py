@@ -452,7 +452,7 @@ def _reduce_wide(terms: Sequence[Tensor], how: str) -> Tensor:
 
 
 def _reduce_own(terms: Sequence[Tensor], how: str) -> Tensor:
-    """Reduce with a single rounding: the order in which a machine adds ranks is not checked."""
+    """Reduce with a single rounding: the order of the additions is not what is checked."""
     stacked = torch.stack(list(terms))  # refuses shapes that would broadcast
     dtype = stacked.dtype
     match how:

@@ -1,4 +1,4 @@
-"""How a tensor lies on ranks: where each part is, what each rank is given, and back again."""
+"""How a tensor is placed on ranks: the position of each part, and what each rank receives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _DONE = {
 
 
 class MeshAxis(NamedTuple):
-    """An axis of ranks, and what they hold along it."""
+    """One axis of a mesh, and the role of the tensor along it."""
 
     name: str
     size: int
@@ -61,8 +61,8 @@ class HeldPart(NamedTuple):
     """What a rank holds.
 
     Attributes:
-        coordinate: where the rank is on each axis; None for one that holds nothing of it.
-        where: which part of the whole it is.
+        coordinate: position of the rank on each axis; None if it holds no part.
+        where: position of the part in the whole.
     """
 
     rank: int
@@ -72,13 +72,13 @@ class HeldPart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a tensor lies on a mesh of ranks.
+    """How a tensor is placed on a mesh of ranks.
 
     Attributes:
-        axes: in the order in which they split it, the outermost first.
+        axes: in the order in which they split the tensor, outermost first.
         shape: of the whole.
-        numbering: names of the axes in the order in which ranks are numbered, the last fastest;
-            that of `axes` if empty.
+        numbering: names of the axes in the order in which ranks are numbered, the last one
+            fastest; the order of `axes` if empty.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -89,25 +89,25 @@ class Placement:
     def parse(
         cls, words: Sequence[str], mesh: Sequence[tuple[str, int]], shape: Sequence[int]
     ) -> Placement:
-        """Read a word for each axis of a mesh: `shard(0)`, `replicate`, `partial(sum)`.
+        """Parse one word for each axis of a mesh: `shard(0)`, `replicate`, `partial(sum)`.
 
         Raises:
-            UsageError: one is not known.
+            UsageError: a word is unknown.
         """
         axes = []
         for word, (name, size) in zip(words, mesh, strict=True):
             role = read_role(word)
             if role is None:
-                raise UsageError(f"the placement {word!r} is not known")
+                raise UsageError(f"unknown placement {word!r}")
             axes.append(MeshAxis(name, size, role))
         return cls(tuple(axes), tuple(shape))
 
     @classmethod
     def read(cls, rank: int, place: LocalPlacement, shape: Sequence[int]) -> Placement:
-        """What a rank recorded of its part, which has this shape.
+        """The placement that a rank recorded for its part, which has this shape.
 
         Raises:
-            UsageError: it contradicts itself, or has a word that is not known.
+            UsageError: the record contradicts itself or has an unknown word.
         """
         extents = {len(place.mesh), len(place.placements), len(place.coordinate or place.mesh)}
         names = len(place.mesh_names) in (0, len(place.mesh))
@@ -115,35 +115,36 @@ class Placement:
         on_mesh = all(0 <= at < size for at, size in pairs)
         dimensions = len(place.global_shape) == len(place.global_offset) == len(shape)
         if len(extents) != 1 or not names or not on_mesh or (place.coordinate and not dimensions):
-            raise UsageError(f"rank {rank} recorded a placement that makes no sense: {place}")
+            raise UsageError(f"rank {rank} recorded an inconsistent placement: {place}")
         axes = place.mesh_names or [f"mesh {at}" for at in range(len(place.mesh))]
         mesh = list(zip(axes, place.mesh, strict=True))
         found = cls.parse(place.placements, mesh, place.global_shape)
         for word, axis in zip(place.placements, found.axes, strict=True):
             if isinstance(axis.role, Shard) and axis.role.dim >= len(shape):
-                raise UsageError(f"rank {rank}: {word} is of a tensor of {len(shape)} dimensions")
+                raise UsageError(
+                    f"rank {rank}: {word} does not fit a tensor of {len(shape)} dimensions"
+                )
         return found
 
     @property
     def words(self) -> tuple[str, ...]:
-        """A word for each axis, as `parse` reads it."""
+        """One word for each axis, as `parse` reads it."""
         return tuple(role_word(axis.role) for axis in self.axes)
 
     @property
     def reduction(self) -> str:
-        """How terms become one; `sum` where there are none.
+        """How partial values are reduced; `sum` if there are none.
 
         Raises:
-            UsageError: in several ways, or in one that is not known.
+            UsageError: the axes use different reductions, or an unknown one.
         """
         kinds = {axis.role.reduction for axis in self.axes if isinstance(axis.role, Partial)}
         if len(kinds) > 1 or kinds.difference(REDUCTIONS):
-            told = ", ".join(self.words)
-            raise UsageError(f"terms that are placed as {told} cannot be reduced to one")
+            raise UsageError(f"cannot reduce values placed as {', '.join(self.words)}")
         return next(iter(kinds), "sum")
 
     def where(self, coordinate: Sequence[int]) -> Where:
-        """Which part of the whole the rank at a coordinate holds, its neighbours' halo left out."""
+        """The part of the whole that the rank at a coordinate holds, without any halo."""
         found = [whole(extent) for extent in self.shape]
         for axis, at in zip(self.axes, coordinate, strict=True):
             if isinstance(axis.role, Shard):
@@ -152,10 +153,10 @@ class Placement:
         return tuple(found)
 
     def locate(self, rank: int, place: LocalPlacement, shape: Sequence[int]) -> Where:
-        """Where a recorded part lies: as its placements say, or else as its offset does.
+        """The position of a recorded part: from its placements, or else from its offset.
 
         Raises:
-            UsageError: it is not within the whole.
+            UsageError: the part is outside of the whole.
         """
         where = self.where(place.coordinate)
         begins = [segments[0].target if length(segments) else None for segments in where]
@@ -164,20 +165,20 @@ class Placement:
             for begin, offset in zip(begins, place.global_offset, strict=True)
         ):
             return where
-        # A tensor may be split otherwise than torch does it by itself.
+        # A tensor may be split in another way than torch splits it by default.
         extents = zip(place.global_offset, shape, place.global_shape, strict=True)
         if any(begin < 0 or begin + extent > full for begin, extent, full in extents):
             raise UsageError(
-                f"rank {rank} holds {tuple(shape)} at {place.global_offset}, which is not within "
-                f"{place.global_shape}"
+                f"rank {rank} holds a part of shape {tuple(shape)} at {place.global_offset}, which is "
+                f"outside of {place.global_shape}"
             )
         return box(place.global_offset, shape)
 
     def assembly(self, held: Sequence[HeldPart]) -> Assembly:
-        """Sort parts into cells, terms and copies, and see that nothing is missing.
+        """Sort parts into cells, terms and copies, and check that nothing is missing.
 
         Raises:
-            UsageError: parts are missing, overlap or leave gaps, or cannot be reduced to one.
+            UsageError: parts are missing, overlap, leave gaps, or cannot be reduced.
         """
         reduction = self.reduction
         partial = [at for at, axis in enumerate(self.axes) if isinstance(axis.role, Partial)]
@@ -192,7 +193,7 @@ class Placement:
         if not fills(found, self.shape) or any(len(one) != expected for one in found.values()):
             self.refuse_missing(held)
             raise UsageError(
-                f"the parts of {named_ranks(ranks)} overlap, or leave gaps in a whole of shape "
+                f"the parts of {named_ranks(ranks)} overlap or leave gaps in a tensor of shape "
                 f"{self.shape}"
             )
         cells = tuple(
@@ -202,11 +203,7 @@ class Placement:
         return Assembly(self._describe(ranks), self.shape, ranks, cells, reduction)
 
     def refuse_missing(self, held: Sequence[HeldPart]) -> None:
-        """Say which parts are missing, by the numbers of their ranks where those can be told.
-
-        Raises:
-            UsageError: some are.
-        """
+        """Raise a `UsageError` if parts are missing, with the rank numbers where they are known."""
         same = [axis for axis in self.axes if not isinstance(axis.role, Shard | Partial)]
         axes = [
             *(at for at, axis in enumerate(self.axes) if isinstance(axis.role, Shard)),
@@ -214,7 +211,7 @@ class Placement:
         ]
         count = math.prod(self.axes[at].size for at in axes)
         if count > _MOST_RANKS:
-            raise UsageError(f"{count} ranks are too many to put together")
+            raise UsageError(f"cannot assemble {count} ranks; the limit is {_MOST_RANKS}")
         there = {part.rank: part.coordinate for part in held if part.coordinate is not None}
         present = {tuple(coordinate[at] for at in axes) for coordinate in there.values()}
         every = itertools.product(*(range(self.axes[at].size) for at in axes))
@@ -224,20 +221,20 @@ class Placement:
         by_number = not any(axis.size > 1 for axis in same) and all(
             rank == self._number(coordinate) for rank, coordinate in there.items()
         )
-        told = []
+        named = []
         for one in missing:
             known = dict(zip(axes, one, strict=True))
             place = ", ".join(f"{self.axes[at].name} {here}" for at, here in known.items())
             number = self._number([known.get(at, 0) for at in range(len(self.axes))])
-            told.append(f"rank {number} ({place})" if by_number else place)
-        shown = enumerated(told, _MOST_LISTED, between="; ")
+            named.append(f"rank {number} ({place})" if by_number else place)
+        shown = enumerated(named, _MOST_LISTED, between="; ")
         raise UsageError(
             f"{len(missing)} of {count} parts are missing: {shown}. "
-            f"It was recorded by {named_ranks(list(there))}"
+            f"Recorded by {named_ranks(list(there))}"
         )
 
     def _number(self, coordinate: Sequence[int]) -> int:
-        """Which rank is there, if they are numbered in row-major order."""
+        """The rank at a coordinate, if ranks are numbered in row-major order."""
         known = {axis.name: at for axis, at in zip(self.axes, coordinate, strict=True)}
         sizes = {axis.name: axis.size for axis in self.axes}
         rank = 0
@@ -257,33 +254,32 @@ class Placement:
         if summed:
             done.append(f"{_DONE[self.reduction]} over {' and '.join(summed)}")
         if same:
-            done.append(f"the same over {' and '.join(same)}")
+            done.append(f"replicated over {' and '.join(same)}")
         if len(ranks) == 1 and not done:
             return ""
-        return f"put together from {named_ranks(ranks)}: {', '.join(done) or 'all the same'}"
+        return f"put together from {named_ranks(ranks)}: {', '.join(done) or 'replicated'}"
 
 
-# --- What each rank is given ----------------------------------------------------------------------
+# --- What each rank receives ----------------------------------------------------------------------
 
-# All parts are functions of the whole in one autograd graph: the gradient of the whole is what the
-# ranks' gradients come to.
+# All parts are functions of the whole in one autograd graph, so autograd combines the gradients of
+# the ranks into the gradient of the whole.
 
 
 class Terms:
-    """Draws how something is made up of terms: the same for every run of one check.
+    """Draws the terms that make up a value, the same ones for every run of a check.
 
-    In the lifted run the terms have both signs and are random, so that a rule that holds for equal
-    or positive terms only does not pass. In the native run they are exact fractions, so that no
-    rounding comes from our taking apart what a program would never have had in one piece.
+    In the lifted run the terms are random and of both signs: a rule that holds only for equal or
+    positive terms must not pass. In the native run they are exact fractions, because a program
+    would never have split the value and must not be charged for the rounding.
 
     Attributes:
-        turn: which cotangent is sent back; the weights are others for each.
-        full: whether a result that all ranks have is given its whole cotangent on each rank, as
-            ranks of their own would; otherwise each rank is given a share of it.
+        turn: number of the cotangent; each has its own weights.
+        full: whether every rank gets the whole cotangent of a replicated result, as real ranks
+            would; otherwise each rank gets a share of it.
     """
 
     def __init__(self, seed: int, *, lifted: bool) -> None:
-        """Make the drawing of one run."""
         self.lifted = lifted
         self.turn = 0
         self.full = False
@@ -292,12 +288,12 @@ class Terms:
         self._weights: dict[tuple[int, int], list[float]] = {}
 
     def generator(self) -> torch.Generator:
-        """A new one for each use, in the order of uses."""
+        """A new generator for each use, seeded by the order of uses."""
         self._drawn += 1
         return torch.Generator("cpu").manual_seed(self._seed * 1009 + self._drawn)
 
     def weights(self, ranks: int) -> list[float]:
-        """One number for each rank; their sum is 1."""
+        """One weight for each rank; they sum to 1."""
         key = (ranks, self.turn)
         if key not in self._weights:
             self._weights[key] = self._weigh(ranks)
@@ -314,7 +310,7 @@ class Terms:
         return [*signed[1:], 1.0 - sum(signed[1:])]
 
     def coefficients(self, like: Tensor, ranks: int, total: float) -> list[Tensor]:
-        """For each element its share on each rank; the shares have the given sum."""
+        """For each element, its share on each rank; the shares sum to `total`."""
         shape = (ranks, *like.shape)
         if self.lifted:
             shares = torch.randn(shape, generator=self.generator(), dtype=torch.float64)
@@ -327,13 +323,13 @@ class Terms:
         return list(shares.to(like.device, real))
 
     def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
-        """What each rank has, so that all of it together comes to the tensor."""
+        """One term for each rank; reduced, they give the tensor."""
         if reduction in {"sum", "avg"}:
             total = 1.0 if reduction == "sum" else float(ranks)
             return [tensor * share for share in self.coefficients(tensor, ranks, total)]
         owner = torch.randint(ranks, tensor.shape, generator=self.generator()).to(tensor.device)
         if reduction == "product":
-            # One rank has the value, the others powers of two; of these the owner makes up for.
+            # One rank has the value, the others powers of two, which the owner divides out.
             signs = [-2.0 if rank % 2 else 0.5 for rank in range(ranks)]
             whole = torch.tensor(signs, dtype=torch.float64).prod().item()
             return [
@@ -346,41 +342,40 @@ class Terms:
 
 
 def bounds(size: int, unit: int, ranks: int, what: str) -> list[tuple[int, int]]:
-    """Begin and end of each rank's part; the first ranks have one unit more if it is uneven.
+    """Start and end of each rank's part; an uneven split gives the first ranks one unit more.
 
     Raises:
-        UsageError: there are fewer units than ranks, or a part of a unit is left.
+        UsageError: there are fewer units than ranks, or the size is not a multiple of the unit.
     """
     if unit < 1 or size % unit:
-        message = f"{what} has {size} elements, which are no multiple of the unit of {unit}"
-        raise UsageError(f"{message}; give a size that is")
+        raise UsageError(f"the size of {what} must be a multiple of {unit}, got {size}")
     if size // unit < ranks:
         message = f"{what} has {size // unit} parts, too few for {ranks} ranks"
-        raise UsageError(f"{message}; check it with fewer ranks or a larger shape")
+        raise UsageError(f"{message}; use fewer ranks or a larger shape")
     return [rank_bounds(size, rank, ranks, unit=unit) for rank in range(ranks)]
 
 
 def dimension(tensor: Tensor, split: Shard, what: str) -> int:
-    """The dimension of a split, counted from the front.
+    """The dimension of a split as a non-negative number.
 
     Raises:
         UsageError: the tensor has no such dimension.
     """
     if not -tensor.dim() <= split.dim < tensor.dim():
-        shape = list(tensor.shape)
-        message = f"{what} has shape {shape} and no dimension {split.dim} to split"
-        raise UsageError(f"{message}; name one of its {tensor.dim()}")
+        raise UsageError(
+            f"{what} has shape {list(tensor.shape)}, so it has no dimension {split.dim} to split"
+        )
     return split.dim % tensor.dim()
 
 
 def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str) -> list[Tensor]:
-    """What each rank of one axis is given of a tensor.
+    """The part of a tensor that each rank of one axis receives.
 
     Args:
-        what: the tensor's name, for people.
+        what: name of the tensor in messages.
 
     Raises:
-        UsageError: it cannot be split so.
+        UsageError: the tensor cannot be split like this.
     """
     match role:
         case Shard(pieces=1, cut="balanced", order="natural", halo=(before, after)):
@@ -400,15 +395,17 @@ def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str
             return [tensor, *(torch.zeros_like(tensor) for _ in range(ranks - 1))]
         case Partial(reduction=reduction):
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                message = f"{what} is of {tensor.dtype}, and terms are drawn of floating tensors"
-                raise UsageError(f"{message} only; give it whole or split")
+                raise UsageError(
+                    f"{what} has dtype {tensor.dtype}, but only floating tensors can be partial; "
+                    "replicate or shard it"
+                )
             return terms.draw(tensor, reduction, ranks)
 
 
 class _Claimed(torch.autograd.Function):
-    """Gives each rank the whole, and takes each rank's gradient for the whole's.
+    """Gives each rank the whole tensor, and claims that each rank's gradient is the whole gradient.
 
-    Gradients that agree give just that, whatever their weights; one that does not shows.
+    The weights sum to 1: equal gradients give that gradient, and any other gradient shows.
     """
 
     @staticmethod
@@ -425,19 +422,19 @@ class _Claimed(torch.autograd.Function):
 
 @dataclasses.dataclass(frozen=True)
 class RankCut:
-    """How a tensor lies on the ranks, for telling people where an element is."""
+    """How a tensor is cut over the ranks, to say which rank an element is on."""
 
     dim: int
     bounds: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, parts: list[Tensor], dim: int) -> RankCut:
-        """How results that are put one after the other lie."""
+        """The cut of results that are concatenated."""
         ends = list(itertools.accumulate(part.shape[dim] for part in parts))
         return cls(dim % parts[0].dim(), tuple(zip([0, *ends[:-1]], ends, strict=True)))
 
     def words(self, index: tuple[int, ...]) -> str:
-        """The rank that an element belongs to."""
+        """The rank that holds an element, in words."""
         for rank, (begin, end) in enumerate(self.bounds):
             if begin <= index[self.dim] < end:
                 return (

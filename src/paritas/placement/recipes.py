@@ -1,8 +1,8 @@
-"""How an operator is split over ranks, and how what the ranks give becomes the whole.
+"""How an operator is split over ranks, and how the results of the ranks make the whole.
 
-A recipe is what an annotation, a library, a discovery or a user comes down to: for every argument
-what each rank is given of it, for every result how those of the ranks are put together. It says
-nothing about values; `partition` finds out whether it is right.
+Annotations, the library, discovery and users all produce recipes. A recipe says what each rank
+receives of every argument, and how the ranks' results are joined. `partition` checks whether it is
+right.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from paritas.placement.placement import Terms
     from paritas.results.placements import Role
 
-# An argument: its position, or its name.
+# An argument: its position or its name.
 Place = int | str
 
 
-# --- numbers that go with a split -----------------------------------------------------------------
+# --- Numbers that follow a split ------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """A number (or an item of a tuple) that is divided by the number of ranks: `heads`, a size.
+    """A number that is divided by the number of ranks, such as `heads` or a size.
 
     Attributes:
-        item: which item of a tuple or list; None for a number by itself.
+        item: index of the number in a tuple or list; None for a plain number.
     """
 
     item: int | None = None
@@ -45,11 +45,10 @@ class Divided:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The begin or the end of a rank's part of an argument: vocabulary-sharded embeddings.
+    """The start or end of a rank's part of an argument, as in vocabulary-sharded embeddings.
 
     Attributes:
         of: the argument that is split.
-        end: which of the two.
     """
 
     of: Place
@@ -58,11 +57,11 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The process group of the ranks, for an operator that exchanges something among them.
+    """The process group of the ranks, for an operator that communicates.
 
     Attributes:
-        joined: whether the ranks are in it; otherwise the argument is None on each of them, as
-            where something is split that needs no exchange.
+        joined: whether the ranks get the group; otherwise they get None, as for a split that
+            needs no communication.
     """
 
     joined: bool = True
@@ -71,7 +70,7 @@ class Group:
 KeywordRule = Divided | Range | Group
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- Recipes --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +78,11 @@ class Recipe:
     """One way to split an operator.
 
     Attributes:
-        inputs: what each rank is given of an argument; what is not named here is given whole.
-        outputs: what each tensor that the operator gives is over the ranks: parts one after the
-            other, terms of a whole, or the same on all of them.
-        numbers: arguments that are no tensors and go with the split.
-        words: what it is, for people: the annotation and the identifier that is split.
-        identifier: what it is split by, in the words of the rule.
+        inputs: role of each argument; arguments not listed are replicated.
+        outputs: role of each result tensor: sharded, partial or replicated.
+        numbers: arguments other than tensors that change with the split.
+        words: description: the annotation and the identifier that is split.
+        identifier: what the operator is split by, as the rule names it.
     """
 
     inputs: tuple[tuple[Place, Role], ...]
@@ -95,33 +93,33 @@ class Recipe:
 
     @property
     def split_words(self) -> str:
-        """`split by c`, or what else it says of itself."""
+        """`split by c`, or the description if there is no identifier."""
         return f"split by {self.identifier}" if self.identifier else (self.words or "split")
 
     def placement(self, place: Place) -> Role:
-        """What a rank is given of an argument."""
+        """The role of an argument."""
         return dict(self.inputs).get(place, Replicate())
 
     def splits(self, idx: int, dim: int, arguments: int) -> bool:
-        """Whether it splits a dimension of an argument, or of a result, counted after these."""
+        """Whether it splits a dimension of an argument or of a result; results count on after them."""
         at = idx - arguments
         role = self.placement(idx) if at < 0 else dict(enumerate(self.outputs)).get(at)
         return isinstance(role, Shard) and role.dim == dim
 
     @property
     def exchanges(self) -> bool:
-        """Whether the ranks talk to each other while the operator runs."""
+        """Whether the ranks communicate while the operator runs."""
         return Group() in dict(self.numbers).values()
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorCall:
-    """An operator and what it is called with.
+    """An operator and its arguments.
 
     Attributes:
-        name: what the user calls it: `torch.nn.functional.linear`.
-        without_gradient: arguments of which no gradient is asked, such as running statistics.
-        seed: of the arguments, as far as they were drawn.
+        name: the user's name for it, such as `torch.nn.functional.linear`.
+        without_gradient: arguments that need no gradient, such as running statistics.
+        seed: the seed of arguments that were drawn at random.
     """
 
     function: Callable[..., Any]
@@ -132,30 +130,30 @@ class OperatorCall:
     seed: int = 0
 
 
-# --- The arguments of a call, and what each rank is given of them ---------------------------------
+# --- The arguments of a call, and the part that each rank receives --------------------------------
 
 # Arguments by position and by name.
 Values = dict["Place", Any]
 
 
 def name_of(place: Place) -> str:
-    """An argument as people write it."""
+    """An argument as a user writes it: `args[0]`, `kwargs['dim']`."""
     return f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
 
 
 def argument_words(call: OperatorCall, place: Place) -> str:
-    """An argument with the name of its parameter, where the operator says it: `args[3] (mean)`."""
+    """An argument with the name of its parameter, if it is known: `args[3] (mean)`."""
     if isinstance(place, str):
         return name_of(place)
     try:
         names = list(inspect.signature(call.function).parameters)
-    except (TypeError, ValueError):  # not all that is built in says what it takes
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return name_of(place)
     return f"{name_of(place)} ({names[place]})" if place < len(names) else name_of(place)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument, which may be a list of them."""
+    """The tensors in an argument, which may be a (nested) list."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -164,13 +162,13 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def device_of(call: OperatorCall) -> torch.device:
-    """Where the tensors of a call are; the host, if it has none."""
+    """The device of the tensors of a call; the CPU if it has none."""
     values = (*call.args, *call.kwargs.values())
     return next((t.device for value in values for t in tensors_in(value)), torch.device("cpu"))
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """An argument on a device: its tensors, and devices that are named in it."""
+    """An argument with its tensors moved to a device, and device arguments replaced by it."""
     if isinstance(value, torch.device):
         return device
     if isinstance(value, torch.Tensor | list | tuple):
@@ -188,10 +186,10 @@ def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
 
 
 def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -> list[Any]:
-    """What each rank is given of an argument; a list's tensors are all treated alike.
+    """The part of an argument for each rank; all tensors of a list are split the same way.
 
     Raises:
-        UsageError: it cannot be split so.
+        UsageError: the argument cannot be split like this.
     """
     if isinstance(value, torch.Tensor):
         return split_tensor(value, placement, ranks, terms, what)
@@ -199,8 +197,8 @@ def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -
         if placement.summed or not tensors_in(value):
             return [value] * ranks
     elif not tensors_in(value):
-        message = f"{what} is {value!r:.60}, not a tensor, and cannot be {placement}"
-        raise UsageError(f"{message}; leave it out of the recipe's inputs")
+        message = f"{what} is {value!r:.60}, which is not a tensor and cannot be {placement}"
+        raise UsageError(f"{message}; remove it from the recipe's inputs")
     items = [
         parts_of(item, placement, ranks, terms, f"{what}[{place}]")
         if tensors_in(item)
@@ -211,10 +209,10 @@ def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -
 
 
 def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> list[Values]:
-    """The arguments of each rank; a `Group` in the place of one becomes the group on the rank.
+    """The arguments of each rank; the rank itself replaces a `Group` by its process group.
 
     Raises:
-        UsageError: an argument cannot be split so.
+        UsageError: an argument cannot be split like this.
     """
     placements = dict(recipe.inputs)
     rules = {place: rule for place, rule in recipe.numbers if not isinstance(rule, Group)}
@@ -232,7 +230,7 @@ def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> li
         for mine, part in zip(each, parts, strict=True):
             mine[place] = part
     for place, rule in recipe.numbers:
-        if isinstance(rule, Group):  # the call need not have it
+        if isinstance(rule, Group):  # the call may lack this argument
             for mine in each:
                 mine[place] = rule if rule.joined else None
     return each
@@ -255,16 +253,15 @@ def _number_for_rank(
         items = list(value)
         items[rule.item] = _share_of_number(items[rule.item], rank, ranks, f"{what}[{rule.item}]")
     except (TypeError, IndexError):
-        message = f"{what} is {value!r:.60} and has no item {rule.item} to divide"
-        raise UsageError(f"{message}; name one it has") from None
+        raise UsageError(f"{what} is {value!r:.60}, which has no item {rule.item}") from None
     return tuple(items) if isinstance(value, tuple) else items
 
 
 def _share_of_number(value: Any, rank: int, ranks: int, what: str) -> Any:
-    if value == -1:  # a size that follows from the others
+    if value == -1:  # torch infers this size from the others
         return value
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{what} is {value!r:.60}, not an integer that ranks can share")
+        raise UsageError(f"{what} must be an integer to be divided among ranks, got {value!r:.60}")
     cuts = bounds(value, 1, ranks, what)
     return cuts[rank][1] - cuts[rank][0]
 
@@ -272,12 +269,12 @@ def _share_of_number(value: Any, rank: int, ranks: int, what: str) -> Any:
 def _end_of_range(
     value: Any, rule: Range, values: Values, recipe: Recipe, where: tuple[int, int]
 ) -> Any:
-    """Counted from where the whole's range begins, or to where it ends."""
+    """The start or end of a rank's part, relative to the range of the whole."""
     of, placement = values.get(rule.of), recipe.placement(rule.of)
     what = name_of(rule.of)
     if not isinstance(of, torch.Tensor) or not isinstance(placement, Shard):
-        message = f"a range follows the split of {what}, which is {placement}"
-        raise UsageError(f"{message}; split it, or leave the range out")
+        message = f"the range follows {what}, which is {placement} and not a sharded tensor"
+        raise UsageError(f"{message}; shard it, or remove the range")
     rank, ranks = where
     size = of.shape[dimension(of, placement, what)]
     begin, end = bounds(size, placement.unit, ranks, what)[rank]
@@ -290,17 +287,17 @@ def _end_of_range(
 
 
 class RankError(Exception):
-    """The operator, or putting its results together, failed on ranks where the whole did not."""
+    """The operator or the assembly of its results failed on ranks, but not for the whole."""
 
 
 def agreed_object(path: str, values: list[Any]) -> Any:
-    """A result that is no tensor: all ranks have to give the same.
+    """A result that is not a tensor and must be the same on all ranks.
 
     Raises:
-        RankError: one gives another.
+        RankError: a rank returns another value.
     """
     for rank, value in enumerate(values):
         if value != values[0]:
-            found = f"{value!r:.60}, rank 0 gives {values[0]!r:.60}"
-            raise RankError(f"{path}: rank {rank} of {len(values)} gives {found}")
+            found = f"{value!r:.60}, rank 0 returns {values[0]!r:.60}"
+            raise RankError(f"{path}: rank {rank} of {len(values)} returns {found}")
     return values[0]

@@ -45,10 +45,10 @@ def test_any_distribution_is_put_together_bit_for_bit(case):
 @pytest.mark.parametrize(
     ("placements", "words"),
     [
-        (("shard(1)", "replicate"), "dimension 1 over dp, the same over tp"),
+        (("shard(1)", "replicate"), "dimension 1 over dp, replicated over tp"),
         (("shard(0)", "shard(0)"), "dimension 0 over dp, dimension 0 over tp"),
         (("partial(sum)", "shard(1)"), "dimension 1 over tp, summed over dp"),
-        (("replicate", "replicate"), "the same over dp and tp"),
+        (("replicate", "replicate"), "replicated over dp and tp"),
     ],
 )
 def test_words_say_what_was_done(placements, words):
@@ -89,16 +89,14 @@ def test_a_part_split_otherwise_than_torch_does_lies_where_its_offset_says():
 
 def test_a_missing_rank_is_named():
     ranks = Ranks().distribute(numbers(6, 4), (3,), ("shard(0)",), leave_out={1})
-    assert refusal(ranks) == (
-        "1 of 3 parts are missing: rank 1 (dp 1). It was recorded by ranks 0, 2"
-    )
+    assert refusal(ranks) == ("1 of 3 parts are missing: rank 1 (dp 1). Recorded by ranks 0, 2")
 
 
 def test_a_missing_term_of_a_sum_is_named():
     ranks = Ranks().distribute(
         numbers(6, 4), (2, 2), ("partial(sum)", "replicate"), leave_out={2, 3}
     )
-    assert refusal(ranks) == "1 of 2 parts are missing: dp 1. It was recorded by ranks 0-1"
+    assert refusal(ranks) == "1 of 2 parts are missing: dp 1. Recorded by ranks 0-1"
 
 
 def test_a_missing_copy_is_not_missed():
@@ -110,19 +108,19 @@ def test_parts_that_overlap_are_refused():
     ranks = Ranks().distribute(numbers(6, 4), (2,), ("shard(0)",))
     second = ranks.parts[1]
     ranks.parts[1] = replace(second, placement=replace(second.placement, global_offset=(2, 0)))
-    assert "overlap, or leave gaps in a whole of shape (6, 4)" in refusal(ranks)
+    assert "overlap or leave gaps in a tensor of shape (6, 4)" in refusal(ranks)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"placements": ("nested(0)",)}, "the placement 'nested(0)' is not known"),
-        ({"placements": ("partial(norm)",)}, "placed as partial(norm) cannot be reduced"),
-        ({"placements": ("shard(7)",)}, "shard(7) is of a tensor of 2 dimensions"),
-        ({"mesh": (2, 2)}, "makes no sense"),
-        ({"coordinate": (5,)}, "makes no sense"),
-        ({"global_shape": (6, 4, 1)}, "makes no sense"),
-        ({"global_offset": (5, 0)}, "is not within (6, 4)"),
+        ({"placements": ("nested(0)",)}, "unknown placement 'nested(0)'"),
+        ({"placements": ("partial(norm)",)}, "cannot reduce values placed as partial(norm)"),
+        ({"placements": ("shard(7)",)}, "shard(7) does not fit a tensor of 2 dimensions"),
+        ({"mesh": (2, 2)}, "recorded an inconsistent placement"),
+        ({"coordinate": (5,)}, "recorded an inconsistent placement"),
+        ({"global_shape": (6, 4, 1)}, "recorded an inconsistent placement"),
+        ({"global_offset": (5, 0)}, "is outside of (6, 4)"),
     ],
 )
 def test_a_placement_that_makes_no_sense_is_refused(change, reason):

@@ -155,7 +155,7 @@ def test_a_part_of_each_of_several_pieces_lies_where_its_words_say():
 def test_a_placement_that_is_not_known_is_not_taken_for_a_replica():
     pieces = {r: shard(WHOLE, (0, 0), placements=("masked",), coordinate=(r,)) for r in (0, 1)}
     together = assemble(pieces, WHOLE.shape)
-    assert (together.value, together.fault) == (None, "the placement 'masked' is not known")
+    assert (together.value, together.fault) == (None, "unknown placement 'masked'")
 
 
 def test_whole_numbers_have_no_average():

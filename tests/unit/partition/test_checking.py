@@ -80,7 +80,7 @@ def test_a_dimension_too_small_for_the_ranks_is_unverified():
     assert reasons(verdict) == [
         (
             "dimension 0 of args[0] has 9 parts, too few for 16 ranks; "
-            "check it with fewer ranks or a larger shape"
+            "use fewer ranks or a larger shape"
         )
     ]
 

@@ -35,8 +35,8 @@ def test_parts_are_multiples_of_the_unit():
 @pytest.mark.parametrize(
     ("size", "unit", "message"),
     [
-        (7, 2, "it has 7 elements, which are no multiple of the unit of 2; give a size that is"),
-        (4, 2, "it has 2 parts, too few for 3 ranks; check it with fewer ranks or a larger shape"),
+        (7, 2, "the size of it must be a multiple of 2, got 7"),
+        (4, 2, "it has 2 parts, too few for 3 ranks; use fewer ranks or a larger shape"),
     ],
 )
 def test_what_cannot_be_split_says_why(size, unit, message):

@@ -90,7 +90,7 @@ def test_words_are_read_as_they_are_written(word):
 
 def test_an_unknown_word_is_no_role():
     assert read_role("_MaskPartial(offset_shape=None)") is None
-    with pytest.raises(UsageError, match="the placement 'nested' is not known"):
+    with pytest.raises(UsageError, match="unknown placement 'nested'"):
         Placement.parse(["nested"], [("tp", 2)], (4,))
 
 
