@@ -269,7 +269,7 @@ def test_instance_norm_by_samples_is_right_and_leaves_each_rank_running_statisti
         *(f"{label}, gradient of args[{place}]" for place in (0, 1, 2)),
     ]
     assert verdict.coverage.skipped == tuple(
-        f"{label}, args[{place}] after the call: each rank's own, as the rule says"
+        f"{label}, args[{place}] after the call: the rule leaves it to each rank"
         for place in (3, 4)
     )
     assert [note.partition(": ")[0] for note in verdict.notes[2:]] == [

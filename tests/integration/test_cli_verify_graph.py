@@ -201,7 +201,7 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         ((*BUILT, "--device", "abacus"), "--device 'abacus' cannot be used: Expected one"),
         ((*BUILT, "--device", "meta"), "--device 'meta' holds no values"),
         ((*BUILT, "--confirm", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
-        ((*BUILT, "--confirm", "nccl"), "NCCL sends from GPU to GPU, and the device is 'cpu'"),
+        ((*BUILT, "--confirm", "nccl"), "NCCL needs tensors on GPUs, but the device is 'cpu'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name_with_exit_code_2(net, arguments, told):

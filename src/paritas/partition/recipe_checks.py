@@ -1,9 +1,10 @@
-"""Is this way of splitting an operator right? Forward, backward, and what the operator writes."""
+"""Check one way to split an operator: forward, backward, and what the operator writes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,27 @@ import msgspec
 import torch
 from torch import distributed
 
-from paritas.checks.failures import FailedSplit, remember_failed
+from paritas.checks.failures import (
+    Explainer,
+    FailedSplit,
+    call_context,
+    likely_mixups,
+    remember_failed,
+)
 from paritas.errors import UsageError, first_line, in_one_line
+from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
+from paritas.execution.observation import Observation, RunOptions
+from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
-from paritas.numerics.gates import near_in_float64, near_natively
+from paritas.numerics.bits import is_inexact
+from paritas.numerics.checkers import NO_EVIDENCE
+from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64, near_natively
+from paritas.numerics.judge import Checks, check_pair
+from paritas.numerics.metrics import pair_metrics
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.ranks.remote_runs import RemoteRunner
 from paritas.partition.runner import Draws, Runner, Streams
-from paritas.partition.split_evidence import Careful, run_items, shown_item
+from paritas.placement.placement import RankCut, bounds
 from paritas.placement.recipes import (
     Group,
     RankError,
@@ -28,20 +42,26 @@ from paritas.placement.recipes import (
     name_of,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, harness, output
-from paritas.results.placements import Replicate
+from paritas.results.items import GRADIENTS, Item, ItemKind, after_call, gradient, harness, output
+from paritas.results.placements import Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
+    from paritas.numerics.automatic import JudgeEvidence
     from paritas.partition.annotation import Annotation
     from paritas.partition.ranks.remote_runs import Team
     from paritas.partition.runner import OperatorRun
     from paritas.placement.recipes import OperatorCall
     from paritas.results.graph_reports import Confirm
 
+# The recipe and the number of ranks of each axis of a mesh.
+Levels = tuple[tuple[Recipe, int], ...]
 
-# --- What is kept of a split that is wrong, so that its verdict can be shrunk ---------------------
+
+# --- What is remembered of a failing split, so that it can be shrunk ------------------------------
 
 _WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
 
@@ -55,50 +75,243 @@ def failed_split(
     seed: int,
     annotation: Annotation | None = None,
 ) -> tuple[FailedSplit, ...]:
-    """What to remember of a split; nothing unless it is wrong for certain.
+    """What to remember of a split; empty unless it is certainly wrong.
 
     Args:
         verdict: of this split alone.
-        annotation: that the recipe was made from: on other shapes it makes another.
+        annotation: the source of the recipe; it gives other recipes for other shapes.
     """
     wrong = _wrong(verdict)
     if not wrong:
         return ()
-    single = recipe[0] if isinstance(recipe, tuple) and len(recipe) == 1 else recipe
-    count = ranks[0] if isinstance(ranks, tuple) and len(ranks) == 1 else ranks
-    return (
-        FailedSplit(
-            call=call,
-            recipe=single,
-            annotation=None if annotation is None else annotation.text,
-            ranks=count,
-            seed=seed,
-            status=max((one.status for one in wrong), key=lambda status: status.gravity),
-            kinds=kinds_of(verdict),
-        ),
+    failed = FailedSplit(
+        call=call,
+        recipe=recipe[0] if isinstance(recipe, tuple) and len(recipe) == 1 else recipe,
+        annotation=None if annotation is None else annotation.text,
+        ranks=ranks[0] if isinstance(ranks, tuple) and len(ranks) == 1 else ranks,
+        seed=seed,
+        status=max((one.status for one in wrong), key=lambda status: status.gravity),
+        kinds=kinds_of(verdict),
     )
-
-
-# A note about an operator that draws random numbers.
-DRAWS = "it draws random numbers: each rank is given its part of the whole's"
+    return (failed,)
 
 
 def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
-    """In what a split is wrong: the same on other shapes is the same fault."""
-    return frozenset((one.aspect, _role(one.item)) for one in _wrong(verdict))
+    """The kinds of failures; the same kinds on other shapes are the same fault."""
+    roles = {ItemKind.GRADIENT: "gradient", ItemKind.INPUT_AFTER_CALL: "argument"}
+    return frozenset((one.aspect, roles.get(one.item.kind, "result")) for one in _wrong(verdict))
 
 
 def _wrong(verdict: Verdict) -> list[Finding]:
     return [finding for finding in verdict.failures if finding.status in _WRONG]
 
 
-def _role(item: Item) -> str:
-    if item.kind is ItemKind.GRADIENT:
-        return "gradient"
-    return "argument" if item.kind is ItemKind.INPUT_AFTER_CALL else "result"
+# --- Judging with measured noise ------------------------------------------------------------------
+
+# How many findings of one recipe are diagnosed: where a result is wrong, its gradients are too.
+MOST_EXPLAINED = 4
+
+
+def run_items(run: OperatorRun) -> dict[Item, Any]:
+    """Everything that is compared of a run; a missing gradient is None."""
+    items = dict(run.results)
+    for turn, gradients in enumerate(run.gradients):
+        for item, value in gradients.items():
+            items[msgspec.structs.replace(item, draw=turn + 1)] = value
+    return items
+
+
+def shown_item(key: Item) -> Item:
+    """The item as it is reported: without the number of the cotangent."""
+    return msgspec.structs.replace(key, draw=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SideProgram(Program):
+    """One side of a check: the whole operator, or if `split` is set, the ranks."""
+
+    sets_default = True
+    notes_float64 = False
+
+    runner: Runner
+    split: bool
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """The dtypes of its results and gradients."""
+        return count_dtypes(native[0].outputs.values())
+
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Run this side again."""
+        run = self.runner.split if self.split else self.runner.whole
+        seen = run(wide=options.wide, around=options.around())
+        return [
+            Observation(
+                outputs=run_items(seen), error=seen.error, gradient_error=seen.gradient_error
+            )
+        ]
+
+    def baseline(self, evidence: Evidence[Any]) -> list[Observation] | None:
+        """For ranks, the float64 run: narrowing on a rank does not count as noise."""
+        if not self.split or evidence.is_narrow:
+            return None
+        return evidence.run(RunOptions(wide=True, mode=evidence.lift_mode()))
+
+
+class NoiseJudge:
+    """Judges the items that no gate settles; makes further runs only when they are needed."""
+
+    def __init__(self, runner: Runner, lifted: tuple[OperatorRun, OperatorRun]) -> None:
+        """`lifted` are the plain float64 runs of both sides."""
+        self.runner = runner
+        self.lifted = tuple(run_items(run) for run in lifted)
+        self._shaken: dict[Item, Any] | None = None
+        self._explainer = Explainer(left=MOST_EXPLAINED)
+
+    @functools.cached_property
+    def runs(self) -> tuple[Evidence[SideProgram], Evidence[SideProgram]]:
+        """The evidence of both sides."""
+        return self._evidence(split=False), self._evidence(split=True)
+
+    def _evidence(self, *, split: bool) -> Evidence[SideProgram]:
+        program = SideProgram(self.runner, split=split)
+        native = self.runner.split(wide=False) if split else self.runner.whole(wide=False)
+        return Evidence(program, [Observation(outputs=run_items(native))], self.runner.seed)
+
+    def _item(self, key: Item, *, in_float64: bool = False) -> ItemEvidence:
+        """The evidence about one item, which includes the rounding of the ranks.
+
+        A sum over ranks rounds every term. Where terms are larger than their sum, so is this
+        noise, and any such split has it.
+        """
+        whole, ranks = self.runs
+        lifted = GivenLift(ranks.arbiter)
+        return ItemEvidence(whole, key, lifted=lifted, also=(ranks,), in_float64=in_float64)
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes about the runs."""
+        notes = list(self._explainer.notes)
+        if "runs" in vars(self):
+            notes += [*self.runs[0].notes, *self.runs[1].notes]
+        return notes
+
+    def judge(self, key: Item) -> list[Finding]:
+        """The findings about one item: from the lifted runs or, if these pass, the native ones."""
+        whole, split, reason = _fill_missing_gradient(*(items.get(key) for items in self.lifted))
+        if not near_in_float64(whole, split):
+            findings = self._judge_lifted(key, whole, split)
+            if not self.runner.narrow or not all(f.status.passes() for f in findings):
+                findings = self._explain(findings, whole, split)
+                return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
+        natives = (side.native[0].outputs.get(key) for side in self.runs)
+        first, second, _ = _fill_missing_gradient(*natives)
+        evidence = self._item(key)
+        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
+        findings = self._explain(findings, first, second, evidence)
+        return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
+
+    def _explain(
+        self, findings: list[Finding], whole: Any, split: Any, evidence: JudgeEvidence = NO_EVIDENCE
+    ) -> list[Finding]:
+        """Add the kind of fault: a missing reduction, a part in the wrong place ..."""
+        if all(finding.status.passes() for finding in findings):
+            return findings
+        call = self.runner.call
+        known = call_context(call.name, call.args, call.kwargs)
+        names = {name_of(place): value for place, value in enumerate(call.args)}
+        names |= {name_of(place): value for place, value in call.kwargs.items()}
+        is_result = not findings[0].item.kind.is_gradient
+        context = dataclasses.replace(
+            known if is_result else type(known)(),
+            world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
+            named=likely_mixups(names, whole),
+        )
+        return self._explainer.explain(findings, whole, split, evidence, context)
+
+    def _judge_lifted(self, key: Item, whole: Any, split: Any) -> list[Finding]:
+        gross = self._find_gross_difference(key, whole, split)
+        if gross is not None:
+            return [gross]
+        left, right = self.runs
+        # These lifted runs also widen what the operator narrows inside.
+        first = (left.arbiter() or left.native)[0].outputs.get(key)
+        second = (right.arbiter() or right.native)[0].outputs.get(key)
+        first, second, _ = _fill_missing_gradient(first, second)
+        evidence = self._item(key, in_float64=True)
+        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
+        return [_mark_float64(finding) for finding in findings]
+
+    def _find_gross_difference(self, key: Item, whole: Any, split: Any) -> Finding | None:
+        """A difference too large for any rounding; None if that is not obvious."""
+        if not is_inexact(whole) or not is_inexact(split) or whole.shape != split.shape:
+            return None
+        moved = self._shaken_item(key, whole)
+        if moved is None or not bool(torch.isfinite(moved).all() & torch.isfinite(whole).all()):
+            return None
+        lost = int((~torch.isfinite(split)).sum())
+        limit = GROSS_SHAKES * criterion.rms_difference(moved, whole)
+        reason = gross_difference(whole, split, lambda: limit)
+        if lost:
+            reason = f"{lost} of {whole.numel()} values are not finite, also in float64"
+        if reason is None:
+            return None
+        finding = _finding(shown_item(key), Status.DIFFERENT, reason, Aspect.VALUE, whole)
+        return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
+
+    def _shaken_item(self, key: Item, like: Tensor) -> Tensor | None:
+        if self._shaken is None:
+            self._shaken = run_items(self.runner.whole(wide=True, shake=True))
+        moved: Any = self._shaken.get(key)
+        return moved if is_inexact(moved) and moved.shape == like.shape else None
+
+
+def _fill_missing_gradient(whole: Any, split: Any) -> tuple[Any, Any, str]:
+    """Replace a missing gradient by zeros; if the other side has one, say so in the reason."""
+    if split is None and isinstance(whole, torch.Tensor):
+        return whole, torch.zeros_like(whole), "no gradient arrives: "
+    if whole is None and isinstance(split, torch.Tensor):
+        return torch.zeros_like(split), split, "the whole operator has no gradient: "
+    return whole, split, ""
+
+
+def _mark_float64(finding: Finding) -> Finding:
+    if finding.native is None:
+        return finding
+    reason = f"in float64, {finding.reason}" if finding.reason else ""
+    return msgspec.structs.replace(finding, reason=reason, lifted=finding.native, native=None)
+
+
+def _with_rank_of_worst(finding: Finding, reason: str, runner: Runner) -> Finding:
+    """Add the rank that holds the worst element."""
+    if finding.status.passes(strict=True):
+        return finding
+    words = f"{reason}{finding.reason}"
+    worst = finding.metrics.max_abs_index if finding.metrics else None
+    if worst and finding.aspect is Aspect.VALUE:
+        cut = _cut_of(finding.item, runner)
+        where = cut.words(worst) if cut and cut.dim < len(worst) else ""
+        words = f"{words}; worst {where}" if where else words
+    return msgspec.structs.replace(finding, reason=words)
+
+
+def _cut_of(item: Item, runner: Runner) -> RankCut | None:
+    if item in runner.cuts:
+        return runner.cuts[item]
+    recipe, ranks = runner.levels[0]
+    values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
+    for place, placement in recipe.inputs:
+        if item == gradient(name_of(place)) and isinstance(placement, Shard):
+            value = values[place]
+            dim = placement.dim % value.dim()
+            cuts = bounds(value.shape[dim], placement.unit, ranks, item.text)
+            return RankCut(dim, tuple(cuts))
+    return None
 
 
 # --- The check ------------------------------------------------------------------------------------
+
+# The note about an operator that draws random numbers.
+DRAWS = "the operator draws random numbers; each rank uses its part of the numbers of the whole"
 
 
 def check_recipe(
@@ -111,20 +324,20 @@ def check_recipe(
 ) -> Verdict:
     """Compare an operator with itself split over ranks, all in this process.
 
-    Results are compared element by element, gradients of every floating argument under two random
-    cotangents, and the arguments that the operator wrote to. First in float64, where rounding
-    excuses nothing; then, under the first cotangent, in the dtype of the call, by its error to
-    the float64 run.
+    Compares the results, the arguments that the operator writes to, and the gradients of all
+    floating arguments for two random cotangents. The first comparison is in float64, where rounding
+    is no excuse. The second, for the first cotangent, is in the dtype of the call; it measures
+    errors against the float64 run.
 
     Args:
-        call: the operator and its arguments, which are left as they are.
-        recipe: how it is split; several, one for each axis of a mesh of ranks.
-        ranks: how many ranks; one number for each axis.
-        seed: of the cotangents and of what is drawn for partial arguments.
-        strict: whether an unstable item fails.
+        call: the operator and its arguments, which are not modified.
+        recipe: how to split it; several recipes split it along the axes of a mesh.
+        ranks: number of ranks; one number for each axis.
+        seed: seed of the cotangents and of the terms of partial arguments.
+        strict: whether an `unstable` item fails.
 
     Raises:
-        UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
+        UsageError: the recipe does not fit the call, or the number of ranks is invalid.
     """
     verdict = examine_recipe(call, recipe, ranks, seed=seed, strict=strict).verdict
     remember_failed(verdict, failed_split(verdict, call, recipe, ranks, seed=seed))
@@ -140,13 +353,10 @@ def examine_recipe(
     strict: bool = False,
     wholes: Wholes | None = None,
 ) -> ExaminedRecipe:
-    """Do what `check_recipe` does, and keep what was compared.
+    """Like `check_recipe`, but also return the runs that were compared.
 
     Args:
-        wholes: of the same call and seed: what is not split is run once for all its recipes.
-
-    Raises:
-        UsageError: the recipe names an argument that the call has not, or the ranks make no sense.
+        wholes: runs of the whole operator, shared by all recipes of the same call and seed.
     """
     levels = mesh_levels(call, recipe, ranks)
     shared = wholes if wholes is not None else Wholes()
@@ -157,7 +367,7 @@ def examine_recipe(
             check = RecipeCheck(runner, strict=strict, wholes=shared)
             verdict = check.verdict()
             if check.native is not None and check.native[1] is None and runner.lost is None:
-                # It ended in float64; what the ranks give natively is worth telling all the same.
+                # The verdict needed only float64, but the native results are reported too.
                 split = runner.split(wide=False, cotangents=0)
                 check.native = check.native[0], split
     finally:
@@ -165,10 +375,8 @@ def examine_recipe(
     return ExaminedRecipe(verdict, check.native, check.lifted)
 
 
-def _team_for(
-    levels: tuple[tuple[Recipe, int], ...],
-) -> contextlib.AbstractContextManager[Team | None]:
-    """Ranks that can talk to each other, if a recipe has them do so; otherwise a loop will do."""
+def _team_for(levels: Levels) -> contextlib.AbstractContextManager[Team | None]:
+    """Threads for ranks that communicate; otherwise the ranks run one after the other."""
     if not any(recipe.exchanges for recipe, _ in levels):
         return contextlib.nullcontext()
     from paritas.partition.ranks.threads import ThreadTeam
@@ -177,7 +385,7 @@ def _team_for(
 
 
 class Wholes:
-    """The runs of a call that is not split: they do not depend on the recipe."""
+    """The runs of a call that is not split; they do not depend on the recipe."""
 
     def __init__(self) -> None:
         self.runner: Runner | None = None
@@ -186,20 +394,9 @@ class Wholes:
         self.notes: list[str] = []
 
     def runner_for(
-        self,
-        call: OperatorCall,
-        levels: tuple[tuple[Recipe, int], ...],
-        seed: int,
-        team: Team | None = None,
+        self, call: OperatorCall, levels: Levels, seed: int, team: Team | None = None
     ) -> Runner:
-        """A runner for a recipe, which knows what the first run has shown.
-
-        Args:
-            team: who runs the parts; without one they are run one after the other.
-
-        Raises:
-            UsageError: this is another call, or another seed.
-        """
+        """A runner that reuses the first run; without a team the parts run one by one."""
         if team is None:
             runner = Runner(call, levels, seed)
         else:
@@ -208,18 +405,18 @@ class Wholes:
             self.runner = runner
             return runner
         if self.runner.call is not call or self.runner.seed != seed:
-            raise UsageError("runs of another call, or of another seed, cannot be taken over")
+            raise UsageError("cannot reuse the runs of another call or seed")
         runner.take_over(self.runner)
         return runner
 
 
 @dataclasses.dataclass(frozen=True)
 class ExaminedRecipe:
-    """A verdict, and the runs behind it.
+    """A verdict and the runs behind it.
 
     Attributes:
-        native: the operator whole and split, in the dtype of the call; None if it did not run.
-        lifted: the same in float64, where both were run.
+        native: the whole operator and the ranks, in the dtype of the call; None if it did not run.
+        lifted: the same in float64, if both ran.
     """
 
     verdict: Verdict
@@ -229,42 +426,39 @@ class ExaminedRecipe:
 
 def mesh_levels(
     call: OperatorCall, recipe: Recipe | tuple[Recipe, ...], ranks: int | tuple[int, ...]
-) -> tuple[tuple[Recipe, int], ...]:
-    """A recipe and a number of ranks for each axis of the mesh.
+) -> Levels:
+    """The recipe and the number of ranks for each axis of the mesh.
 
     Raises:
-        UsageError: they do not fit one another, or the call.
+        UsageError: they do not fit each other or the call.
     """
     recipes = (recipe,) if isinstance(recipe, Recipe) else tuple(recipe)
     counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
     if len(recipes) != len(counts) or not recipes:
-        message = f"{len(recipes)} recipes and {len(counts)} numbers of ranks"
+        message = f"got {len(recipes)} recipes and {len(counts)} numbers of ranks"
         raise UsageError(f"{message}; give one number of ranks for each recipe")
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"the number of ranks is {count!r}; give 1 or more")
+            raise UsageError(f"the number of ranks must be 1 or more, got {count!r}")
     if len(recipes) > 1 and any(one.exchanges for one in recipes):
         raise UsageError(
-            "ranks that exchange something are checked along one axis of a mesh; give this recipe "
-            "alone"
+            "a recipe whose ranks communicate cannot be one axis of a mesh; check it alone"
         )
-    known = {*range(len(call.args)), *call.kwargs}
+    known = [*range(len(call.args)), *call.kwargs]
     for one in recipes:
-        # A group is given to the ranks whether the call has such an argument or not.
+        # The ranks are given a group even if the call has no such keyword.
         groups = {p for p, rule in one.numbers if isinstance(rule, Group) and isinstance(p, str)}
-        named = [place for place, _ in (*one.inputs, *one.numbers) if place not in groups]
-        for place in named:
-            if place not in known:
-                have = ", ".join(map(name_of, [*range(len(call.args)), *call.kwargs])) or "none"
-                message = f"the recipe names {name_of(place)}; the call has {have}"
-                raise UsageError(f"{message}; name one of these")
+        for place, _ in (*one.inputs, *one.numbers):
+            if place not in known and place not in groups:
+                have = ", ".join(map(name_of, known)) or "no arguments"
+                raise UsageError(f"the recipe names {name_of(place)}, but the call has {have}")
     return tuple(zip(recipes, counts, strict=True))
 
 
 def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str, ...]:
-    """Of a split that is right, the arguments that each rank has its own of after the call.
+    """For a split that is right, the arguments of which each rank has its own value afterwards.
 
-    These are what the rule leaves to the ranks, as far as it is not what the whole writes.
+    These are the arguments that the rule leaves to the ranks, if they differ from the whole's.
     """
     if not verdict.passed:
         return ()
@@ -277,7 +471,7 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
 
 
 class RecipeCheck:
-    """One check from its first run to its verdict."""
+    """One check, from its first run to its verdict."""
 
     def __init__(self, runner: Runner, *, strict: bool, wholes: Wholes | None = None) -> None:
         self.runner = runner
@@ -289,44 +483,51 @@ class RecipeCheck:
         self.lifted: tuple[OperatorRun, OperatorRun] | None = None
 
     def verdict(self) -> Verdict:
-        """Run what is needed for one."""
+        """Run what is needed, and judge it."""
         try:
             verdict = self._verdict()
         except LostRankError as error:
             self.runner.lost = error
-        if self.runner.lost is not None:  # somebody may have caught it on the way
-            return self._lost(self.runner.lost)
+        if self.runner.lost is not None:  # the error may have been caught on the way
+            finding = Finding(
+                item=harness("ranks"),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=str(self.runner.lost),
+                advice="check it in one process to see what it raises",
+            )
+            return Verdict(findings=(finding,), coverage=Coverage(), strict=self.strict)
         return verdict
 
     def _verdict(self) -> Verdict:
         whole = self._first_run()
         if whole.error is not None:
-            return self._failed(whole.error, whole=True)
+            return self._end_failed(whole.error, whole=True)
         self.native = whole, None
         if not whole.results:
-            reason = "the operator gives nothing and writes to nothing: nothing to compare"
-            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
+            reason = "nothing to compare: the operator returns nothing and writes to no argument"
+            return self._end(Status.UNVERIFIED, Aspect.HARNESS, reason)
         narrow = self.runner.narrow
         lifted_whole = self._lifted_run(whole)
         lifted_split = self.runner.split(wide=True)
         if lifted_split.error is not None:
-            return self._failed(lifted_split.error)
+            return self._end_failed(lifted_split.error)
         self.lifted = lifted_whole, lifted_split
-        early = self._structure(lifted_whole, lifted_split)
+        early = self._compare_structure(lifted_whole, lifted_split)
         if early is not None:
             return early
         native_split = self.runner.split(wide=False, cotangents=1) if narrow else lifted_split
         if native_split.error is not None:
-            return self._failed(native_split.error)
+            return self._end_failed(native_split.error)
         self.native = whole, native_split
         return self._compare((whole, native_split), (lifted_whole, lifted_split))
 
     def _lifted_run(self, native: OperatorRun) -> OperatorRun:
-        """In float64; a second time with what it narrows inside widened too, if it must be."""
+        """The whole in float64; if it mixes dtypes inside, again with all of them widened."""
         runner = self.runner
         if self.wholes.lifted is None:
             self.wholes.lifted = runner.whole(wide=True) if runner.narrow else native
-            if self.wholes.lifted.error is not None:  # it mixes the two
+            if self.wholes.lifted.error is not None:
                 runner.lifting = True
                 self.wholes.lifted = runner.whole(wide=True)
             if self.wholes.runner is not None:
@@ -334,31 +535,27 @@ class RecipeCheck:
         return self.wholes.lifted
 
     def _first_run(self) -> OperatorRun:
-        """Natively; a second time with its draws kept, if it draws."""
+        """The native run of the whole; if it draws random numbers, again to keep them."""
         if self.wholes.native is None:
-            self.wholes.native = self._native_run()
-            self.wholes.notes = list(self.notes)
+            runner, notes = self.runner, self.wholes.notes
+            before = Streams.of(runner.call)
+            cotangents = 1 if runner.narrow else 2
+            whole = runner.whole(wide=False, cotangents=cotangents)
+            if whole.error is None and before.moved_by(runner.call):
+                runner.draws = Draws()
+                notes.append(DRAWS)
+                whole = runner.whole(wide=False, cotangents=cotangents)
+            self.wholes.native = whole
         self.notes = list(self.wholes.notes)
         return self.wholes.native
 
-    def _native_run(self) -> OperatorRun:
-        runner = self.runner
-        narrow = runner.narrow
-        before = Streams.of(runner.call)
-        whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
-        if whole.error is None and before.moved_by(runner.call):
-            runner.draws = Draws()
-            self.notes.append(DRAWS)
-            whole = runner.whole(wide=False, cotangents=1 if narrow else 2)
-        return whole
+    # --- verdicts --------------------------------------------------------------------------------
 
-    # --- how it ends -----------------------------------------------------------------------------
-
-    def _structure(self, whole: OperatorRun, split: OperatorRun) -> Verdict | None:
-        """The end, where the results do not correspond and gradients would not either."""
+    def _compare_structure(self, whole: OperatorRun, split: OperatorRun) -> Verdict | None:
+        """A verdict if the results do not correspond, so that values cannot be compared."""
         if whole.error is not None:
-            reason = f"the operator cannot be run in float64: {in_one_line(whole.error)}"
-            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, reason)
+            reason = f"the operator does not run in float64: {in_one_line(whole.error)}"
+            return self._end(Status.UNVERIFIED, Aspect.HARNESS, reason)
         findings: list[Finding] = []
         for item, value in whole.results.items():
             other = split.results.get(item)
@@ -372,45 +569,31 @@ class RecipeCheck:
             findings.append(_finding(output(), Status.DIFFERENT, counts, Aspect.STRUCTURE))
         if not findings:
             return None
-        skipped = ("values and gradients: the results are not of the same shapes",)
-        coverage = Coverage(compared=len(whole.results), skipped=skipped)
-        return Verdict(
-            findings=tuple(findings),
-            coverage=coverage,
-            notes=tuple(self.notes),
-            strict=self.strict,
-        )
+        self.skipped = ["values and gradients: the results have different shapes"]
+        return self._verdict_of(findings, len(whole.results))
 
-    def _failed(self, error: Exception, *, whole: bool = False) -> Verdict:
-        """The end, where a forward pass raised."""
+    def _end_failed(self, error: Exception, *, whole: bool = False) -> Verdict:
+        """The verdict if a forward pass raised."""
         text = first_line(error, 1000)
         if isinstance(error, RankError):
-            return self._ended(Status.DIFFERENT, Aspect.EXCEPTION, text)
+            return self._end(Status.DIFFERENT, Aspect.EXCEPTION, text)
         if isinstance(error, UsageError):
-            return self._ended(Status.UNVERIFIED, Aspect.HARNESS, text)
+            return self._end(Status.UNVERIFIED, Aspect.HARNESS, text)
         words = in_one_line(error)
         if whole:
             reason = f"the operator itself fails: {words}"
-            return self._ended(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
-        return self._ended(Status.UNVERIFIED, Aspect.HARNESS, f"the split run failed: {words}")
+            return self._end(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
+        return self._end(Status.UNVERIFIED, Aspect.HARNESS, f"the split run failed: {words}")
 
-    def _lost(self, error: Exception) -> Verdict:
-        """The end, where a rank is gone."""
-        finding = Finding(
-            item=harness("ranks"),
-            aspect=Aspect.HARNESS,
-            status=Status.UNVERIFIED,
-            reason=str(error),
-            advice="check it in one process, where what it raises is seen",
-        )
-        return Verdict(findings=(finding,), coverage=Coverage(), strict=self.strict)
+    def _end(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
+        finding = _finding(output(), status, reason, aspect)
+        return self._verdict_of([finding], int(status is Status.DIFFERENT))
 
-    def _ended(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
-        compared = int(status is Status.DIFFERENT)
+    def _verdict_of(self, findings: Sequence[Finding], compared: int) -> Verdict:
         return Verdict(
-            findings=(_finding(output(), status, reason, aspect),),
-            coverage=Coverage(compared=compared, skipped=tuple(self.skipped)),
-            notes=tuple(self.notes),
+            findings=tuple(findings),
+            coverage=Coverage(compared=compared, skipped=tuple(dict.fromkeys(self.skipped))),
+            notes=tuple(dict.fromkeys(self.notes)),
             strict=self.strict,
         )
 
@@ -420,8 +603,8 @@ class RecipeCheck:
         self, native: tuple[OperatorRun, OperatorRun], lifted: tuple[OperatorRun, OperatorRun]
     ) -> Verdict:
         findings = self._gradient_errors(native, lifted)
-        wholes, splits = (run_items(seen) for seen in lifted)
-        references, candidates = (run_items(seen) for seen in native)
+        wholes, splits = (run_items(run) for run in lifted)
+        references, candidates = (run_items(run) for run in native)
         settled: dict[Item, Status] = {}
         unsettled: list[Item] = []
         for key, value in wholes.items():
@@ -435,59 +618,33 @@ class RecipeCheck:
             if key in self.runner.own and not near_in_float64(value, other):
                 self._note_own(key, value)
                 continue
-            status = self._settled(value, other, key, references, candidates)
+            status = _settle(value, other, key, references, candidates)
             if status is None:
                 unsettled.append(key)
             else:
                 settled[key] = status
         judged: dict[Item, list[Finding]] = {}
         if unsettled:
-            judge = Careful(self.runner, lifted)
+            judge = NoiseJudge(self.runner, lifted)
             judged = {key: judge.judge(key) for key in unsettled}
             self.notes += judge.notes
         for key, status in settled.items():
             judged[key] = [_finding(shown_item(key), status, "", Aspect.VALUE, wholes[key])]
-        findings += _rolled_up({key: judged[key] for key in wholes if key in judged})
-        return Verdict(
-            findings=tuple(findings),
-            coverage=Coverage(compared=len(judged), skipped=tuple(dict.fromkeys(self.skipped))),
-            notes=tuple(dict.fromkeys(self.notes)),
-            strict=self.strict,
-        )
+        findings += _keep_gravest({key: judged[key] for key in wholes if key in judged})
+        return self._verdict_of(findings, len(judged))
 
     def _note_own(self, item: Item, whole: Any) -> None:
-        """Say of what the rule leaves to each rank how far it is from the whole's."""
+        """Note how far a value that the rule leaves to each rank is from the whole's."""
         own = self.runner.own[item]
         name, parts = argument_words(self.runner.call, own.place), own.parts
         typical = criterion.rms(whole)
         apart = max(criterion.rms_difference(part, whole) for part in parts)
         share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
-        self.skipped.append(f"{item}: each rank's own, as the rule says")
+        self.skipped.append(f"{item}: the rule leaves it to each rank")
         self.notes.append(
-            f"{name} drifts: after the call each of {len(parts)} ranks has its own, off by up to "
-            f"{share}; the rule claims the outputs and the gradients, and not this"
+            f"{name} drifts: after the call each of {len(parts)} ranks has its own value, off by "
+            f"up to {share}; the rule covers only outputs and gradients"
         )
-
-    def _settled(
-        self,
-        whole: Any,
-        split: Any,
-        key: Item,
-        references: dict[Item, Any],
-        candidates: dict[Item, Any],
-    ) -> Status | None:
-        """How an item ends if no noise has to be measured for that."""
-        if not isinstance(whole, torch.Tensor):
-            same = type(whole) is type(split) and whole == split
-            return Status.IDENTICAL if same else None
-        if not near_in_float64(whole, split):
-            return None
-        if key not in references or key not in candidates:  # of a cotangent not sent natively
-            return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
-        reference, candidate = references[key], candidates[key]
-        if reference is whole and candidate is split:  # a float64 operator: settled above
-            return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
-        return near_natively(reference, candidate, whole)
 
     def _gradient_errors(
         self, native: tuple[OperatorRun, OperatorRun], lifted: tuple[OperatorRun, OperatorRun]
@@ -495,14 +652,15 @@ class RecipeCheck:
         for whole, split in (lifted, native):
             if whole.gradient_error is not None:
                 words = in_one_line(whole.gradient_error)
+                # torch has no exception of its own for this.
                 if "derivative for" in words and "is not implemented" in words:
-                    self.skipped.append("gradients: torch has no derivative of this operator")
+                    self.skipped.append("gradients: torch has no derivative for this operator")
                     return []
                 reason = f"the operator's own backward pass fails: {words}"
                 return [_finding(GRADIENTS, Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
             if split.gradient_error is not None:
                 reason = (
-                    f"the backward pass of the ranks raised {in_one_line(split.gradient_error)}"
+                    f"the backward pass on the ranks raised {in_one_line(split.gradient_error)}"
                 )
                 return [_finding(GRADIENTS, Status.DIFFERENT, reason, Aspect.EXCEPTION)]
             if bool(whole.gradients) != bool(split.gradients):
@@ -512,14 +670,29 @@ class RecipeCheck:
         return []
 
 
-def _rolled_up(judged: dict[Item, list[Finding]]) -> list[Finding]:
-    """One finding for each path, the gravest of its cotangents; all that fail of one."""
+def _settle(
+    whole: Any, split: Any, key: Item, references: dict[Item, Any], candidates: dict[Item, Any]
+) -> Status | None:
+    """The status of an item, if it can be known without measuring noise."""
+    if not isinstance(whole, torch.Tensor):
+        same = type(whole) is type(split) and whole == split
+        return Status.IDENTICAL if same else None
+    if not near_in_float64(whole, split):
+        return None
+    reference, candidate = references.get(key), candidates.get(key)
+    # The second cotangent is not sent natively; a float64 operator has no other native run.
+    if key in references and key in candidates and not (reference is whole and candidate is split):
+        return near_natively(reference, candidate, whole)
+    return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
+
+
+def _keep_gravest(judged: dict[Item, list[Finding]]) -> list[Finding]:
+    """The findings of each item for the cotangent with the gravest status."""
     gravest: dict[Item, list[Finding]] = {}
     for key, findings in judged.items():
-        item = shown_item(key)
-        known = gravest.get(item)
-        if known is None or _gravity(findings) > _gravity(known):
-            gravest[item] = findings
+        known = gravest.setdefault(shown_item(key), findings)
+        if _gravity(findings) > _gravity(known):
+            gravest[shown_item(key)] = findings
     return [finding for findings in gravest.values() for finding in findings]
 
 
@@ -539,26 +712,26 @@ def _finding(item: Item, status: Status, reason: str, aspect: Aspect, value: Any
     )
 
 
-# --- The check of a recipe in this process, and on real ranks where that is asked for -------------
+# --- Confirming on real ranks ---------------------------------------------------------------------
 
 
 def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> None:
-    """Refuse a confirmation that there can be none of here, before the work.
+    """Refuse a confirmation that is not possible on this machine.
 
     Args:
-        device: on which the operator is checked.
-        ranks: how many there are at most.
+        device: device on which the operator is checked.
+        ranks: largest number of ranks.
 
     Raises:
-        UsageError: there are no such ranks; the message says what is missing.
+        UsageError: the ranks cannot be started; the message says what is missing.
     """
     if confirm is None or confirm == "gloo":
         return
     if confirm != "nccl":
-        raise UsageError(f"confirm={confirm!r}: give 'gloo', 'nccl', or nothing")
+        raise UsageError(f"confirm must be 'gloo', 'nccl' or None, got {confirm!r}")
     if device.type != "cuda":
         raise UsageError(
-            f"NCCL sends from GPU to GPU, and the device is {str(device)!r}: give --device cuda "
+            f"NCCL needs tensors on GPUs, but the device is {str(device)!r}: use --device cuda "
             "(device='cuda'), or confirm with gloo"
         )
     if not distributed.is_nccl_available():
@@ -566,8 +739,8 @@ def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> 
     have = torch.cuda.device_count()
     if have < ranks:
         raise UsageError(
-            f"NCCL needs a GPU for each of {ranks} ranks, and {have} can be seen: confirm with "
-            "gloo, whose ranks share GPUs, or check fewer ranks"
+            f"NCCL needs one GPU for each of {ranks} ranks, but torch sees {have}: confirm with "
+            "gloo, whose ranks can share a GPU, or use fewer ranks"
         )
 
 
@@ -580,11 +753,7 @@ def check_confirmed(
     strict: bool = False,
     confirm: Confirm | None = None,
 ) -> Verdict:
-    """Check a recipe; with `confirm`, a second time on ranks that are processes of their own.
-
-    Raises:
-        UsageError: the recipe makes no sense, or there are no such ranks.
-    """
+    """Check a recipe; with `confirm`, again on ranks that are real processes."""
     verdict = check_recipe(call, recipe, ranks, seed=seed, strict=strict)
     if confirm is None:
         return verdict
@@ -602,13 +771,10 @@ def confirmation(
     strict: bool = False,
     imports: Sequence[str] = (),
 ) -> Verdict:
-    """What real ranks say of a recipe, each item under the name of these ranks.
+    """The verdict of real ranks about a recipe, its items labelled with the kind of ranks.
 
     Args:
-        imports: modules that a rank imports first: they bring the operator.
-
-    Raises:
-        UsageError: the recipe makes no sense, or there are no such ranks.
+        imports: modules that each rank imports first because they define the operator.
     """
     from paritas.partition.ranks.threads import confirm_on_ranks
 
@@ -619,7 +785,7 @@ def confirmation(
 
 
 def labelled(verdict: Verdict, option: str) -> Verdict:
-    """The same verdict, each of its items under an option: how it was split, or on what ranks."""
+    """The verdict with each item under a label: the option that was split, or the ranks."""
     findings = tuple(
         msgspec.structs.replace(finding, item=finding.item.under(option))
         for finding in verdict.findings

@@ -169,8 +169,8 @@ class Placement:
         extents = zip(place.global_offset, shape, place.global_shape, strict=True)
         if any(begin < 0 or begin + extent > full for begin, extent, full in extents):
             raise UsageError(
-                f"rank {rank} holds a part of shape {tuple(shape)} at {place.global_offset}, which is "
-                f"outside of {place.global_shape}"
+                f"rank {rank} holds a part of shape {tuple(shape)} at {place.global_offset}, which "
+                f"is outside of {place.global_shape}"
             )
         return box(place.global_offset, shape)
 

@@ -101,7 +101,7 @@ class Recipe:
         return dict(self.inputs).get(place, Replicate())
 
     def splits(self, idx: int, dim: int, arguments: int) -> bool:
-        """Whether it splits a dimension of an argument or of a result; results count on after them."""
+        """Whether it splits a dimension of tensor `idx`; results are counted after arguments."""
         at = idx - arguments
         role = self.placement(idx) if at < 0 else dict(enumerate(self.outputs)).get(at)
         return isinstance(role, Shard) and role.dim == dim

@@ -239,7 +239,7 @@ def test_a_device_and_ranks_that_are_not_there_are_refused_before_the_work(tmp_p
     for asked, told in (
         ({"device": "abacus"}, "device='abacus' cannot be used: Expected one of cpu, cuda,"),
         ({"device": "meta"}, "device='meta' holds no values"),
-        ({"confirm": "nccl"}, "NCCL sends from GPU to GPU, and the device is 'cpu'"),
+        ({"confirm": "nccl"}, "NCCL needs tensors on GPUs, but the device is 'cpu'"),
         ({"confirm": "mpi"}, "confirm='mpi': give 'gloo', 'nccl', or nothing"),
     ):
         with pytest.raises(UsageError, match=told):

@@ -95,8 +95,8 @@ def test_an_operator_that_gives_nothing_is_unverified():
     [
         (Recipe(((5, Shard(0)),), (Shard(0),)), 2, "the recipe names args[5]"),
         (Recipe((("weight", Shard(0)),), (Shard(0),)), 2, "the recipe names kwargs['weight']"),
-        (rows(), 0, "the number of ranks is 0"),
-        (rows(), (2, 2), "1 recipes and 2 numbers of ranks"),
+        (rows(), 0, "the number of ranks must be 1 or more, got 0"),
+        (rows(), (2, 2), "got 1 recipes and 2 numbers of ranks"),
     ],
 )
 def test_a_recipe_that_does_not_fit_the_call_is_a_usage_error(recipe, ranks, message):
@@ -156,7 +156,9 @@ def test_the_caller_s_tensors_and_random_state_are_left_alone():
 def test_a_rank_draws_its_part_of_what_the_whole_draws():
     verdict = check_recipe(OperatorCall(functional.dropout, (drawn(9, 6),)), rows(), 4)
     assert verdict.passed
-    assert verdict.notes == ("it draws random numbers: each rank is given its part of the whole's",)
+    assert verdict.notes == (
+        "the operator draws random numbers; each rank uses its part of the numbers of the whole",
+    )
 
 
 def test_the_mask_of_a_fused_dropout_is_what_a_rank_is_given_its_part_of():
@@ -269,6 +271,6 @@ def test_an_operator_without_a_derivative_is_held_to_its_results():
     call = OperatorCall(_Underived.apply, (torch.randn(4, 6),))
     verdict = check_recipe(call, Recipe(((0, Shard(0)),), (Shard(0),)))
     assert verdict.passed
-    assert "gradients: torch has no derivative of this operator" in verdict.coverage.skipped
+    assert "gradients: torch has no derivative for this operator" in verdict.coverage.skipped
     wrong = check_recipe(call, Recipe(((0, Shard(0)),), (Shard(1),)))
     assert not wrong.passed

@@ -160,7 +160,7 @@ def test_a_rank_that_raises_lets_its_peers_go_and_is_named():
 def test_a_mesh_of_several_axes_is_refused():
     call = call_of(4)
     rows = Recipe(((0, Shard(0)),), (Shard(0),), (("group", Group()),))
-    with pytest.raises(UsageError, match="along one axis of a mesh"):
+    with pytest.raises(UsageError, match="cannot be one axis of a mesh"):
         check_recipe(call, (rows, rows), (2, 2))
 
 
@@ -179,7 +179,7 @@ def test_what_the_rule_leaves_to_each_rank_is_noted_and_does_not_fail():
     claimed, left = split(call, "n c, c -> n c"), split(call, "n c, c : @n -> n c")
     assert wrong(claimed) == {"args[1] after the call"}
     assert left.passed
-    assert left.coverage.skipped == ("args[1] after the call: each rank's own, as the rule says",)
+    assert left.coverage.skipped == ("args[1] after the call: the rule leaves it to each rank",)
     (note,) = left.notes
     assert note.startswith("args[1] (seen) drifts: after the call each of 2 ranks has its own")
     assert note.endswith("the rule claims the outputs and the gradients, and not this")
