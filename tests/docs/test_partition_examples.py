@@ -221,8 +221,8 @@ def test_nothing_to_split_is_a_success_that_says_so():
     ]
     assert verdict.findings[0].shape == (1, 1, 9, 9)
     assert verdict.notes[-1] == (
-        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator, and "
-        "that was compared"
+        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator "
+        "for comparison"
     )
 
 

@@ -95,7 +95,7 @@ class Passage:
 
 
 class Team:
-    """The ranks cannot be one axis of a mesh, and what they can do together."""
+    """The ranks along one axis of a mesh, and what they can do together."""
 
     def __init__(self, mesh: DeviceMesh, axis: str | None = None) -> None:
         self.group = mesh.get_group(axis)

@@ -1,9 +1,10 @@
-"""Run an operator whole, and split over ranks in one process: results, gradients, what it wrote."""
+"""Run an operator whole, and split over ranks in one process."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from paritas.placement.recipes import OperatorCall, Place, Recipe, Values
 
 
-# --- Operators that end the process, not the call, when they are given parts that do not fit ------
+# --- Operators that crash the process when they are given parts that do not fit -------------------
 
 _ATTENTION = {
     torch.nn.functional.scaled_dot_product_attention,
@@ -47,13 +48,10 @@ _KEY, _VALUE = 1, 2
 def refuse_hazards(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Raise what torch should have raised.
+    """Raise the `ValueError` that torch should raise.
 
-    Fused attention on the CPU reads as many values as there are keys, whether they are there or
-    not: a rule that splits only one of the two would take the whole process with it.
-
-    Raises:
-        ValueError: there are not as many values as keys.
+    Fused attention on the CPU reads as many values as there are keys, even if there are fewer. A
+    rule that splits only one of the two would crash the process.
     """
     if function not in _ATTENTION:
         return
@@ -65,18 +63,19 @@ def refuse_hazards(
         return
     keys, values = (one.shape[-2] for one in found if one is not None)
     if keys != values:
-        raise ValueError(f"attention is given {keys} keys and {values} values")
+        raise ValueError(
+            f"attention needs as many values as keys, got {keys} keys and {values} values"
+        )
 
 
-# --- Random numbers that correspond: a rank draws its part of what the whole drew -----------------
+# --- Random numbers: a rank draws its part of what the whole drew ---------------------------------
 
-# Ranks of their own draw from streams of their own, which says nothing about the rule. Here the
-# draws of the whole are kept, and a rank's draw is the slice of them that its part of the arguments
-# is.
+# Real ranks draw from streams of their own, which says nothing about the rule. Here, draws of the
+# whole are kept, and a rank gets the slice that corresponds to its part of the arguments.
 
-# A size, and the part of it that a rank has.
+# The size of a dimension, and the start and end of a rank's part.
 Reach = tuple[int, int, int]
-# What these give is drawn and nothing else: no argument's value is in it but a probability.
+# These operators return only random numbers; arguments decide at most their distribution.
 _PURE = frozenset(
     {
         "bernoulli",
@@ -100,7 +99,7 @@ _PURE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """Where the generators stand that a call may draw from: the host's, and its device's."""
+    """The state of the generators that a call may use: those of the CPU and of its device."""
 
     host: Tensor
     device: torch.device
@@ -108,19 +107,19 @@ class Streams:
 
     @classmethod
     def of(cls, call: OperatorCall) -> Streams:
-        """As they stand now."""
+        """The current state."""
         device = device_of(call)
         own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(torch.get_rng_state(), device, own)
 
     def restore(self) -> None:
-        """Make them stand there again."""
+        """Set the generators back to this state."""
         torch.set_rng_state(self.host)
         if self.own is not None:
             torch.cuda.set_rng_state(self.own, self.device)
 
     def moved_by(self, call: OperatorCall) -> bool:
-        """Whether they stand elsewhere now."""
+        """Whether the generators have advanced since."""
         now = Streams.of(call)
         if not torch.equal(self.host, now.host):
             return True
@@ -131,53 +130,54 @@ class Draws:
     """What the whole drew, draw by draw; None before it has run."""
 
     def __init__(self) -> None:
-        """Nothing is drawn yet."""
         self.kept: list[Tensor] | None = None
 
     def keep(self) -> PinnedDraws:
-        """A mode under which the whole's draws are kept."""
+        """A mode that keeps the draws of the whole."""
         self.kept = []
         return PinnedDraws(self.kept, reach=None)
 
     def pinned(self, reach: list[Reach]) -> PinnedDraws:
-        """A mode under which a rank draws its part of them."""
+        """A mode that gives a rank its part of them."""
         return PinnedDraws(self.kept or [], reach=reach)
 
 
 class PinnedDraws(LiftMode):
-    """Keeps what is drawn, or gives what was kept."""
+    """Keeps what is drawn, or replays what was kept."""
 
     def __init__(self, kept: list[Tensor], reach: list[Reach] | None) -> None:
-        """Without a reach the draws are added to `kept`."""
+        """Without a reach, draws are added to `kept`."""
         super().__init__(torch.get_default_dtype(), torch.get_default_dtype(), widen=False)
         self.kept = kept
         self.reach = reach
         self._next = 0
 
     def compute(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator; one that draws gives what was drawn for the whole."""
+        """Run an operator; random numbers are replaced by those of the whole."""
         result = func(*args, **kwargs)
         if not kind.random:
             return result
-        if kind.name == "native_dropout":  # what dropout is on a GPU
-            return self._dropped(result, *args, **kwargs)
+        if kind.name == "native_dropout":  # dropout on a GPU
+            return self._replay_dropout(result, *args, **kwargs)
         if not isinstance(result, torch.Tensor) or kind.name not in _PURE:
-            message = f"it draws random numbers inside {kind.name}"
-            raise UsageError(f"{message}, where they cannot be matched; check it without them")
+            raise UsageError(
+                f"random numbers drawn inside {kind.name} cannot be split over ranks; check the "
+                "operator without randomness"
+            )
         if self.reach is None:
             self.kept.append(result.detach().clone())
             return result
         kept = self._kept_for(result, kind.name)
         return result.copy_(kept) if kind.mutates else kept.to(result.device, result.dtype)
 
-    def _dropped(
+    def _replay_dropout(
         self,
         drawn: tuple[Tensor, Tensor],
         tensor: Tensor,
         p: float,
         train: bool | None = True,  # noqa: FBT001, FBT002  (aten's own)
     ) -> tuple[Tensor, Tensor]:
-        """Of such an operator the mask is what was drawn."""
+        """The mask is what was drawn."""
         if train is False:
             return drawn
         if self.reach is None:
@@ -188,7 +188,7 @@ class PinnedDraws(LiftMode):
 
     def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
         if self._next >= len(self.kept):
-            raise UsageError(f"a rank draws more often than the whole (by {name})")
+            raise UsageError(f"a rank draws random numbers more often than the whole (in {name})")
         whole = self.kept[self._next]
         self._next += 1
         ours, theirs = list(drawn.shape), list(whole.shape)
@@ -200,13 +200,15 @@ class PinnedDraws(LiftMode):
                     whole = whole.narrow(dim, begin, size)
                     break
         if whole.shape != drawn.shape:
-            message = f"a rank draws {ours} where the whole draws {theirs} (by {name})"
-            raise UsageError(f"{message}, which is no part of it; check it without random numbers")
+            raise UsageError(
+                f"a rank draws {ours} where the whole draws {theirs} (in {name}), and no slice of "
+                "it fits; check the operator without randomness"
+            )
         return whole
 
 
 def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
-    """For each rank the parts that it has of the arguments that are split."""
+    """For each rank, its parts of the arguments that are split."""
     each: list[list[Reach]] = [[] for _ in range(ranks)]
     for place, placement in recipe.inputs:
         value = values.get(place)
@@ -222,7 +224,7 @@ def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
 # --- The runs -------------------------------------------------------------------------------------
 
 OUTPUT, COTANGENTS = "output", 2
-# What runners of one call for several recipes have in common.
+# What runners of one call share between recipes.
 _OF_THE_CALL = (
     "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
     "_streams",
@@ -231,11 +233,11 @@ _OF_THE_CALL = (
 
 @dataclasses.dataclass(frozen=True)
 class RankLeaf:
-    """What one rank is given.
+    """The arguments of one rank.
 
     Attributes:
-        reach: which parts of the arguments those are.
-        where: which rank it is, for people.
+        reach: its parts of the arguments that are split.
+        where: description of the rank.
     """
 
     values: Values
@@ -245,7 +247,7 @@ class RankLeaf:
 
 @dataclasses.dataclass(frozen=True)
 class RankAxis:
-    """An axis of ranks: what is split along it, and what is at each of its places."""
+    """An axis of ranks: the recipe along it, and what is below each of its positions."""
 
     recipe: Recipe
     values: Values
@@ -260,13 +262,13 @@ def _leaves(tree: RankAxis | RankLeaf) -> list[RankLeaf]:
 
 @dataclasses.dataclass
 class OperatorRun:
-    """What one run gave.
+    """The outcome of one run.
 
     Attributes:
-        results: item -> result, or argument after the call where the operator wrote to it.
-        gradients: for each cotangent, item -> gradient; None where none arrives.
-        error: why the forward pass ended.
-        gradient_error: why the backward pass ended.
+        results: results, and arguments after the call if the operator wrote to them.
+        gradients: for each cotangent, the gradients; None for a missing one.
+        error: what the forward pass raised.
+        gradient_error: what the backward pass raised.
     """
 
     results: dict[Item, Any] = dataclasses.field(default_factory=dict)
@@ -277,7 +279,7 @@ class OperatorRun:
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What each rank wrote to an argument that the rule leaves to it."""
+    """What each rank wrote to an argument that the rule leaves to the ranks."""
 
     place: Place
     parts: list[Tensor]
@@ -287,19 +289,18 @@ class Runner:
     """The runs of one check.
 
     Attributes:
-        narrow: whether float64 is wider than an argument.
+        narrow: whether an argument is narrower than float64.
         lifting: whether wide runs also widen what the operator narrows inside.
-        written: the arguments that the operator writes to, known from its first run.
-        precisions: result -> its dtype in the first run, in which cotangents are drawn.
-        cuts: item -> how it lies on the ranks of the first axis.
-        own: an argument that the rule leaves to each rank -> what each wrote there.
-        lost: how a rank was lost, where ranks are more than a loop; there is no verdict then.
+        written: arguments that the operator writes to, known after the first run.
+        precisions: dtype of each result in the first run; cotangents are drawn in it.
+        cuts: how each item is cut over the ranks of the first axis.
+        own: what each rank wrote to the arguments that the rule leaves to the ranks.
+        lost: the loss of a rank, if the ranks are processes or threads; there is no verdict then.
     """
 
     def __init__(
         self, call: OperatorCall, levels: tuple[tuple[Recipe, int], ...], seed: int
     ) -> None:
-        """Prepare the runs of a call that is split along one or more axes."""
         self.call = call
         self.levels = levels
         self.seed = seed
@@ -318,7 +319,7 @@ class Runner:
         self._streams = Streams.of(call)
 
     def take_over(self, known: Runner) -> None:
-        """Go on from a runner of the same call: arguments, draws and cotangents are one."""
+        """Continue a runner of the same call: share arguments, draws and cotangents."""
         for name in _OF_THE_CALL:
             setattr(self, name, getattr(known, name))
 
@@ -332,7 +333,7 @@ class Runner:
         around: contextlib.AbstractContextManager[Any] | None = None,
         shake: bool = False,
     ) -> OperatorRun:
-        """Run the operator as it is called, or with the last bits of its arguments shaken."""
+        """Run the whole operator, optionally with the last bits of its arguments perturbed."""
         given = self._shaken() if shake else self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
@@ -354,13 +355,10 @@ class Runner:
         cotangents: int = COTANGENTS,
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> OperatorRun:
-        """Run it rank by rank and put the results together."""
+        """Run the operator rank by rank, and join the results."""
         given = self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
-
-        def forward() -> dict[Item, Any]:
-            return self.ranked(given, terms)
-
+        forward = functools.partial(self.ranked, given, terms)
         return self._run(forward, given, terms, cotangents, wide=wide, around=around)
 
     def _run(
@@ -396,13 +394,13 @@ class Runner:
     # --- forward ---------------------------------------------------------------------------------
 
     def _given(self, *, wide: bool) -> Values:
-        """Copies of the arguments for all runs in a precision: what is written to, is copied."""
+        """Copies of the arguments, shared by all runs in a precision."""
         if wide not in self._kept:
             self._kept[wide] = self._leaves(wide=wide)
         return self._kept[wide]
 
     def _leaves(self, *, wide: bool) -> Values:
-        """Copies of the arguments, of which gradients can be asked."""
+        """Copies of the arguments as leaves of an autograd graph."""
         values: Values = dict(enumerate(self.call.args))
         values.update(self.call.kwargs)
         for place, value in values.items():
@@ -435,7 +433,7 @@ class Runner:
         return values
 
     def cloned(self, values: Values) -> Values:
-        """What the operator may write to, as a copy; before the first run that is not known."""
+        """Copy what the operator may write to; before the first run, that is everything."""
         places = tuple(values) if self.is_first else self.written
         return {
             place: map_tensors(value, torch.clone)
@@ -452,7 +450,7 @@ class Runner:
         return self.call.function(*args, **named)
 
     def named(self, result: Any, values: Values) -> dict[Item, Any]:
-        """Results, and arguments that were written to."""
+        """The results and the arguments that were written to, by item."""
         returned = [] if result is None and self.written else leaves(result, OUTPUT)
         named = {output(path): value for path, value in returned}
         for place in self.written:
@@ -462,12 +460,12 @@ class Runner:
         return named
 
     def ranked(self, values: Values, terms: Terms) -> dict[Item, Any]:
-        """The results of all ranks, put together."""
-        tree = self._taken_apart(values, self.levels, terms, (), "")
-        return self._folded(tree, iter(self.run_leaves(_leaves(tree))), terms)
+        """The joined results of all ranks."""
+        tree = self._split_levels(values, self.levels, terms, (), "")
+        return self._join_tree(tree, iter(self.run_leaves(_leaves(tree))), terms)
 
     def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[Item, Any]]:
-        """What each rank gives, one after the other."""
+        """The results of each rank, one after the other."""
         return map(self._run_leaf, ranks)
 
     def _run_leaf(self, rank: RankLeaf) -> dict[Item, Any]:
@@ -481,7 +479,7 @@ class Runner:
             raise RankError(f"{rank.where} raised {in_one_line(error)}") from error
         return self.named(result, mine)
 
-    def _taken_apart(
+    def _split_levels(
         self,
         values: Values,
         levels: tuple[tuple[Recipe, int], ...],
@@ -489,7 +487,7 @@ class Runner:
         reach: tuple[Reach, ...],
         where: str,
     ) -> RankAxis | RankLeaf:
-        """One axis of ranks; below it, the next."""
+        """Split the arguments along the first axis, and each part along the next."""
         if not levels:
             return RankLeaf(values, reach, where)
         (recipe, ranks), below = levels[0], levels[1:]
@@ -498,26 +496,26 @@ class Runner:
         made = []
         for rank, (part, more) in enumerate(zip(parts, reached, strict=True)):
             here = f"{where}, {rank} of {ranks}" if where else f"rank {rank} of {ranks}"
-            made.append(self._taken_apart(part, below, terms, (*reach, *more), here))
+            made.append(self._split_levels(part, below, terms, (*reach, *more), here))
         return RankAxis(recipe, values, tuple(made))
 
-    def _folded(
+    def _join_tree(
         self, tree: RankAxis | RankLeaf, results: Iterator[dict[Item, Any]], terms: Terms
     ) -> dict[Item, Any]:
         if isinstance(tree, RankLeaf):
             return next(results)
-        below = [self._folded(part, results, terms) for part in tree.below]
+        below = [self._join_tree(part, results, terms) for part in tree.below]
         return self.together(below, tree.recipe, tree.values, terms)
 
     def together(
         self, results: list[dict[Item, Any]], recipe: Recipe, values: Values, terms: Terms
     ) -> dict[Item, Any]:
-        """What the results of the ranks are together, as the recipe says."""
+        """Join the results of the ranks as the recipe says."""
         first = results[0]
         for rank, other in enumerate(results):
             if other.keys() != first.keys():
-                counts = f"{len(other)} results, rank 0 gives {len(first)}"
-                raise RankError(f"rank {rank} of {len(results)} gives {counts}")
+                counts = f"{len(other)} results, rank 0 returns {len(first)}"
+                raise RankError(f"rank {rank} of {len(results)} returns {counts}")
         places = {name_of(place): place for place in self.written}
         placed = {name: recipe.placement(place) for name, place in places.items()}
         wholes = {name_of(place): values[place] for place in self.written}
@@ -545,7 +543,7 @@ class Runner:
                     together[item] = join(parts, placed[root], terms=terms, shape=whole.shape)
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
-                reason = f"{item}: the parts, of shapes {shapes}, cannot be put together"
+                reason = f"{item}: cannot join parts of shapes {shapes}"
                 raise RankError(f"{reason}: {in_one_line(error)}") from error
         outputs = sum(
             isinstance(value, torch.Tensor)
@@ -553,23 +551,20 @@ class Runner:
             if item.kind is ItemKind.OUTPUT
         )
         if outputs != len(recipe.outputs):
-            message = f"the rule tells of {len(recipe.outputs)} results, the operator gives"
-            raise RankError(f"{message} {outputs}")
+            raise RankError(
+                f"the rule has {len(recipe.outputs)} results, but the operator returns {outputs}"
+            )
         return together
 
     @contextlib.contextmanager
     def drawing(self, reach: list[Reach]) -> Iterator[None]:
-        """Let a rank draw its part of what the whole drew."""
-        if self.draws is not None:
-            self._streams.restore()
+        """Keep the draws of the first run; later, give a rank its part of them."""
         if self.draws is None:
             yield
-        elif self.draws.kept is None:
-            with self.draws.keep():
-                yield
-        else:
-            with self.draws.pinned(reach):
-                yield
+            return
+        self._streams.restore()
+        with self.draws.keep() if self.draws.kept is None else self.draws.pinned(reach):
+            yield
 
     # --- backward --------------------------------------------------------------------------------
 
@@ -604,9 +599,9 @@ class Runner:
             seen.gradient_error = error
 
     def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
-        """Arguments whose gradient each rank claims to have, where results are had by all.
+        """Arguments whose whole gradient each rank claims to have, if results are replicated.
 
-        There each rank goes back from all of the cotangent, not from a share of it.
+        For these, each rank starts from the whole cotangent, not from a share of it.
         """
         places: set[str] = set()
         for recipe, _ in self.levels:
@@ -626,7 +621,7 @@ class Runner:
         }
 
     def _cotangent(self, item: Item, output: Tensor, turn: int) -> Tensor:
-        """The same numbers on both sides and in every run."""
+        """A cotangent, the same on both sides and in every run."""
         drawn = self._cotangents.get((item, turn))
         if drawn is None or drawn.shape != output.shape:
             precision = self.precisions.setdefault(item, output.dtype)

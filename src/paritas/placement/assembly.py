@@ -424,8 +424,8 @@ class Refused:
 
 # --- Terms and copies -----------------------------------------------------------------------------
 
-# How copies that must agree are merged without a comparison: by a weighted mix, which differs from all
-# of them where they disagree, or by their mean.
+# How copies that must agree are merged without a comparison: by their mean, or by a weighted mix,
+# which differs from all of them where they disagree.
 Copies = Literal["mix", "mean"]
 # Reduce terms in float64 and round once, or reduce them differentiably in their own dtype.
 Accumulate = Literal["wide", "own"]

@@ -17,4 +17,4 @@ def test_keys_without_their_values_are_different_and_the_process_goes_on():
     recipe = Recipe(inputs=((1, Shard(2)),), outputs=(Partial("sum"),))
     verdict = check_recipe(call, recipe)
     assert verdict.status is Status.DIFFERENT
-    assert "attention is given 4 keys and 8 values" in str(verdict)
+    assert "got 4 keys and 8 values" in str(verdict)

@@ -79,14 +79,14 @@ def test_a_call_that_fails_unsplit_is_told_once(operators):
     (finding,) = verdict.findings
     assert verdict.exit_code == 3
     assert finding.path == f"{MODULE}.product"
-    assert finding.reason.startswith("the operator itself fails, unsplit: RuntimeError: mat1 and")
+    assert finding.reason.startswith("the operator itself fails: RuntimeError: mat1 and")
     assert finding.reason.endswith("(tensors 0: (4, 6), 1: (5, 8))")
 
 
 def test_another_number_of_outputs_than_said_is_told(operators):
     operators.both = lambda x: (x, x)
     (finding,) = check_partition(config("both", (4,)), annotation="a -> a, a").findings
-    assert finding.reason.startswith("the operator gives 2 tensors, and noutputs is 1")
+    assert finding.reason.startswith("the operator returns 2 tensors, but noutputs is 1")
     assert check_partition(config("both", (4,), noutputs=2), annotation="a -> a, a")
 
 
@@ -99,8 +99,8 @@ def test_an_empty_list_of_options_is_a_success_that_says_so(operators):
         "not split, gradient of args[0]",
     ]
     assert verdict.notes[-1] == (
-        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator, and "
-        "that was compared"
+        "nothing to split: parti_options is empty; each of 2 ranks ran the whole operator "
+        "for comparison"
     )
 
 
@@ -120,14 +120,14 @@ def test_a_frozen_dimension_is_split_all_the_same_to_say_what_goes_wrong(operato
     (finding,) = check_partition(asked, annotation="a b^ -> a b^").failures
     assert finding.status is Status.UNVERIFIED
     assert "b is frozen" in finding.reason
-    assert "split there all the same, output is different" in finding.reason
+    assert "split anyway, output is different" in finding.reason
 
 
 def test_a_frozen_dimension_that_can_be_split_here_is_found_right_and_noted(operators):
     operators.double = lambda x: 2 * x
     verdict = check_partition(config("double", (4, 6)), annotation="a^ b -> a^ b")
     assert verdict.passed
-    assert any("is right here, though" in note for note in verdict.notes)
+    assert any("is right for this call, although" in note for note in verdict.notes)
 
 
 def test_a_rule_that_does_not_fit_the_call_is_unverified(operators):
@@ -143,7 +143,7 @@ def test_an_operator_without_a_rule_is_split_as_running_it_shows(operators):
     assert verdict.status is Status.UNVERIFIED
     (finding,) = verdict.failures
     assert finding.path == "{'idx': 0, 'dim': 0}"
-    assert f"no rule known for {MODULE}.shifted" in finding.reason
+    assert f"no rule is known for {MODULE}.shifted" in finding.reason
     assert "register an annotation" in finding.advice
     assert any(f.path.startswith("{'idx': 0, 'dim': 1}: ") for f in verdict.findings)
 
@@ -199,7 +199,7 @@ def test_the_arguments_are_left_as_they_are_and_so_is_the_state_of_the_generator
 @pytest.mark.parametrize("ranks", [1, True, 2.0])
 def test_ranks_that_split_nothing_are_refused(operators, ranks):
     operators.double = lambda x: 2 * x
-    with pytest.raises(UsageError, match="whole number from 2 on"):
+    with pytest.raises(UsageError, match="an integer of 2 or more"):
         check_partition(config("double", (4,)), ranks=ranks)
 
 
