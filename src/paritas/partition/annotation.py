@@ -1,48 +1,48 @@
-"""The language in which an operator says how it can be split.
+"""The language that describes how an operator can be split.
 
-`m k+, n k+ -> m n` is a matrix product: inputs, `->`, outputs, each the names of its dimensions.
-Dimensions of one name are equally long and are split together. An output that has the name is made
-of the parts, one after the other; what an output without it is, the suffix of the name says:
+`m k+, n k+ -> m n` is a matrix product: the inputs, `->`, the outputs, each as the names of its
+dimensions. Dimensions with the same name have the same length and are split together. If an output
+has the name, its parts are concatenated. If not, the suffix of the name says what the output is:
 
 =============  ====================================================================================
-`m`            the same on all ranks
+`m`            replicated on all ranks
 `k+`           a term of a sum; also `k+avg`, `k+max`, `k+min`, `k+product`
 `h^`, `64`     never split; `_` is never split and may have another length wherever it is written
-`*`            as many dimensions as there are; a tensor that has fewer has the last of them
-`(h d)`        h times d, which only h can split, d elements at a time; how long they are may be
-               told by another dimension or by an argument of that name
+`*`            any number of dimensions; a tensor with fewer of them has the last ones
+`(h d)`        h times d, which only h can split, d elements at a time; their lengths come from
+               another dimension or from an argument with that name
 `l~1`          a rank needs one element of each neighbour; `l~0:2`: none before, two after its part
-`?`            no tensor, or one that every rank has whole
-`/`            the same, and its gradient on each rank is already the whole: `? : /`
-`1`            of a tensor without dimensions too
-`bias=n`       an input that is given by keyword
+`?`            not a tensor, or a replicated one
+`/`            the same, and its gradient on each rank is already complete: `? : /`
+`1`            also a tensor without dimensions
+`bias=n`       a keyword argument
 =============  ====================================================================================
 
-After a colon a tensor says what it does when a dimension is split that it does not have:
+After a colon, a tensor says what it does when a dimension is split that it does not have:
 
 =============  ====================================================================================
-`l h^ : /m`    input: when m is split, its gradient on each rank is already the whole (`:/` always)
-`n : !k`       input: when k is split, one rank has it and the others zeros, as a bias needs it
+`l h^ : /m`    input: when m is split, its gradient on each rank is already complete (`:/` always)
+`n : !k`       input: when k is split, one rank has it and the others have zeros, as a bias needs
                (`:!` whenever terms are summed)
-`c : @n`       input: when n is split, what the operator writes to it is each rank's own (`:@`
-               always): it is reported, and not claimed to be what the whole writes
-`a : b+min`    output: this one is reduced otherwise than the suffix says; `a : b` is not reduced
+`c : @n`       input: when n is split, each rank writes its own value to it (`:@` always); this is
+               reported, but need not equal what the whole writes
+`a : b+min`    output: this one is reduced differently than the suffix says; `a : b`: not reduced
 =============  ====================================================================================
 
-After a semicolon, arguments that go with the split (`3` is the fourth one, by position):
+After a semicolon, arguments that change with the split (`3` is the fourth positional one):
 
 =================  ================================================================================
-`groups=g`         is as large as g and divided with it; not needed for an argument that is called g
-`size[0]=(b s)`    the same for an item of a tuple; -1 stays what it is
-`start:stop=n`     begin and end of a rank's part of n
-`group=ranks(n)`   when n is split, the process group of the ranks: the operator exchanges with
-                   them what it needs, forward and backward; None when something else is split
+`groups=g`         is the length g and is divided with it; not needed for an argument named g
+`size[0]=(b s)`    the same for an item of a tuple; -1 stays -1
+`start:stop=n`     start and end of a rank's part of n
+`group=ranks(n)`   when n is split, the process group of the ranks, with which the operator
+                   communicates forward and backward; None when something else is split
 =================  ================================================================================
 
-So `* k+, n k+, n : !k -> * n` is a linear layer, `*, n+ e -> * e ; start:stop=n` an embedding whose
-vocabulary is split, `n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ; process_group=ranks(n)` a batch norm
-whose ranks share their statistics. Parts need not be equal; a bracket says of what they are
-multiples.
+For example, `* k+, n k+, n : !k -> * n` is a linear layer, `*, n+ e -> * e ; start:stop=n` an
+embedding with a split vocabulary, and `n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ;
+process_group=ranks(n)` a batch norm whose ranks share their statistics. Parts need not be equal;
+with brackets, they are multiples of the other factors.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 # --- Which argument of a call each input is -------------------------------------------------------
 
 Shape = tuple[int, ...]
-# An argument, what the annotation says of it, and the shapes of the tensors in it.
+# An argument, its annotation, and the shapes of its tensors.
 Given = tuple[Place, Tensor, tuple[Shape, ...]]
 
 
@@ -95,7 +95,7 @@ def operator_name(call: OperatorCall) -> str:
 
 
 def value_at(call: OperatorCall, place: Place, item: int | None = None) -> Any:
-    """An argument of the call or an item of it; None where it is not given."""
+    """An argument of the call, or an item of it; None if it is not given."""
     if isinstance(place, str):
         value = call.kwargs.get(place)
     else:
@@ -109,13 +109,13 @@ def value_at(call: OperatorCall, place: Place, item: int | None = None) -> Any:
 
 
 def holds_tensor(value: Any) -> bool:
-    """Whether an argument is a tensor, or a list with one in it."""
+    """Whether an argument is a tensor or a list that contains one."""
     items = value if isinstance(value, (list, tuple)) else [value]
     return any(isinstance(item, torch.Tensor) for item in items)
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:
-    """Of a tensor, of the tensors in a list, of a number (which broadcasts)."""
+    """The shapes of a tensor, of the tensors in a list, or of a number (which broadcasts)."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape),)
     if isinstance(value, (list, tuple)):
@@ -126,10 +126,10 @@ def _shapes(value: Any) -> tuple[Shape, ...]:
 def given_tensors(
     signature: AnnotationSignature, call: OperatorCall, refuse: Callable[[str], NoReturn]
 ) -> list[Given]:
-    """All positional arguments, whether annotated or not; then the named ones.
+    """All positional arguments, annotated or not, then the annotated keyword arguments.
 
     Args:
-        refuse: called with the reason where an argument is missing, unannotated or no tensor.
+        refuse: called with the reason if an argument is missing, not annotated, or not a tensor.
     """
     found: list[Given] = []
     for place, tensor in _pair_arguments(signature, call, refuse):
@@ -137,7 +137,7 @@ def given_tensors(
         shapes = _shapes(value)
         if tensor.dims is not None and not shapes and value is not None:
             what = f"{type(value).__name__} {value!r:.60}"
-            refuse(f"argument {place} is {what}, not the tensor `{tensor}`: write `?` for it")
+            refuse(f"argument {place} is {what}, not a tensor `{tensor}`: write `?` for it")
         known = tensor.dims is not None or holds_tensor(value)
         found.append((place, tensor, shapes if known else ()))
     return found
@@ -151,7 +151,7 @@ def _pair_arguments(
         (tensor.keyword, tensor) for tensor in signature.inputs if tensor.keyword is not None
     ]
     if len(positional) > len(call.args):
-        hint = "write an input that is given by keyword as `bias=n`"
+        hint = "write a keyword argument as `bias=n`"
         refuse(f"{len(positional)} inputs for {len(call.args)} positional arguments; {hint}")
     for at in range(len(positional), len(call.args)):
         if holds_tensor(call.args[at]):
@@ -164,13 +164,13 @@ def _pair_arguments(
     return [*enumerate(positional), *named]
 
 
-# --- How long the dimensions of an annotation are in a call: measured, told, or left over ---------
+# --- The lengths of the dimensions of an annotation in a call -------------------------------------
 
-# Of `(h d)` only the product can be measured. Each factor has to be known from elsewhere but one.
+# Tensors give only the product of `(h d)`. All factors but one must be known from elsewhere.
 
 
 class Measure(NamedTuple):
-    """A dimension, how long it is, and what says so."""
+    """A dimension, its length, and the source of the length."""
 
     dim: Dim
     length: int
@@ -178,20 +178,20 @@ class Measure(NamedTuple):
 
 
 def lengths_of(
-    told: list[Measure], measured: list[Measure], refuse: Callable[[str], NoReturn]
+    given: list[Measure], measured: list[Measure], refuse: Callable[[str], NoReturn]
 ) -> dict[str, int]:
-    """The lengths of all identifiers that are measured.
+    """The lengths of all identifiers.
 
     Args:
-        told: by arguments: they are what they are.
-        measured: of tensors: a length of 1 may be broadcast.
-        refuse: called with the reason when they contradict each other or leave one unknown.
+        given: lengths that are arguments.
+        measured: lengths of dimensions of tensors, where 1 may be broadcast.
+        refuse: called with the reason if lengths contradict each other or cannot be determined.
     """
     lengths = _Lengths(refuse)
-    # What is broadcast speaks last.
-    first = [*told, *(each for each in measured if each.length != 1)]
+    # Lengths that may be broadcast come last.
+    first = [*given, *(each for each in measured if each.length != 1)]
     last = [each for each in measured if each.length == 1]
-    lengths.leave_none(lengths.learn(lengths.learn(first) + last))
+    lengths.finish(lengths.learn(lengths.learn(first) + last))
     return lengths.known
 
 
@@ -202,15 +202,15 @@ class _Lengths:
         self._refuse = refuse
 
     def learn(self, measures: list[Measure]) -> list[Measure]:
-        """Learn what can be learned; give back what has more than one unknown factor still."""
+        """Learn what can be learned; return what still has more than one unknown factor."""
         while True:
             later = [measure for measure in measures if not self._settle(measure)]
             if len(later) == len(measures):
                 return later
             measures = later
 
-    def leave_none(self, left: list[Measure]) -> None:
-        """Refuse what stayed unknown; a product of 1 tells its factors."""
+    def finish(self, left: list[Measure]) -> None:
+        """Refuse what is still unknown; all factors of a product of 1 are 1."""
         for dim, length, where in left:
             names = [each.name for each in dim.factors if self._size(each) is None]
             if length == 1:
@@ -218,13 +218,13 @@ class _Lengths:
             elif names:
                 hint = f"give one of them as an argument, and write `; argument={names[0]}`"
                 both = " and ".join(names)
-                self._refuse(f"{where} is {length}, and nothing says how long {both} are: {hint}")
+                self._refuse(f"{where} is {length}, but the lengths of {both} are unknown: {hint}")
 
     def _size(self, factor: DimFactor) -> int | None:
         return int(factor.name) if factor.is_number else self.known.get(factor.name)
 
     def _settle(self, measure: Measure) -> bool:
-        """Learn a dimension's last unknown factor; whether nothing is left to learn of it."""
+        """Learn the last unknown factor of a dimension; return whether all factors are known."""
         dim, length, where = measure
         if dim.factors[0].name == ANY_LENGTH:
             return True
@@ -235,7 +235,7 @@ class _Lengths:
             return False
         if unknown:
             if known == 0 or length % known:
-                rest = f"no multiple of {known}, which the rest of `{dim}` is"
+                rest = f"not a multiple of {known}, the other factors of `{dim}`"
                 self._refuse(f"{where} is {length}, {rest}")
             self.known[unknown[0]] = length // known
             self._said[unknown[0]] = where
@@ -251,10 +251,10 @@ class _Lengths:
         return True
 
 
-# --- An annotation laid over one call -------------------------------------------------------------
+# --- An annotation applied to a call --------------------------------------------------------------
 
-# `*` becomes as many dimensions as the call has, the factors of brackets are found out, and
-# whatever cannot be split in this call is known with the reason.
+# `*` becomes as many dimensions as the call has, the lengths of all factors are determined, and
+# each identifier that cannot be split in this call gets a reason.
 
 _ONE = Dim((DimFactor("1"),))
 
@@ -264,10 +264,10 @@ class AnnotatedOperand:
     """An input or an output of the call.
 
     Attributes:
-        place: which argument; None for an output.
-        dims: with `*` written out; None where nothing can be split.
-        shapes: of the tensor, or of those in the list; none for an output, which is not there yet.
-        tensor: what the annotation says.
+        place: the argument; None for an output.
+        dims: with `*` expanded; None if nothing can be split.
+        shapes: of the tensor, or of the tensors in the list; empty for an output.
+        tensor: its annotation.
     """
 
     place: Place | None
@@ -277,7 +277,7 @@ class AnnotatedOperand:
 
     @property
     def words(self) -> str:
-        """What to call it in a message."""
+        """Its name in messages."""
         if self.place is None:
             return f"output `{self.tensor}`"
         return (
@@ -287,10 +287,10 @@ class AnnotatedOperand:
 
 @dataclasses.dataclass(frozen=True)
 class Expansion:
-    """An annotation laid over a call.
+    """An annotation applied to a call.
 
     Attributes:
-        lengths: of the identifiers, as far as they are known: those of outputs alone may not be.
+        lengths: of the identifiers; those that only outputs have may be missing.
         suffixes: of the identifiers.
         frozen: identifiers that cannot be split, and why.
     """
@@ -305,19 +305,19 @@ class Expansion:
 
     @property
     def operands(self) -> tuple[AnnotatedOperand, ...]:
-        """In the order in which an option counts them."""
+        """Inputs and outputs in the order in which an option counts them."""
         return self.inputs + self.outputs
 
     def first_factor(self, dim: Dim) -> DimFactor:
-        """What a dimension is split by: its first factor that is not 1."""
+        """The factor that splits a dimension: the first one that is not 1."""
         return _first_factor(dim, self.lengths)
 
 
 def expand(signature: AnnotationSignature, call: OperatorCall) -> Expansion:
-    """Lay an annotation over a call.
+    """Apply an annotation to a call.
 
     Raises:
-        UsageError: they do not fit: ranks, lengths, arguments that are missing.
+        UsageError: they do not fit: numbers of dimensions, lengths, missing arguments.
     """
     return _Expander(signature, call).expansion()
 
@@ -355,7 +355,7 @@ class _Expander:
         return Expansion(self._signature, self._call, inputs, outputs, lengths, suffixes, frozen)
 
     def _rest(self, tensor: Tensor, shape: Shape) -> int:
-        """For how many dimensions `*` stands here."""
+        """The number of dimensions that `*` stands for."""
         dims = tensor.dims or ()
         return len(shape) - len(dims) + 1 if any(dim.is_rest for dim in dims) else 0
 
@@ -366,12 +366,12 @@ class _Expander:
         if dims is None or (place is not None and not shapes):
             return AnnotatedOperand(place, None, shapes, tensor)
         if dims == (_ONE,) and shapes and not any(shapes):
-            dims = ()  # `1` is how a number without dimensions is written too
+            dims = ()  # `1` also means a tensor without dimensions
         own = rest if not shapes else self._rest(Tensor(dims), shapes[0])
         written: list[Dim] = []
         for dim in dims:
             if dim.is_rest:
-                # Fewer dimensions are the last ones: so torch broadcasts.
+                # A tensor with fewer dimensions has the last ones, as in torch's broadcasting.
                 names = [f"{REST_MARK}{at}" for at in range(rest - own, rest)]
                 written += [Dim((DimFactor(name, dim.factors[0].suffix),)) for name in names]
             else:
@@ -389,7 +389,7 @@ class _Expander:
         self, inputs: tuple[AnnotatedOperand, ...], outputs: tuple[AnnotatedOperand, ...]
     ) -> dict[str, int]:
         names = {factor.name for dim in _dims(inputs + outputs) for factor in dim.factors}
-        told: list[tuple[Dim, Any, str]] = [
+        given: list[tuple[Dim, Any, str]] = [
             (Dim((DimFactor(name),)), value, f"argument `{name}`")
             for name, value in self._call.kwargs.items()
             if name in names
@@ -397,21 +397,21 @@ class _Expander:
         for number in self._signature.numbers:
             if isinstance(number, Number):
                 value = value_at(self._call, number.place, number.item)
-                told.append((number.dim, value, f"argument `{str(number).partition('=')[0]}`"))
+                given.append((number.dim, value, f"argument `{str(number).partition('=')[0]}`"))
         measured = [
             Measure(dim, length, f"dimension {at} of {operand.words}")
             for operand in inputs
             for shape in operand.shapes
             for at, (dim, length) in enumerate(zip(operand.dims or (), shape, strict=False))
         ]
-        # -1 is a size that follows from the others.
-        sizes = [Measure(*each) for each in told if type(each[1]) is int and each[1] >= 0]
+        # torch infers a size of -1 from the others.
+        sizes = [Measure(*each) for each in given if type(each[1]) is int and each[1] >= 0]
         return lengths_of(sizes, measured, self._fail)
 
     def _without_broadcast(
         self, operand: AnnotatedOperand, lengths: dict[str, int]
     ) -> AnnotatedOperand:
-        """A dimension of length 1 beside longer ones of its name is the same on all ranks."""
+        """A dimension of length 1 with the name of a longer one is replicated."""
         if operand.dims is None or not operand.shapes:
             return operand
         dims = list(operand.dims)
@@ -419,7 +419,7 @@ class _Expander:
             ones = {shape[at] == 1 for shape in operand.shapes}
             if True in ones and any(lengths.get(each.name, 1) != 1 for each in dim.factors):
                 if len(ones) > 1:
-                    some = "is a list of which only some are 1 long"
+                    some = "is a list in which only some tensors have length 1"
                     self._fail(f"{operand.words} {some} at `{dim}`: write `_`")
                 dims[at] = _ONE
         return dataclasses.replace(operand, dims=tuple(dims))
@@ -442,7 +442,7 @@ def _frozen(
     why: dict[str, str] = {
         name: "is frozen by `^`" for name, suffix in suffixes.items() if suffix == "^"
     }
-    why[ANY_LENGTH] = "is a dimension that is never split"
+    why[ANY_LENGTH] = "is never split"
     for name, length in lengths.items():
         if length <= 1:
             why.setdefault(name, f"has length {length}")
@@ -461,11 +461,11 @@ def _frozen(
     return why
 
 
-# --- What the split of one identifier makes of every argument and every result of a call ----------
+# --- The recipe for the split of one identifier ---------------------------------------------------
 
 
 class IdentifierSplit:
-    """What becomes of a call when one of its identifiers is split."""
+    """The roles of all arguments and results when one identifier is split."""
 
     def __init__(self, expansion: Expansion, name: str, ranks: int | None = None) -> None:
         self._expansion = expansion
@@ -473,33 +473,33 @@ class IdentifierSplit:
         self._ranks = ranks
 
     def obstacle(self) -> str | None:
-        """Why it cannot be split in this call, if it cannot."""
+        """The reason why it cannot be split in this call, if there is one."""
         name, ranks, call = self._name, self._ranks, self._expansion.call
         if name in self._expansion.frozen:
             return f"{name} {self._expansion.frozen[name]}"
         numbers = self.numbers
         sized = [rule for _, rule in numbers if not isinstance(rule, Group)]
         if self._split_argument() is None and not sized:
-            return f"no input has {name}, and no argument goes with it"
+            return f"no input has {name}, and no argument depends on it"
         length = self._expansion.lengths.get(name)
         if ranks is not None and length is not None and length < ranks:
             return f"{name} has length {length}, too short for {ranks} ranks"
         for place, rule in numbers:
             if isinstance(rule, Group) and (isinstance(place, str) or place < len(call.args)):
-                continue  # the ranks are given it, whatever the call has there
+                continue  # the ranks get their group in any case
             value = value_at(call, place, rule.item if isinstance(rule, Divided) else None)
             if value is None:
-                return f"argument {place} goes with {name} and is not given: give it"
-            # A number that is a multiple of the length is shared evenly or not at all.
+                return f"argument {place} depends on {name}, but the call does not give it"
+            # A number that is a multiple of the length can only be divided evenly.
             uneven = ranks is not None and length is not None and length % ranks
             if isinstance(rule, Divided) and value != length and uneven:
-                shares = f"{length} for {ranks} ranks is uneven"
-                return f"argument {place} is {value} and goes with {name}, and {shares}"
+                uneven_split = f"{ranks} ranks do not divide {length}"
+                return f"argument {place} is {value} and depends on {name}, but {uneven_split}"
         return None
 
     @functools.cached_property
     def inputs(self) -> tuple[tuple[Place, Role], ...]:
-        """What a rank is given of every tensor among the arguments."""
+        """The role of every tensor argument."""
         call = self._expansion.call
         return tuple(
             (operand.place, self._placement(operand))
@@ -509,12 +509,12 @@ class IdentifierSplit:
 
     @functools.cached_property
     def outputs(self) -> tuple[Role, ...]:
-        """How every result is put together."""
+        """The role of every result."""
         return tuple(map(self._combine, self._expansion.outputs))
 
     @functools.cached_property
     def numbers(self) -> tuple[tuple[Place, KeywordRule], ...]:
-        """The arguments that go with the split."""
+        """The arguments that change with the split."""
         expansion, call = self._expansion, self._expansion.call
         rules: dict[tuple[Place, int | None], KeywordRule] = {}
         value = call.kwargs.get(self._name)
@@ -538,10 +538,7 @@ class IdentifierSplit:
         return tuple((place, rule) for (place, _), rule in rules.items())
 
     def _split_argument(self) -> Place | None:
-        placements = self.inputs
-        return next(
-            (place for place, placement in placements if isinstance(placement, Shard)), None
-        )
+        return next((place for place, role in self.inputs if isinstance(role, Shard)), None)
 
     def _find(self, operand: AnnotatedOperand) -> tuple[int, Dim] | None:
         for at, dim in enumerate(operand.dims or ()):
@@ -553,14 +550,14 @@ class IdentifierSplit:
         found = self._find(operand)
         if found is not None:
             at, dim = found
-            # The identifier is the first factor that is not 1: all others make up one step of it.
+            # The identifier is the first factor that is not 1, so the others make up one unit.
             lengths = self._expansion.lengths
             others = [factor for factor in dim.factors if factor.name != self._name]
             unit = prod(int(each.name) if each.is_number else lengths[each.name] for each in others)
             return Shard(at, unit, dim.halo)
         control = operand.tensor.control(self._name)
         if control is not None and control.kind == "!":
-            # Without a name it is about every sum: of other results it is no term.
+            # Without a name it applies to every sum, but to no other reduction.
             counted = control.name or self._expansion.suffixes[self._name] == "sum"
             return Once() if counted else Replicate()
         if control is not None and control.kind == "@":
@@ -579,18 +576,18 @@ class IdentifierSplit:
         return Replicate() if reduction is None else Partial(reduction)
 
 
-# The keys of an option, and what each is at least.
+# The keys of an option, and the minimum of each.
 _LEAST = {"idx": 0, "dim": 0, "num": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A dimension to be split, as a configuration names it.
+    """A dimension to split, as a configuration names it.
 
     Attributes:
-        idx: which tensor: the arguments by position, inputs that are given by keyword, the outputs.
-        dim: which of its dimensions.
-        num: over how many ranks, if that is said with it.
+        idx: index of the tensor: positional arguments, then keyword inputs, then outputs.
+        dim: index of the dimension.
+        num: number of ranks, if the option has one.
     """
 
     idx: int
@@ -599,10 +596,10 @@ class Option:
 
     @classmethod
     def of(cls, mapping: Mapping[str, object]) -> Option:
-        """Read `{'idx': 0, 'dim': 1}`; `num` may be there too.
+        """Parse `{'idx': 0, 'dim': 1}`, optionally with `num`.
 
         Raises:
-            UsageError: another key, a missing one, or a value that is no whole number.
+            UsageError: a key is unknown or missing, or a value is not an integer.
         """
         given = dict(mapping)
         fault = ""
@@ -613,52 +610,50 @@ class Option:
             if key not in _LEAST:
                 fault = f"has the unknown key {key!r}"
         if fault:
-            hint = "write {'idx': 0, 'dim': 1}, with 'num' for a number of ranks"
+            hint = "write {'idx': 0, 'dim': 1}, and 'num' for the number of ranks"
             raise UsageError(f"partition option {given!r} {fault}: {hint}")
         numbers: dict[str, int] = {}
         for key, value in given.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < _LEAST[key]:
-                hint = f"give a whole number from {_LEAST[key]} on"
-                raise UsageError(f"partition option {given!r}: `{key}` is {value!r}; {hint}")
+                least = f"`{key}` must be an integer of {_LEAST[key]} or more, got {value!r}"
+                raise UsageError(f"partition option {given!r}: {least}")
             numbers[key] = value
         return cls(**numbers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Annotation:
-    """How an operator can be split, for any shapes."""
+    """How an operator can be split, for arguments of any shape."""
 
     signature: AnnotationSignature
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
-        """Read an annotation.
+        """Parse an annotation.
 
         Raises:
-            UsageError: it is none; a caret shows where.
+            UsageError: it is not valid; a caret shows where.
         """
         if not isinstance(text, str):
-            raise UsageError(f"annotation: {text!r:.60} is no text: write `m k+, n k+ -> m n`")
+            raise UsageError(
+                f"an annotation is a string such as `m k+, n k+ -> m n`, got {text!r:.60}"
+            )
         return _parse(text)
 
     @functools.cached_property
     def text(self) -> str:
-        """The annotation, spelled as every other of its meaning."""
+        """The annotation in its canonical spelling."""
         return str(self.signature)
 
     def __str__(self) -> str:
         return self.text
 
     def check(self, call: OperatorCall) -> None:
-        """See whether it fits a call: the arguments, their ranks, equal lengths of equal names.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Raise a `UsageError` if it does not fit a call."""
         expand(self.signature, call)
 
     def options(self, call: OperatorCall) -> list[Option]:
-        """What can be split in this call: each identifier once, where it occurs first."""
+        """What can be split in this call: each identifier once, at its first occurrence."""
         expansion = expand(self.signature, call)
         found: dict[str, Option] = {}
         for idx, operand in enumerate(expansion.operands):
@@ -671,10 +666,10 @@ class Annotation:
         return list(found.values())
 
     def recipe(self, call: OperatorCall, option: Option) -> Recipe:
-        """What a split of this dimension makes of every argument and result.
+        """The recipe for a split of this dimension.
 
         Raises:
-            UsageError: the dimension is not there or cannot be split.
+            UsageError: the dimension does not exist or cannot be split.
         """
         expansion = expand(self.signature, call)
         name, obstacle = _named_identifier(expansion, option)
@@ -688,14 +683,14 @@ class Annotation:
 
 
 def _named_identifier(expansion: Expansion, option: Option) -> tuple[str, str | None]:
-    """The identifier an option names; or why there is none."""
+    """The identifier that an option names, or the reason why there is none."""
     operands = expansion.operands
     if not 0 <= option.idx < len(operands):
         counts = f"{len(expansion.inputs)} inputs and {len(expansion.outputs)} outputs"
-        return "", f"there are {counts}, so that idx is 0 to {len(operands) - 1}"
+        return "", f"there are {counts}, so idx must be 0 to {len(operands) - 1}"
     operand = operands[option.idx]
     if operand.dims is None:
-        return "", f"{operand.words} is no tensor, or one that is never split"
+        return "", f"{operand.words} is not a tensor, or one that is never split"
     if not 0 <= option.dim < len(operand.dims):
         return "", f"{operand.words} has {len(operand.dims)} dimensions, counted from 0"
     factor = expansion.first_factor(operand.dims[option.dim])

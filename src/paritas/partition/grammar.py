@@ -1,4 +1,4 @@
-"""The grammar of annotations: what they say, as data, and how they are read."""
+"""The grammar of annotations: tokens, the parsed form and its spelling, and the parser."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paritas.results.placements import Reduction
 if TYPE_CHECKING:
     from paritas.placement.recipes import Place
 
-# --- The words of an annotation, one after the other, and the caret under the one that is wrong ---
+# --- Tokens ---------------------------------------------------------------------------------------
 
-# A suffix with the reduction it names and a halo with its numbers are one word each.
+# A suffix with the name of its reduction is one token, and so is a halo with its numbers.
 _TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]")
 
 
 @dataclasses.dataclass(frozen=True)
 class AnnotationToken:
-    """A word, and where it begins; an empty one at the end."""
+    """A token and its position; the last one is empty."""
 
     text: str
     begin: int
@@ -33,7 +33,7 @@ class AnnotationToken:
 
 
 class Tokens:
-    """The words of a text, read from the front."""
+    """The tokens of a text, and a position in them."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -50,36 +50,34 @@ class Tokens:
             elif self._text[at] == " ":
                 at += 1
             else:
-                self.fail(
-                    AnnotationToken(self._text[at], at),
-                    f"`{self._text[at]}` is no part of an annotation",
-                )
+                wrong = AnnotationToken(self._text[at], at)
+                self.fail(f"unexpected character `{wrong.text}`", wrong)
         return [*tokens, AnnotationToken("", len(self._text))]
 
     def peek(self, ahead: int) -> AnnotationToken:
-        """A word further on."""
+        """A token further on."""
         return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
 
     @property
     def next(self) -> AnnotationToken:
-        """The word that is read next."""
+        """The next token."""
         return self.peek(0)
 
     @property
     def glued(self) -> bool:
-        """Whether no space is before it."""
+        """Whether there is no space before the next token."""
         return self._at > 0 and self._text[self.next.begin - 1] != " "
 
     def step(self) -> AnnotationToken:
-        """Read it."""
+        """Read the next token."""
         token = self.next
         self._at += 1
         return token
 
     def take(self, text: str, hint: str) -> None:
-        """Read a word that has to be there."""
+        """Read a required token."""
         if self.next.text != text:
-            self.fail(self.next, f"`{text}` is missing: {hint}")
+            self.fail(f"`{text}` is missing: {hint}")
         self.step()
 
     def identifier(self) -> str:
@@ -87,29 +85,29 @@ class Tokens:
         token = self.next
         if not token.text.isidentifier():
             what = f"`{token.text}`" if token.text else "the end"
-            self.fail(token, f"{what} where a name is due: letters, digits and `_`, no digit first")
+            self.fail(f"expected a name (letters, digits and `_`, not a digit first), got {what}")
         return self.step().text
 
-    def fail(self, token: AnnotationToken, why: str) -> NoReturn:
-        """Show the annotation with a caret."""
-        raise UsageError(f"annotation: {why}\n  {self._text}\n  {' ' * token.begin}^")
+    def fail(self, why: str, token: AnnotationToken | None = None) -> NoReturn:
+        """Raise an error that shows the annotation with a caret under a token, or the next one."""
+        begin = (token or self.next).begin
+        raise UsageError(f"annotation: {why}\n  {self._text}\n  {' ' * begin}^")
 
 
-# --- What an annotation says, as data, and how it is spelled --------------------------------------
+# --- The parsed form, and its spelling ------------------------------------------------------------
 
-# `annotation` describes the language; here are its parts, each of which writes itself in the one
-# spelling that parsing gives back.
+# `annotation` describes the language. `str()` of each part is its canonical spelling.
 
 # `*`, and the name of a dimension that may have another length at each place.
 REST = "*"
 ANY_LENGTH = "_"
-# The dimensions that `*` stands for in a call are called `*0`, `*1`, ...: no identifier looks so.
+# The dimensions that `*` stands for in a call are named `*0`, `*1`, ..., unlike any identifier.
 REST_MARK = "*"
 
-# What results without an identifier are when it is split: all alike, or terms of a reduction; `^`:
-# it is never split.
+# What results without an identifier are when it is split: replicated, or terms of a reduction.
+# `^`: it is never split.
 Suffix = Literal["", "^"] | Reduction
-# What an input says after its colon.
+# The marks of an input after its colon.
 InputMark = Literal["/", "!", "@"]
 INPUT_MARKS: tuple[InputMark, ...] = get_args(InputMark)
 
@@ -118,7 +116,7 @@ _REDUCTION_MARKS: dict[str, Reduction] = {name: name for name in get_args(Reduct
 
 
 def reduction_of(suffix: str) -> Reduction | None:
-    """The reduction a suffix stands for, if it stands for one."""
+    """The reduction of a suffix, if it has one."""
     return _REDUCTION_MARKS.get(suffix)
 
 
@@ -137,7 +135,7 @@ class DimFactor:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a length that is written down: never split."""
+        """Whether it is a fixed length, which is never split."""
         return self.name.isdecimal()
 
     def __str__(self) -> str:
@@ -149,7 +147,7 @@ class Dim:
     """One dimension: a factor, or the product of several.
 
     Attributes:
-        halo: elements of its neighbours that a rank needs before and after its own part.
+        halo: elements of the neighbours that a rank needs before and after its own part.
     """
 
     factors: tuple[DimFactor, ...]
@@ -174,8 +172,8 @@ class Control:
     """What a tensor does when an identifier is split that it does not have itself.
 
     Attributes:
-        kind: of an input `/` (its gradient is not reduced), `!` (counted once) or `@` (what is
-            written to it is each rank's own); of an output the suffix that holds for it alone.
+        kind: for an input, `/` (its gradient is not reduced), `!` (counted once) or `@` (each rank
+            writes its own value to it); for an output, a suffix that applies to it alone.
         name: the identifier; empty for all of them.
     """
 
@@ -192,8 +190,8 @@ class Tensor:
     """An input or an output.
 
     Attributes:
-        dims: None for `?`: no tensor, or one that every rank has whole.
-        keyword: the name of the argument, where it is given by name.
+        dims: None for `?`: not a tensor, or one that is replicated.
+        keyword: the name of a keyword argument.
     """
 
     dims: tuple[Dim, ...] | None
@@ -210,14 +208,14 @@ class Tensor:
         )
 
     def control(self, name: str) -> Control | None:
-        """What is said of it for a split by this identifier; the more special word wins."""
+        """Its control for a split by this identifier; a named control wins over an unnamed one."""
         fitting = [control for control in self.controls if control.name in ("", name)]
         return max(fitting, key=lambda control: len(control.name), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """An argument, or an item of one, that is as large as a dimension and is divided with it."""
+    """An argument, or an item of one, that is the length of a dimension and is divided with it."""
 
     place: Place
     item: int | None
@@ -230,7 +228,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Two arguments that say where a rank's part of a dimension begins and ends."""
+    """Two arguments that are the start and end of a rank's part of a dimension."""
 
     begin: Place
     end: Place
@@ -242,7 +240,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """An argument that is the process group of the ranks where one of these names is split."""
+    """An argument that is the process group of the ranks when one of these names is split."""
 
     place: Place
     names: tuple[str, ...]
@@ -272,169 +270,151 @@ class AnnotationSignature:
                 yield from dim.factors
 
 
-# --- Reads an annotation; what it cannot read it shows, with a caret under the fault --------------
+# --- The parser -----------------------------------------------------------------------------------
 
 _HALO = re.compile(r"~(\d+)(?::(\d+))?")
-# The second name is how torch calls it.
+# `prod` is torch's name.
 _REDUCTIONS: dict[str, Reduction] = {name: name for name in get_args(Reduction)} | {
     "": "sum",
     "prod": "product",
 }
-# The word for the process group of the ranks; a dimension may be called so too.
+# The word for the process group of the ranks; a dimension may also have this name.
 _RANKS = "ranks"
 _Item = TypeVar("_Item")
 _Side = Literal["input", "output"]
 
 
 def parse_signature(text: str) -> AnnotationSignature:
-    """Read an annotation.
+    """Parse an annotation.
 
     Raises:
-        UsageError: it is none; the message shows where, and what to write.
+        UsageError: it is not valid; the message shows where, and what to write.
     """
     return _AnnotationParser(" ".join(text.split())).signature()
 
 
-class _AnnotationParser:
+class _AnnotationParser(Tokens):
     def __init__(self, text: str) -> None:
-        self._tokens = Tokens(text)
-        # Where each identifier was first written in an input, and how.
+        super().__init__(text)
+        # The first factor with each name.
         self._inputs: dict[str, DimFactor] = {}
         self._outputs: dict[str, DimFactor] = {}
         self._keywords: list[str] = []
         self._mentions: list[tuple[str, AnnotationToken]] = []
 
     def signature(self) -> AnnotationSignature:
-        inputs = (
-            self._many("->", lambda: self._tensor("input"))
-            if self._tokens.next.text != "->"
-            else ()
-        )
-        self._tokens.take("->", "write the inputs, `->`, the outputs: `m k+, n k+ -> m n`")
+        inputs = self._many("->", lambda: self._tensor("input")) if self.next.text != "->" else ()
+        self.take("->", "write the inputs, `->`, the outputs: `m k+, n k+ -> m n`")
         outputs = self._many(";", lambda: self._tensor("output"))
         numbers: tuple[Number | Bounds | Members, ...] = ()
-        if self._tokens.next.text == ";":
-            self._tokens.step()
+        if self.next.text == ";":
+            self.step()
             numbers = self._many("", self._number)
-        if self._tokens.next.text:
-            self._tokens.fail(self._tokens.next, f"`{self._tokens.next.text}` cannot stand here")
+        if self.next.text:
+            self.fail(f"unexpected `{self.next.text}`")
         for name, token in self._mentions:
             if name not in self._inputs and name not in self._outputs:
-                self._tokens.fail(
-                    token,
-                    f"no tensor has the dimension `{name}`: name one that is there",
-                )
+                self.fail(f"no tensor has a dimension `{name}`", token)
         return AnnotationSignature(inputs, outputs, numbers)
 
     # --- tensors ----------------------------------------------------------------------------------
 
     def _tensor(self, side: _Side) -> Tensor:
         keyword = None
-        if self._tokens.next.is_word and self._tokens.peek(1).text == "=":
+        if self.next.is_word and self.peek(1).text == "=":
             if side == "output":
-                self._tokens.fail(
-                    self._tokens.next, "an output has no name: write its dimensions alone"
-                )
-            token = self._tokens.next
-            keyword = self._tokens.identifier()
-            self._tokens.step()
+                self.fail("an output has no name: write only its dimensions")
+            token = self.next
+            keyword = self.identifier()
+            self.step()
             if keyword in self._keywords:
-                self._tokens.fail(token, f"the second input that is called `{keyword}`: leave one")
+                self.fail(f"there are two inputs named `{keyword}`: remove one", token)
             self._keywords.append(keyword)
         elif side == "input" and self._keywords:
-            hint = "inputs by position stand before those with a name"
-            self._tokens.fail(self._tokens.next, hint)
-        begin = self._tokens.next
+            self.fail("positional inputs must come before keyword inputs")
+        begin = self.next
         dims: tuple[Dim, ...] | None = None
         controls: tuple[Control, ...] = ()
         if begin.text == "?":
-            self._tokens.step()
+            self.step()
         elif begin.text == "/" and side == "input":
-            self._tokens.step()
+            self.step()
             return Tensor(None, (Control("/"),), keyword)
         else:
             dims = self._dims(side)
-        if self._tokens.next.text == ":":
+        if self.next.text == ":":
             own = {factor.name for dim in dims or () for factor in dim.factors}
             controls = self._controls(side, own)
         return Tensor(dims, controls, keyword)
 
     def _dims(self, side: _Side) -> tuple[Dim, ...]:
         dims: list[Dim] = []
-        while self._tokens.next.is_word or self._tokens.next.text in ("*", "("):
-            begin = self._tokens.next
+        while self.next.is_word or self.next.text in ("*", "("):
+            begin = self.next
             dim = self._dim(side)
             if dim.is_rest and any(other.is_rest for other in dims):
-                self._tokens.fail(begin, "a tensor has one `*` at most: name the other dimensions")
+                self.fail("a tensor can have only one `*`: name the other dimensions", begin)
             if dim.is_rest and side == "output" and REST not in self._inputs:
-                self._tokens.fail(
-                    begin,
-                    "no input has `*`, which would say how many dimensions it is: name them",
-                )
+                self.fail("`*` must also be in an input, or name the dimensions", begin)
             dims.append(dim)
         if not dims:
-            what = "`1` for a single number, `?` for what is no tensor" + (
-                " or not split" if side == "input" else ""
-            )
-            self._tokens.fail(
-                self._tokens.next, f"the dimensions of an {side} are missing: write them, {what}"
+            what = "not a tensor or not split" if side == "input" else "not a tensor"
+            self.fail(
+                f"the dimensions of an {side} are missing: write them, `1` for a single number, or "
+                f"`?` if it is {what}"
             )
         return tuple(dims)
 
     def _dim(self, side: _Side | None) -> Dim:
-        """A dimension; of no side where it only repeats what the tensors say."""
-        begin = self._tokens.next
+        """A dimension; `side` is None where it only repeats a dimension of the tensors."""
+        begin = self.next
         factors: tuple[DimFactor, ...]
         if begin.text == "(":
-            self._tokens.step()
+            self.step()
             inner: list[DimFactor] = []
-            while self._tokens.next.text != ")":
-                token = self._tokens.next
+            while self.next.text != ")":
+                token = self.next
                 inner.append(self._factor(side))
                 if inner[-1].name in (REST, ANY_LENGTH):
-                    self._tokens.fail(token, f"`{token.text}` cannot be a factor: name it")
-            self._tokens.step()
+                    self.fail(f"`{token.text}` cannot be a factor: use a name", token)
+            self.step()
             if not inner:
-                self._tokens.fail(
-                    begin, "an empty bracket: write the factors of the dimension, such as `(h d)`"
+                self.fail(
+                    "the brackets are empty: write the factors of the dimension, such as `(h d)`",
+                    begin,
                 )
             factors = tuple(inner)
-            if self._tokens.next.text[:1] in ("+", "^") and self._tokens.glued:
-                self._tokens.fail(
-                    self._tokens.next,
-                    "a bracket has no suffix: write it to the identifiers, such as `(h+ d)`",
+            if self.next.text[:1] in ("+", "^") and self.glued:
+                self.fail(
+                    "brackets cannot have a suffix: put it on an identifier, such as `(h+ d)`"
                 )
         else:
             factors = (self._factor(side),)
         return Dim(factors, self._halo(side, factors))
 
     def _factor(self, side: _Side | None) -> DimFactor:
-        token = self._tokens.next
+        token = self.next
         if token.text == REST and side is not None:
-            self._tokens.step()
+            self.step()
             name = REST
         elif token.text.isdecimal():
-            self._tokens.step()
+            self.step()
             name = str(int(token.text))
         else:
-            name = self._tokens.identifier()
+            name = self.identifier()
         suffix: Suffix = ""
-        if self._tokens.next.text[:1] in ("+", "^"):
-            if not self._tokens.glued:
-                wrong = self._tokens.next
-                why = f"a suffix follows its dimension without a space: `{name}{wrong.text}`"
-                self._tokens.fail(wrong, why)
+        if self.next.text[:1] in ("+", "^"):
+            if not self.glued:
+                self.fail(f"there is a space before the suffix: write `{name}{self.next.text}`")
             suffix = self._suffix()
         factor = DimFactor(name, suffix)
         if name.isdecimal():
             if suffix not in ("", "^"):
-                self._tokens.fail(
-                    token, f"a number is never split: write `{name}`, or a name instead of it"
-                )
+                self.fail(f"a number is never split: write `{name}` or a name", token)
             return DimFactor(name)
         if name == ANY_LENGTH:
             if suffix not in ("", "^"):
-                self._tokens.fail(token, "`_` is never split: give it a name")
+                self.fail("`_` is never split: use a name", token)
             return DimFactor(name)
         if side is None:
             self._mentions.append((name, token))
@@ -443,7 +423,7 @@ class _AnnotationParser:
         return factor
 
     def _agree(self, side: _Side, factor: DimFactor, token: AnnotationToken) -> None:
-        """The suffix of an identifier is the same at all inputs; an output may leave it out."""
+        """Check that an identifier has the same suffix in all inputs; outputs may omit it."""
         first = self._inputs.get(factor.name)
         if side == "input":
             self._inputs.setdefault(factor.name, factor)
@@ -456,66 +436,59 @@ class _AnnotationParser:
                 else factor.suffix not in ("", first.suffix)
             )
         if wrong:
-            before = "in no input" if first is None else f"`{first}` before"
-            self._tokens.fail(
-                token, f"`{factor}` here, {before}: write an identifier alike everywhere"
+            before = "not in any input" if first is None else f"`{first}` before"
+            self.fail(
+                f"`{factor}` here, but {before}: spell an identifier the same everywhere", token
             )
 
     def _halo(self, side: _Side | None, factors: tuple[DimFactor, ...]) -> tuple[int, int]:
-        token = self._tokens.next
+        token = self.next
         if not token.text.startswith("~"):
             return 0, 0
         match = _HALO.fullmatch(token.text)
         if match is None:
-            self._tokens.fail(
-                token,
-                f"`{token.text}` is no halo: write `~1`, or `~0:2` for none before and two after",
+            self.fail(
+                f"`{token.text}` is not a halo: write `~1`, or `~0:2` for none before and two after"
             )
         if side != "input" or factors[0].name in (REST, ANY_LENGTH) or factors[0].is_number:
-            self._tokens.fail(token, "a halo belongs to a named dimension of an input")
-        self._tokens.step()
+            self.fail("only a named dimension of an input can have a halo")
+        self.step()
         return int(match[1]), int(match[2] or match[1])
 
     def _controls(self, side: _Side, own: set[str]) -> tuple[Control, ...]:
-        self._tokens.step()
+        self.step()
         controls: list[Control] = []
-        while self._tokens.next.text not in (",", "->", ";", ""):
-            mark = self._tokens.next
+        while self.next.text not in (",", "->", ";", ""):
+            mark = self.next
             if side == "input":
                 kind = self._input_mark()
-                name = self._tokens.identifier() if self._tokens.next.is_word else ""
+                name = self.identifier() if self.next.is_word else ""
                 controls.append(Control(kind, name))
             else:
-                name = self._tokens.identifier()
-                suffix: Suffix = self._suffix() if self._tokens.next.text.startswith("+") else ""
+                name = self.identifier()
+                suffix: Suffix = self._suffix() if self.next.text.startswith("+") else ""
                 controls.append(Control(suffix, name))
             if name in own:
-                self._tokens.fail(
-                    mark, f"this {side} has the dimension `{name}` itself, and is split with it"
+                self.fail(
+                    f"this {side} has the dimension `{name}` itself and is split with it", mark
                 )
             if name:
                 self._mentions.append((name, mark))
             if [control.name for control in controls].count(name) > 1:
-                self._tokens.fail(
-                    mark, f"the second word about a split by `{name or 'any'}`: leave one"
-                )
+                self.fail(f"there are two marks for a split by `{name or 'any'}`: remove one", mark)
         if not controls:
-            self._tokens.fail(
-                self._tokens.next,
-                "nothing after the colon: write `/m`, `!k`, `@n`, or leave the colon out",
-            )
+            self.fail("nothing after the colon: write `/m`, `!k`, `@n`, or remove it")
         return tuple(controls)
 
     def _input_mark(self) -> InputMark:
-        mark = self._tokens.next
+        mark = self.next
         found = next((known for known in INPUT_MARKS if mark.text == known), None)
         if found is None:
-            wanted = (
-                "`/m` (gradient not reduced when m is split), `!k` (counted once) or `@n` (what is "
-                "written to it is each rank's own)"
+            self.fail(
+                f"`{mark.text}` is not a mark of an input: write `/m` (gradient not reduced when m "
+                "is split), `!k` (counted once) or `@n` (each rank writes its own value)"
             )
-            self._tokens.fail(mark, f"`{mark.text}` says nothing about an input: write {wanted}")
-        self._tokens.step()
+        self.step()
         return found
 
     # --- numbers ----------------------------------------------------------------------------------
@@ -523,72 +496,66 @@ class _AnnotationParser:
     def _number(self) -> Number | Bounds | Members:
         place = self._place()
         item = None
-        if self._tokens.next.text == ":":
-            self._tokens.step()
+        if self.next.text == ":":
+            self.step()
             end = self._place()
-            self._tokens.take("=", "write `start:stop=n`")
-            token = self._tokens.next
-            name = self._tokens.identifier()
+            self.take("=", "write `start:stop=n`")
+            token = self.next
+            name = self.identifier()
             self._mentions.append((name, token))
             return Bounds(place, end, name)
-        if self._tokens.next.text == "[":
-            self._tokens.step()
-            token = self._tokens.step()
+        if self.next.text == "[":
+            self.step()
+            token = self.step()
             if not token.text.isdecimal():
-                self._tokens.fail(token, "write the position of the item: `size[0]=b`")
+                self.fail("write the position of the item: `size[0]=b`", token)
             item = int(token.text)
-            self._tokens.take("]", "write the position of the item: `size[0]=b`")
-        self._tokens.take(
-            "=", "write the argument, `=`, and the dimension it is the length of: `heads=h`"
-        )
-        if item is None and self._tokens.next.text == _RANKS and self._tokens.peek(1).text == "(":
+            self.take("]", "write the position of the item: `size[0]=b`")
+        self.take("=", "write the argument, `=`, and the dimension of that length: `heads=h`")
+        if item is None and self.next.text == _RANKS and self.peek(1).text == "(":
             return Members(place, self._members())
         return Number(place, item, self._dim(None))
 
     def _members(self) -> tuple[str, ...]:
-        """`ranks(n)`: the dimensions whose ranks are meant."""
-        self._tokens.step()
-        self._tokens.step()
+        """The names in `ranks(n)`."""
+        self.step()
+        self.step()
         names: list[str] = []
-        while self._tokens.next.text != ")":
-            token = self._tokens.next
-            names.append(self._tokens.identifier())
+        while self.next.text != ")":
+            token = self.next
+            names.append(self.identifier())
             self._mentions.append((names[-1], token))
         if not names:
-            self._tokens.fail(self._tokens.next, "whose ranks? write `process_group=ranks(n)`")
-        self._tokens.step()
+            self.fail("the dimension is missing: write `process_group=ranks(n)`")
+        self.step()
         return tuple(names)
 
     def _place(self) -> Place:
-        if self._tokens.next.text.isdecimal():
-            return int(self._tokens.step().text)
-        return self._tokens.identifier()
+        if self.next.text.isdecimal():
+            return int(self.step().text)
+        return self.identifier()
 
     # --- parts ------------------------------------------------------------------------------------
 
     def _suffix(self) -> Suffix:
-        token = self._tokens.next
+        token = self.next
         if token.text == "^":
-            self._tokens.step()
+            self.step()
             return "^"
         name = token.text[1:]
         if name not in _REDUCTIONS:
             known = ", ".join(f"`+{each}`" for each in ("", "avg", "max", "min", "product"))
-            self._tokens.fail(
-                token,
-                f"`+{name}` is no reduction: write {known}, and a space before the next dimension",
+            self.fail(
+                f"`+{name}` is not a reduction: write {known}, then a space before a dimension"
             )
-        self._tokens.step()
+        self.step()
         return _REDUCTIONS[name]
 
     def _many(self, end: str, read: Callable[[], _Item]) -> tuple[_Item, ...]:
         found = [read()]
-        while self._tokens.next.text == ",":
-            self._tokens.step()
+        while self.next.text == ",":
+            self.step()
             found.append(read())
-        if self._tokens.next.text not in (end, "", "->"):
-            self._tokens.fail(
-                self._tokens.next,
-                f"`{self._tokens.next.text}` cannot stand here: between tensors stands a comma",
-            )
+        if self.next.text not in (end, "", "->"):
+            self.fail(f"unexpected `{self.next.text}`: separate tensors with a comma")
         return tuple(found)

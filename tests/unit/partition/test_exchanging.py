@@ -182,7 +182,7 @@ def test_what_the_rule_leaves_to_each_rank_is_noted_and_does_not_fail():
     assert left.coverage.skipped == ("args[1] after the call: the rule leaves it to each rank",)
     (note,) = left.notes
     assert note.startswith("args[1] (seen) drifts: after the call each of 2 ranks has its own")
-    assert note.endswith("the rule claims the outputs and the gradients, and not this")
+    assert note.endswith("the rule covers only outputs and gradients")
 
 
 def test_what_is_left_to_each_rank_and_is_right_is_compared_as_all_else():
