@@ -189,7 +189,7 @@ def test_a_rank_that_does_not_answer_ends_the_check(program):
 
 
 def test_an_operator_that_cannot_be_sent_is_refused():
-    with pytest.raises(UsageError, match="define it at the top of a module"):
+    with pytest.raises(UsageError, match="define it at the top level of a module"):
         confirm_on_gloo(OperatorCall(lambda x: x, (randn(4, 6),)), PARTS)
 
 

@@ -48,7 +48,7 @@ def test_a_value_inside_anything_takes_the_place_of_its_object():
         (("shape", (2, 1.5)), "a shape is a tuple of sizes"),
         (("shape", "12"), "a shape is a tuple of sizes"),
         (("shape", (2,), "float32"), "must be a torch.dtype"),
-        (("value", 3, torch.float32), "a value has its own dtype"),
+        (("value", 3, torch.float32), "a value takes no dtype"),
     ],
 )
 def test_a_malformed_tensor_info_is_refused_with_what_to_write(arguments, message):
@@ -59,19 +59,19 @@ def test_a_malformed_tensor_info_is_refused_with_what_to_write(arguments, messag
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fsig": ""}, "fsig must be an operator's name"),
-        ({"args": [torch.zeros(2)]}, r"args\[0\] of torch.add is tensor"),
-        ({"noutputs": 0}, "from 1 on, not 0"),
-        ({"noutputs": True}, "from 1 on, not True"),
+        ({"fsig": ""}, "fsig must be the name of an operator"),
+        ({"args": [torch.zeros(2)]}, r"args\[0\] of torch.add must be TensorInfo"),
+        ({"noutputs": 0}, "of 1 or more, got 0"),
+        ({"noutputs": True}, "of 1 or more, got True"),
         ({"non_grad_indices": [2]}, "names argument 2, but torch.add has arguments 0 to 1"),
         ({"non_grad_indices": [-1]}, "names argument -1"),
         ({"parti_options": [(0, 1)]}, r"parti_options has \(0, 1\)"),
         ({"parti_options": [{"idx": 0}]}, "no 'dim'"),
         ({"parti_options": [{"idx": 0, "dim": 0, "n": 2}]}, "unknown key 'n'"),
-        ({"parti_options": [{"idx": 0, "dim": -1}]}, "'dim' must be a whole number from 0"),
+        ({"parti_options": [{"idx": 0, "dim": -1}]}, "'dim' must be an integer of 0 or more"),
         (
             {"parti_options": [{"idx": 0, "dim": 0, "num": 1}]},
-            "'num' must be a whole number from 2",
+            "'num' must be an integer of 2 or more",
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_fields_are_assigned_before_use_and_checked_there():
 def test_an_assigned_value_that_makes_no_sense_is_shown_where_it_is_used():
     asked = config()
     asked.noutputs = 0
-    with pytest.raises(UsageError, match="noutputs must be a whole number from 1 on, not 0"):
+    with pytest.raises(UsageError, match="noutputs must be an integer of 1 or more, got 0"):
         check_partition(asked)
 
 

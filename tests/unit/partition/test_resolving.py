@@ -47,7 +47,7 @@ def test_what_is_imported_can_be_named(imports, fsig, function):
 
 def test_anything_but_an_import_is_refused_and_not_executed(capsys):
     text = "import math\nprint('executed')"
-    with pytest.raises(UsageError, match=r"line 2: \"print\('executed'\)\" is no plain import"):
+    with pytest.raises(UsageError, match=r"line 2: \"print\('executed'\)\" is not a plain import"):
         resolve_operator("torch.add", text)
     assert capsys.readouterr().out == ""
 
@@ -55,9 +55,9 @@ def test_anything_but_an_import_is_refused_and_not_executed(capsys):
 @pytest.mark.parametrize(
     ("imports", "message"),
     [
-        ("from math import *", "is no plain import"),
-        ("from . import this", "is no plain import"),
-        ("if True:\n    import math", "'if True:' is no plain import"),
+        ("from math import *", "is not a plain import"),
+        ("from . import this", "is not a plain import"),
+        ("if True:\n    import math", "'if True:' is not a plain import"),
         ("import a b", "is not Python: 'import a b'"),
         ("import no_such_module_here", "raised ModuleNotFoundError"),
         ("from math import no_such_name", "raised ModuleNotFoundError"),
@@ -76,9 +76,9 @@ def test_an_import_that_cannot_be_performed_is_told(imports, message):
         ("no_such_package.op", "raised ModuleNotFoundError"),
         ("relu", "has no module"),
         ("torch.add(1)", "not a dotted name"),
-        ("torch.nn.Conv2d", "is no function but a class"),
-        ("torch.nn.functional", "is no function but a module"),
-        ("torch.float32", "is no function but a dtype"),
+        ("torch.nn.Conv2d", "is a class, not a function"),
+        ("torch.nn.functional", "is a module, not a function"),
+        ("torch.float32", "is a dtype, not a function"),
     ],
 )
 def test_a_name_that_names_no_function_is_told_with_its_nearest(fsig, message):
@@ -92,7 +92,7 @@ def test_nnscaler_is_stood_in_for_where_it_is_not_installed(monkeypatch):
     assert resolve_operator(fsig) is nnscaler_functions.embedding
     wrapped = resolve_operator("nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func")
     assert wrapped is nnscaler_functions.wrap_batchnorm2d_func
-    with pytest.raises(UsageError, match="nnscaler is not installed, and of its functions"):
+    with pytest.raises(UsageError, match="nnscaler is not installed, and paritas implements only"):
         resolve_operator("nnscaler.runtime.function.embeding")
 
 

@@ -1,1 +1,1 @@
-"""An operator and its arguments, as a configuration names them."""
+"""The operator and the arguments of a configuration."""

@@ -1,4 +1,4 @@
-"""What a user writes of an operator and its arguments, and the tensors made from it."""
+"""The configuration of a partition check, and the tensors that are made from it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 from paritas.errors import UsageError
 from paritas.placement.recipes import OperatorCall, Place
 
-# --- What a user writes ---------------------------------------------------------------------------
+# --- The configuration ----------------------------------------------------------------------------
 
-# The names and the order of the fields are those of nnScaler's partition check, so that its users'
-# configurations run with another import line.
+# The fields have the names and order of nnScaler's partition check, so its users need to change
+# only an import.
 
 _OPTION_KEYS = {"idx", "dim", "num"}
 
 
 @dataclasses.dataclass(frozen=True)
 class IRObject:
-    """A value that a graph knows by name: a size, a slice's end. Only the value takes part.
+    """A value that a graph knows by name, such as a size. Only the value is used.
 
     Attributes:
-        name: what the graph calls it.
-        value: what it is; may hold further ones.
+        name: its name in the graph.
+        value: the value; it may contain further `IRObject`s.
         is_constant: whether it is the same for every input of the graph.
     """
 
@@ -37,14 +37,14 @@ class IRObject:
 
 
 def unwrap(value: Any) -> Any:
-    """The same value with the value of every `IRObject` in its place, however deep it is."""
+    """Replace every `IRObject` by its value, at any depth."""
     if isinstance(value, IRObject):
         return unwrap(value.value)
     if isinstance(value, slice):
         return slice(unwrap(value.start), unwrap(value.stop), unwrap(value.step))
     if isinstance(value, tuple):
         items = [unwrap(item) for item in value]
-        # A named tuple takes its items one by one; torch.Size and plain ones take them all.
+        # A named tuple takes its items one by one.
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, list):
         return [unwrap(item) for item in value]
@@ -55,16 +55,15 @@ def unwrap(value: Any) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class TensorInfo:
-    """One argument: a tensor of a shape, filled with numbers that fit, or a value as it is.
+    """One argument: a random tensor of a given shape, or a value.
 
     Attributes:
         value_type: 'shape' or 'value'.
-        value: the shape, or the value.
-        dtype: of a 'shape'; otherwise what the operator takes there (indices are int64, masks
-            bool), and float32 where it takes any.
-        requires_grad: False if no gradient is asked of it; otherwise each floating tensor has one.
-        generator: what fills a 'shape': a `torch.Generator` to draw from, or a function that is
-            given the shape and makes the tensor.
+        value: the shape or the value.
+        dtype: of a 'shape'; by default what the operator needs (int64 for indices, bool for masks),
+            otherwise float32.
+        requires_grad: False if it needs no gradient; by default every floating tensor has one.
+        generator: fills a 'shape': a `torch.Generator`, or a function from the shape to a tensor.
     """
 
     value_type: Literal["shape", "value"]
@@ -76,29 +75,29 @@ class TensorInfo:
     def __post_init__(self) -> None:
         if self.value_type not in {"shape", "value"}:
             raise UsageError(
-                f"TensorInfo({self.value_type!r}, ...): the first argument must be 'shape' "
-                "(a tensor is made) or 'value' (it is passed as it is)"
+                f"TensorInfo({self.value_type!r}, ...): the first argument must be 'shape' (makes "
+                "a tensor) or 'value' (passes the value)"
             )
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise UsageError(f"dtype must be a torch.dtype such as torch.int64, not {self.dtype!r}")
+            raise UsageError(f"dtype must be a torch.dtype such as torch.int64, got {self.dtype!r}")
         if self.value_type == "value":
             if self.dtype is not None or self.generator is not None:
                 raise UsageError(
-                    f"TensorInfo('value', {self.value!r:.60}): a value has its own dtype and needs "
-                    "no generator; leave them out, or say 'shape'"
+                    f"TensorInfo('value', {self.value!r:.60}): a value takes no dtype and no "
+                    "generator; remove them, or use 'shape'"
                 )
             return
         shape = unwrap(self.value)
         sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+        if not all(map(_is_integer, sizes)):
             raise UsageError(
                 f"TensorInfo('shape', {self.value!r}): a shape is a tuple of sizes such as "
-                "(8, 32); to pass the value itself, say 'value'"
+                "(8, 32); to pass the value itself, use 'value'"
             )
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of the tensor that this is; None if it is none."""
+        """The shape of the tensor; None if it is not a tensor."""
         if self.value_type == "shape":
             return tuple(unwrap(self.value))
         value = unwrap(self.value)
@@ -106,7 +105,7 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
-        """How many elements that tensor has; 0 if it is none."""
+        """The number of elements of the tensor; 0 if it is not a tensor."""
         return 0 if self.shape is None else math.prod(self.shape)
 
 
@@ -114,19 +113,18 @@ class TensorInfo:
 class VerifyConfig:
     """An operator, its arguments, and the splits to check.
 
-    Fields may be assigned until it is used, those of its arguments too; there they are checked
-    again.
+    You can assign fields, also those of the arguments, until it is used; it is then checked again.
 
     Attributes:
-        fsig: the operator by its full name, such as `torch.nn.functional.linear`; of a method,
+        fsig: full name of the operator, such as `torch.nn.functional.linear`; for a method such as
             `torch.Tensor.view`, the first argument is the tensor.
         args: the positional arguments.
-        kwargs: the arguments by name; a `TensorInfo` among them is a tensor too.
-        noutputs: how many tensors the operator gives.
-        parti_options: which dimension of which input is split: `{'idx': 1, 'dim': 0}`; `idx` goes
-            on with the outputs after the inputs, and a `num` is the number of ranks for this one.
+        kwargs: the keyword arguments; a `TensorInfo` among them is a tensor.
+        noutputs: number of tensors that the operator returns.
+        parti_options: the dimensions to split, such as `{'idx': 1, 'dim': 0}`; `idx` counts inputs
+            and then outputs, and an optional `num` is the number of ranks.
         import_customized_func: import statements that `fsig` needs.
-        non_grad_indices: arguments of which no gradient is asked, such as running statistics.
+        non_grad_indices: arguments that need no gradient, such as running statistics.
     """
 
     fsig: str
@@ -139,17 +137,19 @@ class VerifyConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fsig, str) or not self.fsig:
-            raise UsageError(f"fsig must be an operator's name such as 'torch.add': {self.fsig!r}")
+            raise UsageError(
+                f"fsig must be the name of an operator such as 'torch.add', got {self.fsig!r}"
+            )
         for position, info in enumerate(self.args):
             if not isinstance(info, TensorInfo):
                 raise UsageError(
-                    f"args[{position}] of {self.fsig} is {info!r:.60}; write "
-                    "TensorInfo('shape', ...) or TensorInfo('value', ...)"
+                    f"args[{position}] of {self.fsig} must be TensorInfo('shape', ...) or "
+                    f"TensorInfo('value', ...), got {info!r:.60}"
                 )
-        if _whole_number(self.noutputs, least=1) is None:
-            raise UsageError(f"noutputs must be a whole number from 1 on, not {self.noutputs!r}")
+        if not _is_integer(self.noutputs, least=1):
+            raise UsageError(f"noutputs must be an integer of 1 or more, got {self.noutputs!r}")
         for index in self.non_grad_indices:
-            if _whole_number(index) is None or index >= len(self.args):
+            if not _is_integer(index) or index >= len(self.args):
                 raise UsageError(
                     f"non_grad_indices names argument {index!r}, but {self.fsig} has arguments "
                     f"0 to {len(self.args) - 1}"
@@ -169,39 +169,37 @@ def _copy_info(value: Any) -> Any:
 
 
 def _check_option_keys(option: Any) -> None:
-    """Raise `UsageError` unless it has the form of a split; whether it is one is checked later."""
+    """Raise a `UsageError` if it does not have the form of an option."""
     form = "write {'idx': 0, 'dim': 1}: input 0 is split along dimension 1"
     if not isinstance(option, Mapping):
         raise UsageError(f"parti_options has {option!r}; {form}")
     unknown = sorted(map(str, set(option) - _OPTION_KEYS))
     missing = [key for key in ("idx", "dim") if key not in option]
     if unknown or missing:
-        fault = f"unknown key {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
+        fault = f"the unknown key {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
         raise UsageError(f"parti_options has {dict(option)!r} with {fault}; {form}")
     for key, value in option.items():
-        if _whole_number(value, least=2 if key == "num" else 0) is None:
-            least = "2" if key == "num" else "0"
+        least = 2 if key == "num" else 0
+        if not _is_integer(value, least):
             raise UsageError(
-                f"parti_options has {dict(option)!r}: {key!r} must be a whole number from {least} "
-                f"on; {form}"
+                f"parti_options has {dict(option)!r}: {key!r} must be an integer of {least} or "
+                f"more; {form}"
             )
 
 
-def _whole_number(value: Any, least: int = 0) -> int | None:
-    """The value if it is a whole number of at least that; None otherwise (a bool is none)."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    return value if fits else None
+def _is_integer(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# --- Random tensors of the kinds that operators take: indices, masks, probabilities and so on -----
+# --- Random tensors for operators: indices, masks, probabilities and so on ------------------------
 
-# Each function is given a shape and a generator. Numbers are drawn in float64, so that a dtype
-# changes their rounding and not the numbers; what is huge is drawn in float32.
+# Each function takes a shape and a generator. Numbers are drawn in float64, so a dtype changes only
+# their rounding; huge tensors are drawn in float32.
 
 Shape = tuple[int, ...]
 Domain = Callable[[Shape, torch.Generator], torch.Tensor]
 
-# Above so many elements, float64 costs more than it tells.
+# Above this number of elements, float64 costs too much.
 _HUGE = 1 << 22
 
 
@@ -210,48 +208,48 @@ def _dtype(shape: Shape) -> torch.dtype:
 
 
 def normal(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Any numbers: what most operators take."""
+    """Normally distributed numbers, which most operators accept."""
     return torch.randn(shape, generator=generator, dtype=_dtype(shape))
 
 
 def between(low: float, high: float) -> Domain:
-    """Numbers of an open interval: positive ones, probabilities, an arc sine's arguments."""
+    """Numbers in an open interval, such as probabilities or arguments of an arc sine."""
 
     def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
         unit = torch.rand(shape, generator=generator, dtype=_dtype(shape))
-        # A hundredth at each end is left out: the ends are where the operator has its poles.
+        # Leave out 1 % at each end, where operators have their poles.
         return low + (high - low) * (0.01 + 0.98 * unit)
 
     return draw
 
 
 def away_from_zero(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Denominators of both signs."""
+    """Numbers of both signs for denominators."""
     return between(0.5, 2.0)(shape, generator) * signs(shape, generator)
 
 
 def signs(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """+1 and -1: the targets of margin losses."""
+    """+1 and -1, the targets of margin losses."""
     return mask(shape, generator).to(_dtype(shape)) * 2 - 1
 
 
 def mask(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """True and False, each half of the time."""
+    """True and False with equal probability."""
     return torch.rand(shape, generator=generator) < 0.5  # noqa: PLR2004
 
 
 def distribution(shape: Shape, generator: torch.Generator, dim: int = -1) -> torch.Tensor:
-    """Probabilities that sum up to 1 along a dimension."""
+    """Probabilities that sum to 1 along a dimension."""
     return torch.softmax(normal(shape, generator), dim if shape else 0)
 
 
 def log_distribution(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Logarithms of such."""
+    """Logarithms of probabilities that sum to 1."""
     return torch.log_softmax(normal(shape, generator), -1 if shape else 0)
 
 
 def whole_numbers(low: int, high: int) -> Domain:
-    """Whole numbers from `low` up to, and without, `high`."""
+    """Integers from `low` to `high - 1`."""
 
     def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator)
@@ -260,35 +258,35 @@ def whole_numbers(low: int, high: int) -> Domain:
 
 
 def constant(value: int) -> Domain:
-    """One number: a counter."""
+    """The same number everywhere, for a counter."""
     return lambda shape, _: torch.full(shape, value)
 
 
 def indices(low: int, high: int) -> Domain:
-    """Indices from `low` up to, and without, `high`; the ends are hit before anything else.
+    """Indices from `low` to `high - 1` that always include the ends and the middle.
 
-    A rank that is off by one in where its part begins or ends is wrong at the ends of the range,
-    and at its middle; among many rows, random indices may miss all of these.
+    An off-by-one error in the start or end of a rank's part shows only there, and random indices
+    into many rows may miss all of these.
     """
 
     def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
         drawn = torch.randint(low, max(high, low + 1), shape, generator=generator)
         middle = (low + high) // 2
         wanted = [high - 1, low, middle, middle - 1]
-        telling = list(dict.fromkeys(n for n in wanted if low <= n < high))
+        required = list(dict.fromkeys(n for n in wanted if low <= n < high))
         flat = drawn.reshape(-1)
-        count = min(len(telling), flat.numel())
+        count = min(len(required), flat.numel())
         places = torch.randperm(flat.numel(), generator=generator)[:count]
-        flat[places] = torch.tensor(telling[:count], dtype=flat.dtype)
+        flat[places] = torch.tensor(required[:count], dtype=flat.dtype)
         return flat.reshape(shape)
 
     return draw
 
 
 def permutations(size: int, dim: int) -> Domain:
-    """Indices below `size` of which none comes twice along a dimension.
+    """Indices below `size`, all different along a dimension.
 
-    Written to twice, an element is whichever comes last: no operator promises which that is.
+    Operators do not define the result if an element is written twice.
     """
 
     def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
@@ -303,13 +301,13 @@ def permutations(size: int, dim: int) -> Domain:
 
 
 def sorted_values(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Rising numbers: the borders of bins."""
+    """Ascending numbers, for the boundaries of bins."""
     values = normal(shape, generator)
     return values.sort(-1).values if shape else values
 
 
 def conditioned(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Square matrices that can be inverted without losing digits."""
+    """Well-conditioned square matrices."""
     values = normal(shape, generator)
     size = shape[-1]
     return values / math.sqrt(size) + 3 * torch.eye(shape[-2], size, dtype=values.dtype)
@@ -322,17 +320,17 @@ def positive_definite(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     return product + torch.eye(shape[-1], dtype=values.dtype)
 
 
-# --- What an operator takes for an argument, by the names of both ---------------------------------
+# --- The values that an operator needs, by the names of operator and parameter --------------------
 
-# An embedding's ids are indices of its table, a mask is of bools, a variance is positive. What is
-# not in the table here takes any numbers.
+# Ids of an embedding are indices into its table, a mask is bool, a variance is positive. Arguments
+# that are not in the table below can be any numbers.
 
-_IGNORED_SHARE = 4  # one target in so many
+_IGNORED_SHARE = 4  # one target in 4 is ignored
 
 
 @dataclasses.dataclass(frozen=True)
 class WantedCall:
-    """An operator's name and arguments before the tensors are made."""
+    """The name and arguments of an operator before the tensors are made."""
 
     name: str
     args: Sequence[TensorInfo]
@@ -340,38 +338,34 @@ class WantedCall:
 
     @property
     def short_name(self) -> str:
-        """The last part of the name, the same for the in-place variant."""
+        """The last part of the name, without the underscore of in-place variants."""
         last = self.name.rpartition(".")[2]
         return last.rstrip("_") if not last.startswith("_") else last
 
     def info(self, position: int, name: str) -> TensorInfo | None:
-        """An argument, wherever it is given."""
+        """An argument, given by position or by name."""
         if position < len(self.args):
             return self.args[position]
         given = self.kwargs.get(name)
-        return given if given is None or isinstance(given, TensorInfo) else _as_value(given)
+        if given is None or isinstance(given, TensorInfo):
+            return given
+        return TensorInfo("value", given)
 
     def value(self, position: int, name: str, default: Any = None) -> Any:
-        """The value of an argument that is no tensor."""
+        """The value of an argument that is not a tensor."""
         info = self.info(position, name)
         return default if info is None or info.value_type == "shape" else unwrap(info.value)
 
     def shape(self, position: int, name: str) -> tuple[int, ...]:
-        """The shape of an argument; empty if it is no tensor."""
+        """The shape of an argument; empty if it is not a tensor."""
         info = self.info(position, name)
         return (info.shape or ()) if info is not None else ()
 
     def size(self, position: int, name: str, dim: int) -> int:
-        """How long an argument is along a dimension; 1 where it has no such."""
+        """The length of an argument along a dimension; 1 if there is no such dimension."""
         shape = self.shape(position, name)
         return shape[dim] if -len(shape) <= dim < len(shape) else 1
 
-
-def _as_value(value: Any) -> TensorInfo:
-    return TensorInfo("value", value)
-
-
-# --- what an operator takes -----------------------------------------------------------------------
 
 Rule = Callable[[WantedCall], Domain]
 
@@ -381,19 +375,19 @@ def _always(domain: Domain) -> Rule:
 
 
 def _row_ids(asked: WantedCall) -> Domain:
-    """The ids of an embedding: of its table, or of the part of the vocabulary that it holds."""
-    of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another one
+    """Ids for an embedding, which may hold only a part of the vocabulary."""
+    of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another
     start = asked.value(3, "start", 0) if of_nnscaler else 0
     return indices(start, start + asked.size(1, "weight", 0))
 
 
 def _table_rows(asked: WantedCall) -> Domain:
-    """The same where the table comes first."""
+    """Ids for an embedding whose table is the first argument."""
     return indices(0, asked.size(0, "weight", 0))
 
 
 def _attention_mask(asked: WantedCall) -> Domain:
-    """Which keys a query sees, one at least: of none, an average is not a number."""
+    """A mask that lets each query see at least one key, because otherwise the result is NaN."""
     info = asked.info(3, "attn_mask")
     if info is None or info.dtype != torch.bool:
         return normal
@@ -408,7 +402,7 @@ def _attention_mask(asked: WantedCall) -> Domain:
 
 
 def _indices_along(dim_position: int, *, unique: bool = False) -> Rule:
-    """Indices into the first argument along the dimension that another argument names."""
+    """Indices into the first argument along the dimension in another argument."""
 
     def rule(asked: WantedCall) -> Domain:
         dim = asked.value(dim_position, "dim")
@@ -425,7 +419,7 @@ def _indices_along(dim_position: int, *, unique: bool = False) -> Rule:
 
 
 def _classes(asked: WantedCall) -> Domain:
-    """The targets of a classification: classes, or probabilities if they are shaped like scores."""
+    """Targets of a classification: classes, or probabilities if they have the shape of scores."""
     scores = asked.shape(0, "input")
     dim = 1 if len(scores) > 1 else 0
     if asked.short_name == "cross_entropy" and asked.shape(1, "target") == scores:
@@ -437,7 +431,7 @@ def _classes(asked: WantedCall) -> Domain:
 
     def with_ignored(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         targets = draw(shape, generator).reshape(-1)
-        # All at the front: ranks that divide the batch then have different numbers that count.
+        # All at the front, so that ranks with different samples ignore different numbers of them.
         targets[: len(targets) // _IGNORED_SHARE] = ignored
         return targets.reshape(shape)
 
@@ -455,7 +449,7 @@ def _kl_target(asked: WantedCall) -> Domain:
 
 
 def _base(asked: WantedCall) -> Domain:
-    """The base of a power: positive unless the exponent is a whole number."""
+    """The base of a power: positive unless the exponent is an integer."""
     exponent = asked.value(1, "exponent")
     whole = isinstance(exponent, int) or (isinstance(exponent, float) and exponent.is_integer())
     return away_from_zero if whole else between(0.5, 2.0)
@@ -475,7 +469,7 @@ _INVERTIBLE = _always(conditioned)
 _DEFINITE = _always(positive_definite)
 _COUNTER = _always(constant(3))
 
-# Operators, and (position, name) of an argument with what is drawn for it.
+# Operators, and the rule for the argument at a (position, name).
 _Arguments = dict[tuple[int, str], Rule]
 _TABLE: list[tuple[str, _Arguments]] = [
     ("sqrt rsqrt log log2 log10 log1p lgamma digamma poisson", {(0, "input"): _POSITIVE}),
@@ -489,7 +483,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
     ("pow float_power", {(0, "input"): _base}),
     ("xlogy", {(0, "input"): _POSITIVE, (1, "other"): _POSITIVE}),
     ("prod cumprod", {(0, "input"): _FACTORS}),
-    # masks and whole numbers
+    # masks and integers
     ("where", {(0, "condition"): _MASK}),
     ("masked_fill masked_select masked_scatter", {(1, "mask"): _MASK}),
     ("any all logical_not", {(0, "input"): _MASK}),
@@ -535,7 +529,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
     ("cholesky", {(0, "input"): _DEFINITE}),
 ]
 _RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
-# Where one short name has two orders of arguments.
+# Operators whose short name is ambiguous.
 _FULL_NAMES: dict[str, _Arguments] = {
     "nnscaler.runtime.function.index_select": {(1, "index"): _indices_along(2)},
     "torch.batch_norm": {(4, "running_var"): _POSITIVE},
@@ -553,7 +547,7 @@ _FULL_NAMES: dict[str, _Arguments] = {
     "aten.nll_loss_nd": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
 }
 
-# Running statistics: written to, and without a gradient whether the user says so or not.
+# Running statistics are written to and never have a gradient.
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 _BUFFERS: dict[str, set[int | str]] = {
     "batch_norm": {1, 2},
@@ -565,7 +559,7 @@ _BUFFERS: dict[str, set[int | str]] = {
     "aten.instance_norm": {3, 4},
     "aten._native_batch_norm_legit": {3, 4},
     "aten._native_batch_norm_legit_no_training": {3, 4},
-    # Torch has no derivative by these.
+    # torch has no derivative for these.
     "cross_entropy": {2, "weight"},
     "cross_entropy_loss": {2, "weight"},
     "nll_loss": {2, "weight"},
@@ -576,13 +570,13 @@ _BUFFERS: dict[str, set[int | str]] = {
 
 
 def is_buffer(asked: WantedCall, place: Place) -> bool:
-    """Whether an operator takes no gradient of an argument, though it may be floating."""
+    """Whether an argument never has a gradient, even if it is floating."""
     places = _BUFFERS.get(asked.name) or _BUFFERS.get(asked.short_name)
     return places is not None and (place in places or place in _STATISTICS)
 
 
 def domain_of(asked: WantedCall, place: Place) -> Domain:
-    """What is drawn for an argument that is given by its shape."""
+    """The domain of an argument that is given by its shape."""
     rules = _FULL_NAMES.get(asked.name) or _RULES.get(asked.short_name, {})
     for (position, name), rule in rules.items():
         if place in (position, name):
@@ -590,13 +584,13 @@ def domain_of(asked: WantedCall, place: Place) -> Domain:
     return normal
 
 
-# --- The arguments of a call, made from a configuration: random tensors that fit the operator -----
+# --- Making a call from a configuration -----------------------------------------------------------
 
-# A shape is used as it is given: where it does not fit, the operator says so.
+# Shapes are used as given. If they do not fit, the operator raises an error.
 
 
 def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int = 0) -> OperatorCall:
-    """The call that a configuration describes, the same for the same seed."""
+    """The call that a configuration describes; the same seed gives the same call."""
     name = config.fsig.replace(":", ".")
     asked = WantedCall(name, config.args, config.kwargs)
     args = [make_value(asked, position, info, seed) for position, info in enumerate(config.args)]
@@ -620,37 +614,37 @@ def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int =
 
 
 def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> Any:
-    """One argument of a call: its value, or a tensor drawn to fit.
+    """One argument of a call: its value, or a random tensor.
 
     Raises:
-        UsageError: no tensor of this shape and dtype can fit.
+        UsageError: no tensor of this shape and dtype fits.
     """
     if info.value_type == "value":
         value = unwrap(info.value)
         return value.detach() if isinstance(value, torch.Tensor) else value
     shape = info.shape or ()
     if info.generator is not None and not isinstance(info.generator, torch.Generator):
-        return _from_the_user(asked, place, info.generator(shape), info)
+        return _check_generated(asked, place, info.generator(shape), info)
     generator = info.generator or generator_for(seed, place)
     drawn = _domain_for(domain_of(asked, place), info.dtype)(shape, generator)
     if tuple(drawn.shape) != shape:
-        # Only unique indices can be fewer than asked for: there are no more of them.
+        # Only unique indices can be fewer than requested.
         raise UsageError(
-            f"{_argument_name(place)} of {asked.name} has the shape {shape}, "
-            f"but only indices of the shape {tuple(drawn.shape)} can all be different; "
-            "give a smaller shape, or the indices as a 'value'"
+            f"{_argument_name(place)} of {asked.name} has the shape {shape}, but its indices must "
+            f"be unique, so the shape can be at most {tuple(drawn.shape)}; use a smaller shape, or "
+            "pass the indices as a 'value'"
         )
     return _in_dtype(drawn, info.dtype, asked, place)
 
 
 def generator_for(seed: int, place: Place) -> torch.Generator:
-    """An own stream for each argument: one more argument leaves the others as they were."""
+    """A stream for each argument, so that adding an argument does not change the others."""
     digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def _domain_for(domain: Domain, dtype: torch.dtype | None) -> Domain:
-    """What is drawn when the user asks for a dtype that holds no fractions."""
+    """The domain for a dtype that is complex or cannot hold fractions."""
     if dtype is None or dtype.is_floating_point:
         return domain
     if dtype.is_complex:
@@ -679,22 +673,21 @@ def _in_dtype(
     exact = drawn.is_floating_point() or drawn.is_complex()
     if not exact and not torch.equal(cast.to(drawn.dtype), drawn):
         raise UsageError(
-            f"{_argument_name(place)} of {asked.name} takes whole numbers "
-            f"up to {int(drawn.max())}, which {dtype} does not hold; "
-            "leave dtype out, or give torch.int64"
+            f"{_argument_name(place)} of {asked.name} needs integers up to {int(drawn.max())}, "
+            f"which {dtype} cannot represent; remove dtype, or use torch.int64"
         )
     return cast
 
 
-def _from_the_user(asked: WantedCall, place: Place, made: Any, info: TensorInfo) -> torch.Tensor:
-    """What the user's own function made; anything but the tensor that was asked for is refused."""
-    told = f"the generator of {_argument_name(place)} of {asked.name}"
+def _check_generated(asked: WantedCall, place: Place, made: Any, info: TensorInfo) -> torch.Tensor:
+    """The tensor that the user's function returned, if it is the requested one."""
+    what = f"the generator of {_argument_name(place)} of {asked.name}"
     if not isinstance(made, torch.Tensor):
-        raise UsageError(f"{told} gave {made!r:.60}; it must give a tensor")
+        raise UsageError(f"{what} must return a tensor, got {made!r:.60}")
     if tuple(made.shape) != info.shape:
-        raise UsageError(f"{told} gave the shape {tuple(made.shape)}, not {info.shape}")
+        raise UsageError(f"{what} returned the shape {tuple(made.shape)}, not {info.shape}")
     if info.dtype is not None and made.dtype != info.dtype:
-        raise UsageError(f"{told} gave {made.dtype}, not {info.dtype}")
+        raise UsageError(f"{what} returned {made.dtype}, not {info.dtype}")
     return made.detach()
 
 

@@ -1,12 +1,12 @@
-"""Functions that nnScaler's graphs call by name, for where nnScaler is not installed.
+"""Functions that nnScaler's graphs call by name, for use without nnScaler.
 
-Written from what their documentation promises: the names and the parameters are theirs, as
-configurations name them. Not here: those that make tensors from nothing (there is no input to
-split) and those that only mark a place in a graph.
+They are written from the documentation, with its names and parameters. Functions without a tensor
+input, and those that only mark a place in a graph, are not included.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ __all__ = [
 _IMAGES = 4  # n c h w
 _IMAGE = 3  # c h w
 
-# Their parameters bear these names, and a configuration may give them by name.
+# A configuration may give these parameters by name.
 # ruff: noqa: A002
 
 
@@ -54,7 +54,7 @@ def identity(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def multiref(tensor: torch.Tensor, times: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """The tensor as often as it is used; once, it comes by itself."""
+    """The tensor, repeated; a single one is not put into a tuple."""
     return tensor if times == 1 else (tensor,) * times
 
 
@@ -64,11 +64,8 @@ def to(tensor: torch.Tensor, dtype_or_device: torch.dtype | torch.device) -> tor
 
 
 def accum(*tensors: torch.Tensor) -> torch.Tensor:
-    """The sum of all tensors, which have one shape."""
-    total = tensors[0]
-    for term in tensors[1:]:
-        total = total + term
-    return total
+    """The sum of tensors of the same shape."""
+    return functools.reduce(operator.add, tensors)
 
 
 def fullslice(input: torch.Tensor, *slicers: Any) -> torch.Tensor:
@@ -85,9 +82,9 @@ def conv2d(
     dilation: Any,
     groups: int = 1,
 ) -> torch.Tensor:
-    """A convolution whose padding may differ from side to side: top, bottom, left, right."""
+    """A convolution with a padding for each side: top, bottom, left, right."""
     half = len(padding) // 2
-    # torch.nn.functional.pad begins with the last dimension.
+    # torch.nn.functional.pad starts with the last dimension.
     padded = F.pad(input, [*padding[half:], *padding[:half]])
     return F.conv2d(padded, weight, bias, stride, 0, dilation, groups)
 
@@ -101,7 +98,7 @@ def conv3d(
     dilation: Any,
     groups: int = 1,
 ) -> torch.Tensor:
-    """A convolution with one padding for each of depth, height and width."""
+    """A convolution with a padding for each of depth, height and width."""
     sides = [amount for amount in reversed(padding) for _ in range(2)]
     return F.conv3d(F.pad(input, sides), weight, bias, stride, 0, dilation, groups)
 
@@ -109,10 +106,10 @@ def conv3d(
 def embedding(
     input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None, start: int, stop: int
 ) -> torch.Tensor:
-    """Rows of a table that holds the vocabulary from `start` up to `stop`; zeros for other ids.
+    """Rows of a table with the vocabulary from `start` to `stop`; zeros for other ids.
 
-    So the terms of ranks that hold a part of the vocabulary each sum up to the whole. The padding
-    id is one of the whole vocabulary, whichever part of it this is.
+    So the results of ranks that hold parts of the vocabulary sum to the whole. The padding id
+    counts in the whole vocabulary.
     """
     ids = input.long()
     here = (ids >= start) & (ids < stop)
@@ -129,45 +126,45 @@ def layer_norm(
     normalized_shape: Sequence[int],
     eps: float = 1e-05,
 ) -> torch.Tensor:
-    """Layer norm, its tensors first."""
+    """Layer norm, with its tensors first."""
     return F.layer_norm(input, list(normalized_shape), weight, bias, eps)
 
 
 def select_scatter(input: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
-    """The tensor with `src` in place of what it has at an index along a dimension."""
+    """The tensor with `src` at an index along a dimension."""
     return torch.select_scatter(input, src, dim, index)
 
 
 def index_select(input: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
-    """`torch.index_select`, its tensors first."""
+    """`torch.index_select`, with its tensors first."""
     return torch.index_select(input, dim, index)
 
 
 def einsum(*operands: torch.Tensor, equation: str | None = None) -> torch.Tensor:
-    """`torch.einsum`, its tensors first."""
+    """`torch.einsum`, with its tensors first."""
     return torch.einsum(equation, *operands)
 
 
 def stack(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """`torch.stack` of so many arguments."""
+    """`torch.stack` of its arguments."""
     return torch.stack(tensors, dim)
 
 
 def cat(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """`torch.cat` of so many arguments."""
+    """`torch.cat` of its arguments."""
     return torch.cat(tensors, dim)
 
 
 def nndropout(input: torch.Tensor, p: float = 0.5, *, inplace: bool = False) -> torch.Tensor:
-    """Dropout as a module in training does it."""
+    """Dropout as in a module in training."""
     return F.dropout(input, p, training=True, inplace=inplace)
 
 
 def setitem(target: Any, *index_and_value: Any) -> Any:
-    """Put the last argument where those between it and the first say, and give the first."""
+    """Set an item of the first argument to the last one, and return the first."""
     *index, value = index_and_value
     if not index:
-        raise UsageError("setitem needs a target, an index and a value; it was given no index")
+        raise UsageError("setitem needs a target, an index and a value, but the index is missing")
     operator.setitem(target, index[0] if len(index) == 1 else tuple(index), value)
     return target
 
@@ -188,13 +185,15 @@ def wrap_batchnorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
     eps: float = 1e-05,
     process_group: distributed.ProcessGroup | Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """What `nn.BatchNorm2d` does with these buffers, its counter of batches included.
+    """`nn.BatchNorm2d` with these buffers, including the counter of batches.
 
-    In training, the ranks of a group share their statistics. A group is also named by its ranks;
-    in a process that is no rank it says nothing.
+    In training, the ranks of a group share their statistics. The group may be given by its ranks;
+    outside of a distributed process they are ignored.
     """
     if input.dim() != _IMAGES:
-        raise ValueError(f"batch norm takes n c h w, not the shape {tuple(input.shape)}")
+        raise ValueError(
+            f"batch norm needs an input of 4 dimensions, got shape {tuple(input.shape)}"
+        )
     group = _group_of(process_group) if training else None
     tracks = training and track_running_stats
     factor = momentum or 0.0
@@ -202,7 +201,7 @@ def wrap_batchnorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
         num_batches_tracked.add_(1)
         if momentum is None:
             factor = 1.0 / float(num_batches_tracked)
-    # Statistics that are not tracked must not change; those of an evaluation are what it is.
+    # Statistics that are not tracked must not change; in evaluation they are used.
     mean, variance = (running_mean, running_var) if tracks or not training else (None, None)
     of_the_batch = training or mean is None or variance is None
     if group is not None:
@@ -219,14 +218,14 @@ def _group_of(
         return None
     if sorted(process_group) != list(range(distributed.get_world_size())):
         raise UsageError(
-            f"process_group={process_group!r} is not all of the "
-            f"{distributed.get_world_size()} ranks; give a torch.distributed.ProcessGroup"
+            f"process_group={process_group!r} does not name all {distributed.get_world_size()} "
+            "ranks; pass a torch.distributed.ProcessGroup"
         )
     return distributed.group.WORLD
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """What the ranks have together, on each of them; gradients come back from all of them."""
+    """The sum over all ranks, on each of them; the backward pass sums the gradients."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
@@ -252,15 +251,15 @@ def _norm_of_all_ranks(
     eps: float,
     group: distributed.ProcessGroup,
 ) -> torch.Tensor:
-    """Batch norm of all ranks' samples: two exchanges forward, of sums and of squares, as back.
+    """Batch norm over the samples of all ranks: two all-reduces forward and two backward.
 
-    Ranks need not have equally many samples. Sums are taken in float64.
+    Ranks may have different numbers of samples. Sums are computed in float64.
     """
     dims, shape = (0, 2, 3), (1, -1, 1, 1)
     wide = images.double()
     total = _summed(wide.new_tensor(float(images.numel() // images.shape[1])), group)
     if total <= 1:
-        raise ValueError("batch norm in training needs more than one value of each channel")
+        raise ValueError("batch norm in training needs more than one value for each channel")
     mean = _SumOverRanks.apply(wide.sum(dims), group) / total  # type: ignore[no-untyped-call]
     centred = wide - mean.view(shape)
     variance = _SumOverRanks.apply(centred.square().sum(dims), group) / total  # type: ignore[no-untyped-call]
@@ -290,9 +289,9 @@ def wrap_instancenorm2d_func(  # noqa: PLR0913, PLR0917  (its parameters)
     num_features: int = 0,
     affine: bool = False,  # noqa: FBT001, FBT002
 ) -> torch.Tensor:
-    """What `nn.InstanceNorm2d` does with these buffers, of a batch of images or of one."""
+    """`nn.InstanceNorm2d` with these buffers, for a batch of images or a single one."""
     if input.dim() not in {_IMAGE, _IMAGES}:
-        raise ValueError(f"instance norm takes (n) c h w, not the shape {tuple(input.shape)}")
+        raise ValueError(f"instance norm needs 3 or 4 dimensions, got shape {tuple(input.shape)}")
     channels = input.shape[-3]
     if affine and channels != num_features:
         raise ValueError(f"num_features is {num_features}, but the input has {channels} channels")

@@ -1,4 +1,4 @@
-"""From an operator's name to the function, by imports alone: no text of the user's is executed."""
+"""Find an operator by its name. Only imports are performed; no code of the user is evaluated."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from paritas.errors import UsageError
 __all__ = ["check_name", "resolve_operator"]
 
 _NNSCALER = ("nnscaler.runtime.function", "nnscaler.graph.function.wrapnn")
-# A rank's batch norm of its own exchanges statistics on CUDA, in groups that nnScaler itself has
-# made; ours does in any group.
+# nnScaler's batch norm communicates only on CUDA, in groups that nnScaler has made; ours in any
+# group.
 _OURS = ("wrap_batchnorm2d_func",)
 _MOST_NAMES = 8
 
 
 def check_name(fsig: str, parameter: str = "fsig") -> None:
-    """Raise `UsageError` unless it looks like an operator's full name, before anything is imported.
+    """Raise a `UsageError` if this is not the full name of an operator, without importing it.
 
     Args:
-        parameter: how the user said it, for messages.
+        parameter: name of the parameter in messages.
     """
     module, colon, name = fsig.partition(":")
     parts = [*module.split("."), *name.split(".")] if colon else module.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UsageError(
-            f"{parameter} {fsig!r} is not a dotted name such as 'torch.nn.functional.linear', nor "
+            f"{parameter} {fsig!r} is not a dotted name such as 'torch.nn.functional.linear' or "
             "'package.module:name'"
         )
 
@@ -39,44 +39,44 @@ def check_name(fsig: str, parameter: str = "fsig") -> None:
 def resolve_operator(
     fsig: str, imports: str = "", *, parameter: str = "fsig"
 ) -> Callable[..., Any]:
-    """The function that a full name names.
+    """The function with a full name.
 
     Args:
-        fsig: `package.module.name`, or `package.module:name`; the name may go on inside a class
-            (`torch.Tensor.view`), and may begin with a name that `imports` brings.
-        imports: import statements, each of which is performed.
-        parameter: how the user said it, for messages.
+        fsig: `package.module.name` or `package.module:name`; the name may continue inside a class
+            (`torch.Tensor.view`), and may start with a name that `imports` defines.
+        imports: import statements, which are performed.
+        parameter: name of the parameter in messages.
 
     Raises:
-        UsageError: there is no such function, or `imports` has anything but imports.
+        UsageError: there is no such function, or `imports` contains other statements.
     """
     check_name(fsig, parameter)
-    told = f"{parameter} {fsig!r}"
+    what = f"{parameter} {fsig!r}"
     names = _imported_names(imports)
     module, colon, rest = fsig.partition(":")
     dotted = fsig.replace(":", ".")
     parts = dotted.split(".")
     if parts[0] in names:
-        found = _walk(names[parts[0]], parts[1:], told)
+        found = _get_attribute(names[parts[0]], parts[1:], what)
     elif dotted.startswith(tuple(f"{home}." for home in _NNSCALER)):
-        found = _nnscaler_function(dotted, told)
+        found = _nnscaler_function(dotted, what)
     elif colon:
-        found = _walk(_imported_module(module, told), rest.split("."), told)
+        found = _get_attribute(_import_module(module, what), rest.split("."), what)
     else:
-        found = _imported(parts, told)
+        found = _import_dotted(parts, what)
     if not callable(found) or isinstance(found, type) or inspect.ismodule(found):
         kind = "class" if isinstance(found, type) else type(found).__name__
         raise UsageError(
-            f"{told} is no function but a {kind}; name a function, or a method as "
+            f"{what} is a {kind}, not a function; name a function, or a method such as "
             "'torch.Tensor.view'"
         )
     return found  # type: ignore[no-any-return]
 
 
 def _imported_names(text: str) -> dict[str, Any]:
-    """Perform import statements, and nothing else, and give what they bring by name."""
+    """Perform import statements, and return the names that they define."""
     if not isinstance(text, str):
-        raise UsageError(f"import_customized_func must be text, not {text!r:.80}")
+        raise UsageError(f"import_customized_func must be a string, got {text!r:.80}")
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
@@ -84,57 +84,53 @@ def _imported_names(text: str) -> dict[str, Any]:
         raise UsageError(f"import_customized_func is not Python: {line!r} ({error.msg})") from None
     names: dict[str, Any] = {}
     for statement in statements:
-        # Each statement is looked at before it is performed, those after it not: the first fault
-        # is told, and an import has no effect that would have to be taken back.
+        line = ast.unparse(statement)
+        what = f"import_customized_func: {line!r}"
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                module = _module(alias.name, ast.unparse(statement))
-                top = _module(alias.name.partition(".")[0], ast.unparse(statement))
-                names[alias.asname or alias.name.partition(".")[0]] = (
-                    module if alias.asname else top
-                )
+                top = alias.name.partition(".")[0]
+                module = _import_module(alias.name, what)
+                names[alias.asname or top] = module if alias.asname else _import_module(top, what)
         elif isinstance(statement, ast.ImportFrom) and _is_plain(statement):
-            names |= _from_import(statement)
+            names |= _import_from(statement, what)
         else:
             raise UsageError(
-                f"import_customized_func, line {statement.lineno}: "
-                f"{ast.unparse(statement).splitlines()[0]!r} is no plain import; only "
-                "'import package.module' and 'from package.module import name' are allowed: put "
-                "anything else into a module and import it"
+                f"import_customized_func, line {statement.lineno}: {line.splitlines()[0]!r} is not "
+                "a plain import; only 'import package.module' and 'from package.module import "
+                "name' are allowed: put other code into a module and import it"
             )
     return names
 
 
 def _is_plain(statement: ast.ImportFrom) -> bool:
-    """Whether it says from where and what: no dots in front, no star."""
+    """Whether it is neither a relative import nor a star import."""
     return not statement.level and all(alias.name != "*" for alias in statement.names)
 
 
-def _from_import(statement: ast.ImportFrom) -> dict[str, Any]:
-    told = ast.unparse(statement)
-    assert statement.module is not None  # noqa: S101  (a relative import was refused above)
-    module = _module(statement.module, told)
-    brought = {}
+def _import_from(statement: ast.ImportFrom, what: str) -> dict[str, Any]:
+    assert statement.module is not None  # noqa: S101  (only relative imports have no module)
+    module = _import_module(statement.module, what)
+    found = {}
     for alias in statement.names:
         if hasattr(module, alias.name):
-            found = getattr(module, alias.name)
+            value = getattr(module, alias.name)
         else:
-            found = _module(f"{statement.module}.{alias.name}", told)
-        brought[alias.asname or alias.name] = found
-    return brought
+            value = _import_module(f"{statement.module}.{alias.name}", what)
+        found[alias.asname or alias.name] = value
+    return found
 
 
-def _module(name: str, told: str) -> Any:
+def _import_module(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
         raise UsageError(
-            f"import_customized_func: {told!r} raised {type(error).__name__}: {error}"
+            f"{what}: importing {name!r} raised {type(error).__name__}: {error}"
         ) from error
 
 
-def _nnscaler_function(fsig: str, told: str) -> Any:
-    """The installed nnScaler's function, or our own that does what its documentation says."""
+def _nnscaler_function(fsig: str, what: str) -> Any:
+    """The function of an installed nnScaler, or our implementation of its documentation."""
     module_name, _, name = fsig.rpartition(".")
     if name not in _OURS:
         with contextlib.suppress(ImportError, AttributeError):
@@ -145,59 +141,44 @@ def _nnscaler_function(fsig: str, told: str) -> Any:
         return getattr(nnscaler_functions, name)
     known = ", ".join(nnscaler_functions.__all__)
     raise UsageError(
-        f"{told}: nnscaler is not installed, and of its functions paritas has {known}; "
-        "install nnscaler, or name a function of your own"
+        f"{what}: nnscaler is not installed, and paritas implements only {known}; install "
+        "nnscaler, or name a function of your own"
     )
 
 
-def _imported_module(name: str, told: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise UsageError(
-            f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _imported(parts: list[str], told: str) -> Any:
-    """Import as much of a dotted name as is a module, and walk the rest."""
+def _import_dotted(parts: list[str], what: str) -> Any:
+    """Import the modules of a dotted name, and look up the rest as attributes."""
     if len(parts) == 1:
         raise UsageError(
-            f"{told} has no module; write 'package.module.{parts[0]}', or import it in "
+            f"{what} has no module; write 'package.module.{parts[0]}', or import it in "
             "import_customized_func"
         )
-    found: Any = None
-    for length in range(1, len(parts)):
-        name = ".".join(parts[:length])
-        if length > 1 and hasattr(found, parts[length - 1]):
-            # What the package already offers by that name goes first: `torch.ops` is no file.
-            found = getattr(found, parts[length - 1])
+    found = _import_module(parts[0], what)
+    for length in range(2, len(parts)):
+        name = parts[length - 1]
+        if hasattr(found, name):  # attributes come first: `torch.ops` is not a file
+            found = getattr(found, name)
             continue
         try:
-            found = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if length == 1 or not (error.name or "").startswith(parts[0]):
-                raise UsageError(
-                    f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
-                ) from error
-            raise UsageError(f"{told}: {_missing(found, parts[length - 1])}") from None
-        except Exception as error:
-            raise UsageError(
-                f"{told}: importing {name!r} raised {type(error).__name__}: {error}"
-            ) from error
-    return _walk(found, parts[-1:], told)
+            found = _import_module(".".join(parts[:length]), what)
+        except UsageError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and str(cause.name).startswith(parts[0]):
+                raise UsageError(f"{what}: {_describe_missing(found, name)}") from None
+            raise
+    return _get_attribute(found, parts[-1:], what)
 
 
-def _walk(found: Any, parts: list[str], told: str) -> Any:
+def _get_attribute(found: Any, parts: list[str], what: str) -> Any:
     for part in parts:
         if not hasattr(found, part):
-            raise UsageError(f"{told}: {_missing(found, part)}")
+            raise UsageError(f"{what}: {_describe_missing(found, part)}")
         found = getattr(found, part)
     return found
 
 
-def _missing(owner: Any, name: str) -> str:
-    """What is not there, and what is there that is spelt like it."""
+def _describe_missing(owner: Any, name: str) -> str:
+    """Say that a name is missing, and suggest one with a similar spelling."""
     there = [item for item in dir(owner) if not item.startswith("_")]
     near = difflib.get_close_matches(name, there, n=1)
     owner_name = getattr(owner, "__name__", repr(owner))

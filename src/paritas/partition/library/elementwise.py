@@ -1,6 +1,8 @@
-"""Operators that work on each element by itself, and reductions."""
+"""Operators that work on each element separately, and reductions."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from paritas.partition.library.registry import (
     AVERAGE,
@@ -17,30 +19,32 @@ from paritas.partition.library.registry import (
     named,
     positive_dims,
     rule,
+    unary,
 )
 
-# --- Operators that work on each element by itself: every dimension can be split ------------------
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from paritas.partition.library.registry import Rule
+
+# --- Elementwise operators: every dimension can be split ------------------------------------------
 
 # Parameters that are tensors or numbers, and broadcast with each other.
 _OPERANDS = ("x", "other", "end", "weight", "tensor1", "tensor2", "min", "max", "mask", "value")
 
 
 def same(bound: Bound) -> RuleClaim | None:
-    """One tensor, one result of the same shape; in place, nothing is claimed of what it writes."""
-    shape = bound.shape("x")
-    if shape is None or bound.get("inplace"):
-        return None
-    dims = named(shape, letters(len(shape)))
-    return RuleClaim({"x": dims}, (dims,))
+    """One tensor, one result of the same shape; there is no claim for in-place calls."""
+    return None if bound.get("inplace") else unary(bound.dims())
 
 
-def broadcasting(bound: Bound) -> RuleClaim | None:
+def broadcasting(bound: Bound, operands: Iterable[str] = _OPERANDS) -> RuleClaim | None:
     """Several tensors that broadcast."""
-    shapes = {n: bound.shape(n) for n in bound.values if n in _OPERANDS and bound.has(n)}
-    dims = broadcast(shape for shape in shapes.values() if shape is not None)
-    if dims is None or not shapes:
+    shapes = {name: shape for name in operands if (shape := bound.shape(name)) is not None}
+    found = broadcast(shapes.values())
+    if found is None or not shapes:
         return None
-    return RuleClaim(dict(zip(shapes, dims[0], strict=True)), (" ".join(dims[1]),))
+    return RuleClaim(dict(zip(shapes, found[0], strict=True)), (found[1],))
 
 
 rule(
@@ -100,129 +104,98 @@ rule("x other rtol atol equal_nan", everywhere("isclose"))(broadcasting)
 
 @rule("x exponent", everywhere("pow"))
 def _power(bound: Bound) -> RuleClaim | None:
-    """A number may be the base as well as the exponent."""
-    inputs = {n: s for n in ("x", "exponent") if (s := bound.shape(n)) is not None}
-    dims = broadcast(inputs.values())
-    if dims is None or not inputs:
-        return None
-    return RuleClaim(dict(zip(inputs, dims[0], strict=True)), (" ".join(dims[1]),))
+    """Either the base or the exponent may be a number."""
+    return broadcasting(bound, ("x", "exponent"))
 
 
 @rule("condition x other", "torch.where aten.where")
 def _where(bound: Bound) -> RuleClaim | None:
-    """A condition alone asks for positions, of which there may be any number."""
-    if "other" not in bound.values:
+    """A condition alone asks for positions, and their number depends on the values."""
+    if "other" not in bound.values or not bound.has("condition"):
         return None
-    inputs = {n: s for n in ("condition", "x", "other") if (s := bound.shape(n)) is not None}
-    dims = broadcast(inputs.values())
-    if dims is None or "condition" not in inputs:
-        return None
-    return RuleClaim(dict(zip(inputs, dims[0], strict=True)), (" ".join(dims[1]),))
+    return broadcasting(bound, ("condition", "x", "other"))
 
 
 @rule("x other", "torch.Tensor.type_as torch.Tensor.expand_as")
 def _like(bound: Bound) -> RuleClaim | None:
-    """The other tensor says what the result is like; its values do not matter."""
-    shape, other = bound.shape("x"), bound.shape("other")
-    if shape is None or other is None or len(shape) > len(other):
+    """The result has the shape or dtype of the other tensor, whose values do not matter."""
+    shape, outside = bound.shape(), bound.dims("other")
+    if shape is None or outside is None or len(shape) > len(outside):
         return None
-    names = letters(len(other))
-    return RuleClaim(
-        {"x": named(shape, names), "other": named(other, names)}, (named(other, names),)
-    )
+    inside = named(shape, letters(len(outside)))
+    return RuleClaim({"x": inside, "other": outside}, (outside,))
 
 
-@rule("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))
-@rule("x p train", "torch.dropout aten.dropout")
-def _dropout(bound: Bound) -> RuleClaim | None:
-    """The splits of a random draw are right if every rank draws its part of the whole's numbers.
-
-    A check pins the draws so; ranks of their own have to see to it.
-    """
-    return same(bound)
+# A split of dropout is right if each rank draws its part of the numbers of the whole. The check
+# arranges that; real ranks have to do so themselves.
+rule("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))(same)
+rule("x p train", "torch.dropout aten.dropout")(same)
 
 
 @rule("x weight", functional("prelu"), "torch.prelu torch.Tensor.prelu aten.prelu")
 def _prelu(bound: Bound) -> RuleClaim | None:
-    """A weight for each channel, which is the second dimension, or one for all."""
-    shape, weight = bound.shape("x"), bound.shape("weight")
-    if shape is None or weight is None or len(weight) != 1:
+    """One weight for each channel (the second dimension), or one for all."""
+    dims, weight = bound.dims(), bound.shape("weight")
+    if dims is None or weight is None or len(weight) != 1:
         return None
-    dims = named(shape, letters(len(shape)))
-    channel = "1" if weight == (1,) else dims.split()[1] if len(shape) > 1 else None
-    if channel is None:
+    if weight == (1,):
+        return RuleClaim({"x": dims, "weight": ["1"]}, (dims,))
+    if dims[1:2] in ([], ["1"]):
         return None
-    if channel == "1" and weight != (1,):
-        return None
-    return RuleClaim({"x": dims, "weight": channel}, (dims,))
+    return RuleClaim({"x": dims, "weight": dims[1:2]}, (dims,))
 
 
 @rule("x dim", functional("glu"), "aten.glu")
 def _glu(bound: Bound) -> RuleClaim | None:
-    """Halves of a dimension gate each other: it stays whole."""
-    shape = bound.shape("x")
-    if not shape:
+    """The halves of a dimension gate each other, so it is not split."""
+    dims = bound.dims()
+    if not dims:
         return None
-    dims = named(shape, letters(len(shape))).split()
-    dim = bound.get("dim", -1) % len(shape)
-    inside = [*dims[:dim], f"{letters(1, dim)[0]}^", *dims[dim + 1 :]]
-    outside = [*dims[:dim], "half^", *dims[dim + 1 :]]
-    return RuleClaim({"x": " ".join(inside)}, (" ".join(outside),))
+    at = bound.get("dim", -1) % len(dims)
+    inside = [*dims[:at], f"{letters(1, at)[0]}^", *dims[at + 1 :]]
+    return unary(inside, [*dims[:at], "half^", *dims[at + 1 :]])
 
 
-# --- Reductions: a dimension that is reduced leaves terms behind where the reduction can be -------
+# --- Reductions: a reduced dimension leaves partial results, if the reduction allows it -----------
 
-# A mean of means is the mean only of equal parts; the extrema are exact as long as no two elements
-# share one (the gradient of a tie depends on who is asked first).
+# A mean of means is the mean only for equal parts. Extrema are exact only if no two elements share
+# one: the gradient of a tie depends on the order.
 
 
-def reduce(
-    shape: tuple[int, ...] | None, dim: object, mark: str, *, keepdim: bool, outputs: int = 1
-) -> RuleClaim | None:
-    """Reduce dimensions of a tensor.
+def reduction(mark: str, outputs: int = 1, dim: int | None = None) -> Rule:
+    """A rule for a reduction over `dim`.
 
     Args:
-        mark: what the reduced dimensions are: terms of a kind, or whole (`^`).
+        mark: the suffix of reduced dimensions: a reduction, or `^` if they are not split.
+        outputs: number of results.
+        dim: default dimension; None means all.
     """
-    reduced = positive_dims(dim, shape)
-    if shape is None or reduced is None:
-        return None
-    dims = named(shape, letters(len(shape))).split()
-    inside = [d + mark if i in reduced and d != "1" else d for i, d in enumerate(dims)]
-    kept = ["1" if i in reduced else d for i, d in enumerate(dims) if keepdim or i not in reduced]
-    return RuleClaim({"x": " ".join(inside)}, (" ".join(kept),) * outputs)
+
+    def claim(bound: Bound) -> RuleClaim | None:
+        dims, reduced = bound.dims(), positive_dims(bound.get("dim", dim), bound.shape())
+        if dims is None or reduced is None:
+            return None
+        inside = [d + mark if i in reduced and d != "1" else d for i, d in enumerate(dims)]
+        ones = ["1"] if bound.get("keepdim") else []
+        kept = [name for i, d in enumerate(dims) for name in (ones if i in reduced else [d])]
+        return unary(inside, *[kept] * outputs)
+
+    return claim
 
 
-def _marked(bound: Bound, mark: str, outputs: int = 1) -> RuleClaim | None:
-    keepdim = bool(bound.get("keepdim"))
-    return reduce(bound.shape("x"), bound.get("dim"), mark, keepdim=keepdim, outputs=outputs)
+_WHOLE = reduction("^")
+_WHOLE_PAIR = reduction("^", 2)
 
-
-@rule("x dim keepdim dtype", everywhere("sum nansum"))
-@rule("x dim", everywhere("count_nonzero"))
-def _sum(bound: Bound) -> RuleClaim | None:
-    return _marked(bound, SUM)
-
-
-@rule("x dim keepdim dtype", everywhere("mean"))
-def _mean(bound: Bound) -> RuleClaim | None:
-    return _marked(bound, AVERAGE)
-
-
-@rule("x dim keepdim", everywhere("amax any"))
-def _maximum(bound: Bound) -> RuleClaim | None:
-    """Whether any is true is the largest of truths."""
-    return _marked(bound, MAXIMUM)
-
-
-@rule("x dim keepdim", everywhere("amin all"))
-def _minimum(bound: Bound) -> RuleClaim | None:
-    return _marked(bound, MINIMUM)
-
-
-@rule("x dim keepdim dtype", everywhere("prod"))
-def _product(bound: Bound) -> RuleClaim | None:
-    return _marked(bound, PRODUCT)
+rule("x dim keepdim dtype", everywhere("sum nansum"))(reduction(SUM))
+rule("x dim", everywhere("count_nonzero"))(reduction(SUM))
+rule("x dim keepdim dtype", everywhere("mean"))(reduction(AVERAGE))
+rule("x dim keepdim", everywhere("amax any"))(reduction(MAXIMUM))
+rule("x dim keepdim", everywhere("amin all"))(reduction(MINIMUM))
+rule("x dim keepdim dtype", everywhere("prod"))(reduction(PRODUCT))
+rule("x dim keepdim", everywhere("logsumexp argmax argmin"))(_WHOLE)
+# A value and its index.
+rule("x dim keepdim", everywhere("mode"))(reduction("^", 2, -1))
+rule("x k dim keepdim", everywhere("kthvalue"))(reduction("^", 2, -1))
 
 
 @rule("x dim keepdim", everywhere("max"))
@@ -236,90 +209,70 @@ def _min(bound: Bound) -> RuleClaim | None:
 
 
 def _extremum(bound: Bound, mark: str) -> RuleClaim | None:
-    """Along a dimension they say where it is too; of two tensors they go by element."""
+    """With a dimension, the result includes the index; two tensors are compared elementwise."""
     if bound.has("dim"):
-        elements = Bound({"x": bound.get("x"), "other": bound.get("dim")}, ("x", "other"), {})
-        claim = broadcasting(elements) if bound.positions == ("x", "dim") else None
-        return claim and RuleClaim(
-            {"x": claim.inputs["x"], "dim": claim.inputs["other"]}, claim.outputs
-        )
-    return _marked(bound, mark) if "dim" not in bound.values else _marked(bound, "^", 2)
-
-
-@rule("x dim keepdim", everywhere("logsumexp argmax argmin"))
-def _whole(bound: Bound) -> RuleClaim | None:
-    return _marked(bound, "^")
+        return broadcasting(bound, ("x", "dim")) if bound.positions == ("x", "dim") else None
+    return reduction(mark)(bound) if "dim" not in bound.values else _WHOLE_PAIR(bound)
 
 
 @rule("x dim keepdim", everywhere("median nanmedian"))
 def _median(bound: Bound) -> RuleClaim | None:
-    """Along a dimension it comes with its place."""
-    return _marked(bound, "^", 2 if "dim" in bound.values else 1)
-
-
-@rule("x dim keepdim", everywhere("mode"))
-@rule("x k dim keepdim", everywhere("kthvalue"))
-def _ranked(bound: Bound) -> RuleClaim | None:
-    """A value and its place; along the last dimension unless another is named."""
-    keepdim = bool(bound.get("keepdim"))
-    return reduce(bound.shape("x"), bound.get("dim", -1), "^", keepdim=keepdim, outputs=2)
+    """With a dimension, the result includes the index."""
+    return _WHOLE_PAIR(bound) if "dim" in bound.values else _WHOLE(bound)
 
 
 @rule("x dim unbiased keepdim correction", "torch.var torch.Tensor.var torch.std torch.Tensor.std")
 def _spread(bound: Bound) -> RuleClaim | None:
-    """The spread within parts does not give the spread of the whole."""
-    return None if isinstance(bound.get("dim"), bool) else _marked(bound, "^")
+    """The variances of parts do not give the variance of the whole."""
+    return None if isinstance(bound.get("dim"), bool) else _WHOLE(bound)
 
 
 @rule("x dim correction keepdim", "aten.var aten.std")
 def _spread_of_dims(bound: Bound) -> RuleClaim | None:
-    """A number in place of the list would be the correction of another overload."""
-    return _marked(bound, "^") if isinstance(bound.get("dim"), list | tuple) else None
+    """A number instead of the list would be the correction of another overload."""
+    return _WHOLE(bound) if isinstance(bound.get("dim"), list | tuple) else None
 
 
 @rule("x dim unbiased keepdim correction", "torch.var_mean torch.std_mean")
 def _spread_and_mean(bound: Bound) -> RuleClaim | None:
-    return None if isinstance(bound.get("dim"), bool) else _marked(bound, "^", 2)
+    return None if isinstance(bound.get("dim"), bool) else _WHOLE_PAIR(bound)
 
 
 @rule("x dim keepdim", "torch.aminmax torch.Tensor.aminmax aten.aminmax")
 def _extrema(bound: Bound) -> RuleClaim | None:
     """The same dimension leaves minima in one result and maxima in the other."""
-    claim = _marked(bound, MINIMUM)
-    shape = bound.shape("x")
+    claim, shape = reduction(MINIMUM)(bound), bound.shape()
     reduced = positive_dims(bound.get("dim"), shape)
     if claim is None or shape is None or reduced is None:
         return None
-    kept = claim.outputs[0] or "1"
+    kept = claim.outputs[0] or ["1"]
     own = [f"{letters(1, i)[0]}{MAXIMUM}" for i in sorted(reduced) if shape[i] != 1]
-    return RuleClaim(claim.inputs, (kept, f"{kept} : {' '.join(own)}" if own else kept))
+    return RuleClaim(claim.inputs, (kept, [*kept, ":", *own] if own else kept))
 
 
 @rule("x ord dim keepdim dtype", "torch.linalg.vector_norm aten.linalg_vector_norm")
 @rule("x p dim keepdim dtype", everywhere("norm") + " torch.functional.norm")
 def _norm(bound: Bound) -> RuleClaim | None:
-    """Norms that are a sum, or an extremum, of what the elements give."""
+    """Some norms are a sum or an extremum over the elements."""
     order = bound.get("ord", bound.get("p", 2))
     if order == "fro":
         order = 2
     if not isinstance(order, int | float):
         return None
     marks = {0: SUM, 1: SUM, float("inf"): MAXIMUM, float("-inf"): MINIMUM}
-    return _marked(bound, marks.get(order, "^"))
+    return reduction(marks.get(order, "^"))(bound)
 
 
 @rule("x k dim largest sorted", everywhere("topk"))
 @rule("x dim descending stable", everywhere("sort"))
 @rule("x dim", everywhere("cummax cummin"))
 def _ordered(bound: Bound) -> RuleClaim | None:
-    """Places are within the whole dimension; of the result it may have another length."""
-    shape = bound.shape("x")
-    whole = positive_dims(bound.get("dim", -1), shape)
-    if shape is None or whole is None:
+    """Indices refer to the whole dimension, which may have another length in the result."""
+    dims, whole = bound.dims(), positive_dims(bound.get("dim", -1), bound.shape())
+    if dims is None or whole is None:
         return None
-    dims = named(shape, letters(len(shape))).split()
-    text = " ".join("_" if i in whole else d for i, d in enumerate(dims))
-    return RuleClaim({"x": text}, (text, text))
+    text = ["_" if i in whole else d for i, d in enumerate(dims)]
+    return unary(text, text, text)
 
 
 @rule("x dim descending stable", everywhere("argsort"))
@@ -330,9 +283,8 @@ def _order(bound: Bound) -> RuleClaim | None:
 
 @rule("tensor num_classes", functional("one_hot"))
 def _one_hot(bound: Bound) -> RuleClaim | None:
-    """How many classes there are must not be left to the largest index that a rank sees."""
-    shape, classes = bound.shape("tensor"), bound.get("num_classes", -1)
-    if shape is None or classes < 1:
+    """Without a number of classes, it would depend on the largest index of each rank."""
+    dims, classes = bound.dims("tensor"), bound.get("num_classes", -1)
+    if dims is None or classes < 1:
         return None
-    dims = named(shape, letters(len(shape)))
-    return RuleClaim({"tensor": dims}, (f"{dims} {classes}".strip(),))
+    return RuleClaim({"tensor": dims}, ([*dims, str(classes)],))

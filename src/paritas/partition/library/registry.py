@@ -1,4 +1,4 @@
-"""Which annotation an operator has: the library's own rules, and what users register."""
+"""The annotation of an operator: the rules of the library, and what users register."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import torch
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation
 
-# --- What a rule of the library is given and what it gives: a call bound to names, and a claim ----
+# --- What a rule gets and returns: a call whose arguments have names, and a claim -----------------
 
-# A rule knows parameters by name; an annotation knows arguments by position. This module is the
-# step between the two, so that a rule does not care how its operator was called.
+# Rules know parameters by name, annotations know arguments by position. `bind` and `claim_text`
+# translate, so that a rule does not depend on how its operator is called.
 
-# How what a dimension leaves behind is put together again, if the result does not have it.
+# The suffix of a dimension that the result does not have: how its parts are reduced.
 SUM, AVERAGE, MAXIMUM, MINIMUM, PRODUCT = "+", "+avg", "+max", "+min", "+prod"
 _ALPHABET = "abcdefgh"
-# The first parameter of an operator is called differently by torch's own namespaces.
+# The namespaces of torch have different names for the first parameter of an operator.
 _FIRST = ("input", "self")
+
+# The dimensions of a tensor: one string each, or all in one string.
+Dims = Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +33,10 @@ class Bound:
     """A call whose arguments have names.
 
     Attributes:
-        values: what was passed, by parameter; what was not passed is not there.
+        values: the arguments that were passed, by parameter.
         positions: the parameter of each positional argument.
-        keywords: the parameter of each keyword argument, by the keyword used.
-        starred: the parameter whose items were passed one by one.
+        keywords: the parameter of each keyword argument, by keyword.
+        starred: parameters whose items were passed one by one.
     """
 
     values: Mapping[str, Any]
@@ -42,16 +45,21 @@ class Bound:
     starred: frozenset[str] = frozenset()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What was passed as a parameter."""
+        """The argument of a parameter."""
         return self.values.get(name, default)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor that was passed; None for a number or for nothing."""
+    def shape(self, name: str = "x") -> tuple[int, ...] | None:
+        """The shape of a tensor argument; None if it is not a tensor."""
         value = self.values.get(name)
         return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
+    def dims(self, name: str = "x") -> list[str] | None:
+        """An identifier for each dimension of a tensor argument; None if it is not a tensor."""
+        shape = self.shape(name)
+        return None if shape is None else named(shape, letters(len(shape)))
+
     def has(self, name: str) -> bool:
-        """Whether a tensor was passed."""
+        """Whether the argument is a tensor."""
         return isinstance(self.values.get(name), torch.Tensor)
 
     def spread(self, name: str) -> bool:
@@ -61,34 +69,38 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class RuleClaim:
-    """What a rule says of a call.
+    """What a rule claims about a call.
 
     Attributes:
-        inputs: the dimensions of a parameter; a parameter that is not named is given whole.
+        inputs: the dimensions of parameters; parameters not listed are not split.
         outputs: the dimensions of each result.
-        numbers: parameters that are as large as a dimension and are divided with it: the parameter,
-            the item of it if it is a sequence, the dimension.
-        bounds: the parameters that say where a rank's part of a dimension begins and ends, and the
-            dimension.
-        group: the parameter that takes the process group of the ranks, and the dimension whose
-            split needs one; the call need not have it.
+        numbers: parameters that are the length of a dimension and are divided with it: the
+            parameter, the item if it is a sequence, and the dimension.
+        bounds: the parameters for the start and end of a rank's part, and the dimension.
+        group: the parameter for the process group of the ranks, which the call may omit, and the
+            dimension whose split needs it.
     """
 
-    inputs: Mapping[str, str]
-    outputs: tuple[str, ...]
+    inputs: Mapping[str, Dims]
+    outputs: tuple[Dims, ...]
     numbers: tuple[tuple[str, int | None, str], ...] = ()
     bounds: tuple[str, str, str] | None = None
     group: tuple[str, str] | None = None
 
 
+def unary(inside: Dims | None, *outside: Dims) -> RuleClaim | None:
+    """A claim about `x` alone; by default the result has the same dimensions."""
+    return None if inside is None else RuleClaim({"x": inside}, outside or (inside,))
+
+
 def bind(parameters: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound | None:
-    """Give arguments their names.
+    """Assign arguments to parameters.
 
     Args:
-        parameters: names in their order; a last one with a star takes all that is left.
+        parameters: names in order; a last one with a star takes all remaining arguments.
 
     Returns:
-        None if there are arguments that the rule has not heard of: it cannot speak for them.
+        None if the rule does not know an argument, and so cannot claim anything.
     """
     names = parameters.split()
     rest = names.pop()[1:] if names[-1].startswith("*") else None
@@ -114,34 +126,35 @@ def bind(parameters: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bou
 
 
 def claim_text(claim: RuleClaim, bound: Bound) -> str:
-    """A claim as an annotation of this call: positional arguments, then tensors by keyword."""
+    """A claim as an annotation of this call: positional arguments, then keyword tensors."""
     starred = Counter[str]()
     inputs = []
     for name in bound.positions:
         item = f"{name}[{starred[name]}]"
         starred[name] += 1
-        inputs.append(claim.inputs.get(name) or claim.inputs.get(item) or "?")
+        inputs.append(_spell(claim.inputs.get(name) or claim.inputs.get(item) or "?"))
     for keyword, name in bound.keywords.items():
         if claim.inputs.get(name):
-            inputs.append(f"{keyword}={claim.inputs[name]}")
-    outputs = [dims or "1" for dims in claim.outputs]
+            inputs.append(f"{keyword}={_spell(claim.inputs[name])}")
+    outputs = [_spell(dims or "1") for dims in claim.outputs]
     numbers = [f"{_number_place(bound, name, item)}={dim}" for name, item, dim in claim.numbers]
     if claim.bounds is not None:
         begin, end, dim = claim.bounds
-        numbers.append(
-            f"{_number_place(bound, begin, None)}:{_number_place(bound, end, None)}={dim}"
-        )
+        numbers.append(f"{_number_place(bound, begin)}:{_number_place(bound, end)}={dim}")
     if claim.group is not None:
         name, dim = claim.group
-        numbers.append(
-            f"{_number_place(bound, name, None) if name in bound.values else name}=ranks({dim})"
-        )
+        place = _number_place(bound, name) if name in bound.values else name
+        numbers.append(f"{place}=ranks({dim})")
     text = f"{', '.join(inputs)} -> {', '.join(outputs)}"
     return text + (f" ; {', '.join(numbers)}" if numbers else "")
 
 
-def _number_place(bound: Bound, name: str, item: int | None) -> str:
-    """Where a number was passed: by position or by keyword, alone or as an item of a sequence."""
+def _spell(dims: Dims) -> str:
+    return dims if isinstance(dims, str) else " ".join(dims)
+
+
+def _number_place(bound: Bound, name: str, item: int | None = None) -> str:
+    """The position or keyword of a number, or of the sequence of which it is an item."""
     position = bound.positions.index(name) if name in bound.positions else None
     if position is None:
         place = next(keyword for keyword, given in bound.keywords.items() if given == name)
@@ -155,32 +168,35 @@ def _number_place(bound: Bound, name: str, item: int | None) -> str:
 
 
 def letters(count: int, start: int = 0) -> list[str]:
-    """Identifiers for so many dimensions."""
+    """Identifiers for a number of dimensions."""
     return [_ALPHABET[i] if i < len(_ALPHABET) else f"a{i}" for i in range(start, start + count)]
 
 
-def named(shape: Sequence[int], names: Sequence[str]) -> str:
-    """The dimensions of a shape, aligned to the right of names: a length of 1 is frozen."""
+def dim_of(size: int, name: str) -> str:
+    """A dimension by name; a length of 1 is never split."""
+    return "1" if size == 1 else name
+
+
+def named(shape: Sequence[int], names: Sequence[str]) -> list[str]:
+    """The dimensions of a shape; the names are aligned to the right."""
     offset = len(names) - len(shape)
-    return " ".join("1" if size == 1 else names[offset + i] for i, size in enumerate(shape))
+    return [dim_of(size, names[offset + i]) for i, size in enumerate(shape)]
 
 
-def frozen(dims: str, whole: Iterable[int]) -> str:
-    """Dimensions of which some, by their positions, stay whole."""
+def frozen(dims: Sequence[str], whole: Iterable[int]) -> list[str]:
+    """The dimensions, with those at the given positions never split."""
     stay = set(whole)
-    return " ".join(
-        f"{dim}^" if i in stay and dim != "1" else dim for i, dim in enumerate(dims.split())
-    )
+    return [f"{dim}^" if i in stay and dim != "1" else dim for i, dim in enumerate(dims)]
 
 
-def once(dims: str, *summed: str) -> str:
-    """A tensor that is one term of the sums over these dimensions: one rank adds it."""
+def once(dims: Sequence[str], *summed: str) -> Dims:
+    """A tensor that is one term of the sums over these dimensions: only one rank adds it."""
     marks = [f"!{dim.removesuffix(SUM)}" for dim in summed if dim.endswith(SUM)]
-    return f"{dims} : {' '.join(marks)}" if dims and marks else dims
+    return [*dims, ":", *marks] if dims and marks else dims
 
 
 def positive_dims(dim: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Dimensions counted from the front; None names them all, and so does an empty list."""
+    """Dimensions counted from the front; None and an empty list mean all of them."""
     if not shape:
         return None
     given = (dim,) if isinstance(dim, int) else tuple(dim or range(len(shape)))
@@ -189,42 +205,32 @@ def positive_dims(dim: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | 
     return tuple(d % len(shape) for d in given)
 
 
-def broadcast(
-    shapes: Iterable[tuple[int, ...]], suffix: Mapping[int, str] | str = ""
-) -> tuple[list[str], list[str], tuple[int, ...]] | None:
-    """Dimensions of tensors that broadcast with each other.
-
-    Args:
-        suffix: what follows the identifiers, for all or by dimension of the result.
-
-    Returns:
-        The dimensions of each tensor, those of the result and its shape.
-    """
+def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[list[list[str]], list[str]] | None:
+    """The dimensions of tensors that broadcast with each other, and those of the result."""
     shapes = list(shapes)
     try:
-        whole = tuple(torch.broadcast_shapes(*shapes))
+        whole = torch.broadcast_shapes(*shapes)
     except RuntimeError:
         return None
-    marks = suffix if isinstance(suffix, Mapping) else dict.fromkeys(range(len(whole)), suffix)
-    names = [name + marks.get(i, "") for i, name in enumerate(letters(len(whole)))]
-    return [named(shape, names) for shape in shapes], named(whole, names).split(), whole
+    names = letters(len(whole))
+    return [named(shape, names) for shape in shapes], named(whole, names)
 
 
 # --- The registry ---------------------------------------------------------------------------------
 
-# A rule is a function of the actual call. It claims what is true for these shapes and these
-# keywords, and claims nothing (None) for a call that it does not know to the last argument.
+# A rule is a function of the call. It claims what is true for these shapes and keywords. It returns
+# None if it does not know every argument of the call.
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Rule = Callable[[Bound], RuleClaim | None]
-# What a user registers: the annotation, or a function of the call that gives it (or None).
+# What a user registers: an annotation, or a function of the call that returns one (or None).
 Registered = str | Callable[..., "str | None"]
 
 
 @dataclasses.dataclass(frozen=True)
 class _LibraryRule:
-    """A rule of the library and the parameters it speaks for."""
+    """A rule of the library, and the parameters of its operators."""
 
     rule: Rule
     parameters: str
@@ -235,10 +241,9 @@ _REGISTERED: dict[str, Registered] = {}
 
 
 def name_of(operator: str | Callable[..., Any]) -> str:
-    """The name under which an operator is looked up.
+    """The name under which an operator is registered.
 
-    The spellings of one operator come to one: `torch.ops.aten.add.Tensor`, `aten::add.Tensor` and
-    `aten.add`.
+    `torch.ops.aten.add.Tensor`, `aten::add.Tensor` and `aten.add` have the same name.
     """
     if not isinstance(operator, str):
         return _name_of_function(operator)
@@ -249,7 +254,7 @@ def name_of(operator: str | Callable[..., Any]) -> str:
 
 
 def _name_of_function(function: Callable[..., Any]) -> str:
-    """Torch's own functions do not all know where people find them: they are looked for there."""
+    """The name of a function; some of torch's functions do not know their public name."""
     text = str(function)
     if text.startswith("aten."):
         return name_of(text)
@@ -260,7 +265,7 @@ def _name_of_function(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def _torch_names() -> dict[int, str]:
-    """The names of the library's rules, by the function that each name leads to."""
+    """The names of the library's rules, by the id of the function with that name."""
     found: dict[int, str] = {}
     for name in _RULES:
         place: Any = torch
@@ -271,15 +276,15 @@ def _torch_names() -> dict[int, str]:
     return found
 
 
-# --- the library's own ----------------------------------------------------------------------------
+# --- The library ----------------------------------------------------------------------------------
 
 
 def rule(parameters: str, *names: str) -> Callable[[Rule], Rule]:
-    """Make a function the rule of operators.
+    """Register a function as the rule of operators.
 
     Args:
-        parameters: of the operators, in their order; see `claims.bind`.
-        names: in full (`torch.add`), or several in one string.
+        parameters: of the operators, in order; see `bind`.
+        names: full names (`torch.add`), several in one string.
     """
 
     def add(function: Rule) -> Rule:
@@ -293,33 +298,33 @@ def rule(parameters: str, *names: str) -> Callable[[Rule], Rule]:
 
 
 def everywhere(*short: str) -> str:
-    """Names of operators that are functions of torch, methods of tensors and aten operators."""
+    """Full names of operators that are torch functions, tensor methods and aten operators."""
     words = " ".join(short).split()
     return " ".join(f"torch.{word} torch.Tensor.{word} aten.{word}" for word in words)
 
 
 def functional(*short: str) -> str:
-    """Names of operators in `torch.nn.functional`."""
+    """Full names of operators in `torch.nn.functional`."""
     return " ".join(f"torch.nn.functional.{word}" for word in " ".join(short).split())
 
 
 def shipped() -> list[str]:
-    """The names of the operators that the library itself has rules for, sorted."""
+    """The sorted names of the operators in the library."""
     return sorted(_RULES)
 
 
 def known() -> list[str]:
-    """The names of all operators that have an annotation, sorted."""
+    """The sorted names of all operators with an annotation."""
     return sorted({*_RULES, *_REGISTERED})
 
 
 def is_registered(operator: str | Callable[..., Any]) -> bool:
-    """Whether a user gave an operator an annotation of their own."""
+    """Whether a user registered an annotation for an operator."""
     return name_of(operator) in _REGISTERED
 
 
 def registration(operator: str | Callable[..., Any]) -> Registered | None:
-    """What a user registered for an operator; None if nothing is."""
+    """What a user registered for an operator, if anything."""
     return _REGISTERED.get(name_of(operator))
 
 
@@ -328,12 +333,9 @@ def annotation_for(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Annotation | None:
-    """The annotation of an operator for these arguments.
+    """The annotation of an operator for these arguments, or None if no rule covers the call.
 
-    What a user registered is preferred to the library's own rule.
-
-    Returns:
-        None if there is no rule, or if the rule has nothing to say of such a call.
+    A user's registration takes precedence over the library.
     """
     key, keywords = name_of(name), dict(kwargs or {})
     if key in _REGISTERED:
@@ -348,37 +350,37 @@ def annotation_for(
     return None if claim is None else Annotation.parse(claim_text(claim, bound))
 
 
-# --- the users' own -------------------------------------------------------------------------------
+# --- Registrations of users -----------------------------------------------------------------------
 
 
 def register(
     name: str | Callable[..., Any], annotation: Registered, *, overwrite: bool = False
 ) -> None:
-    """Give an operator an annotation.
+    """Register an annotation for an operator.
 
     Args:
-        name: of the operator as it is called (`my_package.ops.my_matmul`), or the operator.
-        annotation: the text, or a function of the operator's arguments that gives it; such a
-            function says None for calls it has no annotation for.
-        overwrite: an operator that has an annotation already is refused without it.
+        name: full name of the operator (`my_package.ops.my_matmul`), or the operator itself.
+        annotation: the text, or a function of the operator's arguments that returns it, or None
+            for calls without an annotation.
+        overwrite: whether to replace an existing annotation.
     """
     key = name_of(name)
     if not overwrite and (key in _REGISTERED or key in _RULES):
         raise UsageError(
-            f"{key} has an annotation already; register(..., overwrite=True) replaces it"
+            f"{key} already has an annotation; register(..., overwrite=True) replaces it"
         )
     if isinstance(annotation, str):
         Annotation.parse(annotation)
     elif not callable(annotation):
         raise UsageError(
-            f"the annotation of {key} is {annotation!r}: give its text, or a function of the "
-            "operator's arguments that gives it"
+            f"the annotation of {key} must be a string, or a function of the operator's arguments "
+            f"that returns one, got {annotation!r}"
         )
     _REGISTERED[key] = annotation
 
 
 def unregister(name: str | Callable[..., Any]) -> None:
-    """Forget what was registered for an operator; the library's own rule is back, if it has one."""
+    """Remove a registration; the library's rule applies again, if there is one."""
     key = name_of(name)
     if key not in _REGISTERED:
         raise UsageError(f"nothing is registered for {key}")
@@ -388,7 +390,7 @@ def unregister(name: str | Callable[..., Any]) -> None:
 def annotated(
     annotation: Registered, *, name: str | None = None, overwrite: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Annotate a function of your own; the function itself is not changed.
+    """Annotate a function; the function itself is not changed.
 
     ```python
     @annotated("m k+, k+ n -> m n")

@@ -1,1 +1,1 @@
-"""The check of a recipe on real ranks: processes, or threads of this process."""
+"""Checks on real ranks: processes, or threads of this process."""

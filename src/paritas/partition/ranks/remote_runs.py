@@ -1,8 +1,8 @@
-"""The runs of a check whose split side is run by real ranks.
+"""The runs of a check whose parts run on real ranks.
 
-The arguments are split and the verdict is taken as in one process; between the two, each rank runs
-its part, and results and gradients go through collectives. So where the two ways disagree, it is
-the ranks and not the check.
+Arguments are split and judged as in one process. In between, each rank runs its part, and results
+and gradients go through collectives. So if the two ways disagree, the reason is the ranks and not
+the check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from paritas._torch.operators import default_dtype, map_tensors
-from paritas.errors import UsageError, in_one_line
+from paritas.errors import UsageError, first_line, in_one_line
 from paritas.parallel.rank_pool import LostRankError
 from paritas.partition.runner import COTANGENTS, Draws, Runner
 from paritas.placement.recipes import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from paritas.results.placements import Role
 
 
-# --- Collectives over tensors of any dtype and of parts that differ in size -----------------------
+# --- Collectives for tensors of any dtype and for parts of different sizes ------------------------
 
 _OPERATIONS = {
     "sum": distributed.ReduceOp.SUM,
@@ -56,7 +56,7 @@ _OPERATIONS = {
 
 
 def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
-    """The parts of all ranks one after the other; None if they do not fit together."""
+    """The concatenated parts of all ranks; None if they do not fit together."""
     held = _gather_shapes(tensor, ranks)
     if not -tensor.dim() <= dim < tensor.dim():
         return None
@@ -65,10 +65,10 @@ def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
     if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in held):
         return None
     sizes = [shape[dim] for _, shape in held]
-    # All ranks send as much as the largest has: an all-gather takes parts of one size.
+    # An all-gather needs parts of equal size, so all ranks pad to the largest.
     padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
     padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-    sent = _where_it_travels(_plain(padded))
+    sent = _on_sending_device(_plain(padded))
     parts = [torch.empty_like(sent) for _ in range(ranks)]
     distributed.all_gather(parts, sent)
     whole = [
@@ -79,13 +79,13 @@ def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
 
 
 def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
-    """What the terms of all ranks come to; None if they do not fit together."""
+    """The reduced terms of all ranks; None if they do not fit together."""
     held = _gather_shapes(tensor, ranks)
     if len(set(held)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
         return None
     small = not tensor.is_floating_point() and not tensor.is_complex()
     sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
-    sent = _where_it_travels(sent.contiguous())
+    sent = _on_sending_device(sent.contiguous())
     distributed.all_reduce(sent, op=_OPERATIONS[reduction])
     if small:
         return sent.to(tensor.dtype)
@@ -94,19 +94,19 @@ def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
 
 
 def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of what each rank holds."""
-    told: list[Any] = [None] * ranks
-    distributed.all_gather_object(told, (str(tensor.dtype), tuple(tensor.shape)))
-    return told
+    """The dtype and shape that each rank holds."""
+    found: list[Any] = [None] * ranks
+    distributed.all_gather_object(found, (str(tensor.dtype), tuple(tensor.shape)))
+    return found
 
 
-def _where_it_travels(tensor: Tensor) -> Tensor:
-    """NCCL sends from GPU to GPU, every other backend here from the host."""
+def _on_sending_device(tensor: Tensor) -> Tensor:
+    """NCCL sends from GPU to GPU, the other backends from the CPU."""
     return tensor if "nccl" in distributed.get_backend() else tensor.cpu()
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that is sent."""
+    """The same bits in a dtype that can be sent."""
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj()).contiguous()
     if tensor.dtype is torch.bool:
@@ -120,19 +120,15 @@ def _as_before(sent: Tensor, tensor: Tensor) -> Tensor:
     return sent.to(tensor.dtype)
 
 
-# --- What a real rank does for a check: run the operator on its part, then talk to the others -----
+# --- What a rank does: run the operator on its part, then join the results by collectives ---------
 
-# The same code is run by processes and by threads. Before each collective the ranks tell each other
-# how it went and what they hold: one that failed, or holds something of another shape, would
-# otherwise leave its peers waiting, or bring them down.
+# Processes and threads run the same code. Before each collective, the ranks exchange their errors
+# and shapes. Otherwise a rank that failed, or holds another shape, would block or crash its peers.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """An operator on its way to a rank: pickled, or by a name under which it can be imported.
-
-    Ranks that are threads of this process have it as it is.
-    """
+    """An operator as it is sent to a rank: by its name, pickled, or, to a thread, as it is."""
 
     pickled: bytes | None = None
     name: str = ""
@@ -141,37 +137,37 @@ class Sent:
 
     @classmethod
     def pack(cls, function: Callable[..., Any], name: str, imports: Sequence[str] = ()) -> Sent:
-        """Find out how it can be sent.
+        """Pack an operator by its name, or else pickled.
 
         Args:
-            imports: modules that bring it, where it is known by what it is registered as.
+            imports: modules to import first, because they register the operator.
 
         Raises:
-            UsageError: in neither way.
+            UsageError: neither is possible.
         """
         own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-        for known in (name, own, f"torch.ops.{function}"):  # the last of aten's, and of custom ones
+        for known in (name, own, f"torch.ops.{function}"):  # the last one for aten and custom ones
             if _resolve_name(known) is function:
                 return cls(name=known, imports=tuple(imports))
         try:
             return cls(pickled=pickle.dumps(function), imports=tuple(imports))
-        except Exception:  # noqa: BLE001  (what an object raises when pickled is its own)
+        except Exception:  # noqa: BLE001  (pickling may raise anything)
             shown = name or getattr(function, "__qualname__", repr(function))
         raise UsageError(
-            f"{shown} can neither be imported by its name nor pickled, so real ranks cannot have "
-            "it; define it at the top of a module"
+            f"{shown} can neither be imported by its name nor pickled, so it cannot be sent to "
+            "real ranks; define it at the top level of a module"
         )
 
     def unpack(self) -> Callable[..., Any]:
-        """The operator, where the rank can have it.
+        """The operator, on the rank.
 
         Raises:
-            UsageError: it cannot.
+            UsageError: it cannot be imported.
         """
         if self.itself is not None:
             return self.itself
         found: Any = None
-        reason = "nothing of that name"
+        reason = "there is nothing with that name"
         try:
             for module in self.imports:
                 importlib.import_module(module)
@@ -180,21 +176,21 @@ class Sent:
             reason = f"{type(error).__name__}: {error}"
         if not callable(found):
             raise UsageError(
-                f"a rank cannot import the operator ({reason}); define it in a module, and before "
-                "the first check on real ranks"
+                f"a rank cannot import the operator ({reason}); define it in a module before the "
+                "first check on real ranks"
             )
         return found  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
 class RankWork:
-    """What a rank needs to run its part forward.
+    """What a rank needs for its forward pass.
 
-    Tensors travel on the host, and are moved to the device of that kind that the rank has.
+    Tensors are sent on the CPU, and the rank moves them to its own device.
 
     Attributes:
-        exchanges: whether the operator is given a group. If it raises, its peers may wait for it
-            there and not for what it says; the error itself lets them go.
+        exchanges: whether the operator communicates. If it raises, its peers may wait inside of it;
+            the error must then leave the task, which stops them.
     """
 
     operator: Sent
@@ -212,7 +208,7 @@ class RankWork:
 
 @dataclasses.dataclass(frozen=True)
 class Back:
-    """What a rank is sent for its part of the backward pass; `exchanges` as forward."""
+    """What a rank needs for its backward pass; `exchanges` as in `RankWork`."""
 
     cotangents: dict[Item, Tensor]
     placements: tuple[Role, ...]
@@ -221,14 +217,14 @@ class Back:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What a rank gives back.
+    """What a rank returns.
 
     Attributes:
         own: its results, or its gradients in the order of its tensors.
         live: results that can be differentiated.
-        together: what collectives made of all ranks' own; from rank 0 alone.
-        error: what its own part raised.
-        refused: whether that was no fault of the operator.
+        together: what collectives made of the results of all ranks; only from rank 0.
+        error: what its part raised.
+        refused: whether that was a `UsageError`, and not a fault of the operator.
     """
 
     own: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -239,7 +235,7 @@ class Done:
 
 
 class _RankRunner(Runner):
-    """Runs one part as the check in one process does."""
+    """Runs one part, as the check in one process does."""
 
     def run_part(self, work: RankWork, values: Values) -> dict[Item, Any]:
         self.is_first, self.written = False, work.written
@@ -255,12 +251,12 @@ class _RankRunner(Runner):
                 return self.named(self.invoke(mine), mine)
 
 
-# The graph of a rank between forward and backward; ranks that are threads share this module.
+# The graph of each rank between forward and backward; ranks that are threads share this module.
 _KEPT: dict[int, tuple[dict[Item, Tensor], list[Tensor]]] = {}
 
 
 def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
-    """Run the operator on this rank's part, and put the results together by collectives."""
+    """Run the operator on this rank's part, and join the results by collectives."""
     _KEPT.pop(rank, None)
     done, live = Done(), {}
     tensors: list[Tensor] = []
@@ -273,8 +269,9 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
         call = OperatorCall(work.operator.unpack())
         live = _RankRunner(call, (), work.seed).run_part(work, values)
     except Exception as error:
-        done = Done(error=in_one_line(error), refused=isinstance(error, UsageError))
-        if work.exchanges and not done.refused:
+        refused = isinstance(error, UsageError)
+        done = Done(error=first_line(error) if refused else in_one_line(error), refused=refused)
+        if work.exchanges and not refused:
             raise
     if not _all_ranks_succeeded(done, ranks):
         return done
@@ -292,7 +289,7 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
 
 
 def go_back(rank: int, ranks: int, back: Back) -> Done:
-    """Send cotangents back through this rank's part, and put the gradients together."""
+    """Send cotangents back through this rank's part, and join the gradients."""
     outputs, tensors = _KEPT[rank]
     asked = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
     ends = {item: end for item, end in outputs.items() if item in back.cotangents}
@@ -318,7 +315,7 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
         role = _gradient_role(placement)
         if role is None or not tensors[place].requires_grad:
             continue
-        # A rank without a gradient adds nothing.
+        # A rank without a gradient contributes zeros.
         gradient = own.get(place)
         mine = torch.zeros_like(tensors[place]) if gradient is None else gradient
         value = _by_collective(mine, role, ranks)
@@ -328,9 +325,9 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
 
 
 def _own_device(work: RankWork, rank: int) -> torch.device:
-    """The device that a rank has: of GPUs its own, or one that it shares if there are fewer.
+    """The device of a rank: its own GPU, or a shared one if there are too few.
 
-    Threads share one: what they exchange is put together where it lies.
+    Threads share one device, because their collectives do not move tensors.
     """
     if work.device != "cuda" or work.operator.itself is not None:
         return torch.device(work.device)
@@ -340,7 +337,7 @@ def _own_device(work: RankWork, rank: int) -> torch.device:
 
 
 def _to_own_device(value: Any, device: torch.device) -> Any:
-    """An argument where the rank has its device; another kind of device is the operator's own."""
+    """Move an argument to the device of the rank; a device of another kind is not changed."""
     if isinstance(value, torch.device) and value.type != device.type:
         return value
     return moved(value, device)
@@ -353,7 +350,7 @@ def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _by_collective(tensor: Tensor, role: Role, ranks: int) -> Tensor | None:
-    """What all ranks hold together, where a program would use a collective for it."""
+    """Join the values of all ranks, if a program would use a collective for it."""
     match role:
         case Shard(dim=dim, halo=(0, 0)):
             return gather_parts(tensor, dim, ranks)
@@ -364,18 +361,18 @@ def _by_collective(tensor: Tensor, role: Role, ranks: int) -> Tensor | None:
 
 
 def _gradient_role(role: Role) -> Role | None:
-    """What the ranks' gradients of an argument are; None where they are put together elsewhere."""
+    """The role of the gradients of an argument; None if no collective joins them."""
     if isinstance(role, Replicate) and role.summed:
         return Partial("sum")
     return role if isinstance(role, Shard) else None
 
 
-# The group that operators of a rank are given, and the group of all ranks that it was made in.
+# For each rank, the world and the group that its operators get.
 _GROUPS: dict[int, tuple[Any, Any]] = {}
 
 
 def _own_group() -> Any:
-    """A group of all ranks for the operator alone: what it says there is for no one else's ears."""
+    """A group of all ranks that only the operator uses."""
     rank, world = distributed.get_rank(), distributed.group.WORLD
     known, group = _GROUPS.get(rank, (None, None))
     if known is not world:
@@ -385,18 +382,18 @@ def _own_group() -> Any:
 
 
 def _all_ranks_succeeded(done: Done, ranks: int) -> bool:
-    told: list[Any] = [None] * ranks
-    distributed.all_gather_object(told, done.error)
-    return all(error is None for error in told)
+    errors: list[Any] = [None] * ranks
+    distributed.all_gather_object(errors, done.error)
+    return all(error is None for error in errors)
 
 
 def _resolve_name(name: str) -> Any:
-    """What a dotted name stands for, or None."""
+    """The object with a dotted name, or None."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
             found: Any = importlib.import_module(".".join(parts[:cut]))
-        except (ImportError, ValueError):  # the latter of a name with nothing before a dot
+        except (ImportError, ValueError):  # ValueError: a relative name
             continue
         for part in parts[cut:]:
             found = getattr(found, part, None)
@@ -406,21 +403,17 @@ def _resolve_name(name: str) -> Any:
 
 # --- The runs -------------------------------------------------------------------------------------
 
-# The arguments are split and the verdict is taken as in one process; between the two, each rank
-# runs its part, and results and gradients go through collectives. So where the two ways disagree,
-# it is the ranks and not the check.
-
 _HOST = torch.device("cpu")
 
 
 class Team(Protocol):
-    """Ranks of any kind, each of which can be given something to do."""
+    """Ranks of any kind that can run a task."""
 
     def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Have each rank do the task with its payload."""
+        """Run the task on each rank with its payload."""
 
     def sent(self, function: Callable[..., Any], name: str) -> Sent:
-        """An operator, as these ranks can have it."""
+        """An operator in a form that these ranks can receive."""
 
 
 class RemoteRunner(Runner):
@@ -434,7 +427,7 @@ class RemoteRunner(Runner):
         team: Team,
         program: Callable[..., Any] | None = None,
     ) -> None:
-        """`program` is what the ranks run; without it, the operator itself."""
+        """`program` is what the ranks run instead of the operator."""
         super().__init__(call, levels, seed)
         self.team = team
         self.operator = team.sent(program or call.function, "" if program else call.name)
@@ -442,7 +435,7 @@ class RemoteRunner(Runner):
         self.is_program = program is not None
         self.exchanges = any(recipe.exchanges for recipe, _ in levels)
         self.ranks = math.prod(ranks for _, ranks in levels)
-        self._together_by_ranks: dict[Item, Tensor] = {}
+        self.joined_by_ranks: dict[Item, Tensor] = {}
         self._here = False
 
     def split(
@@ -452,27 +445,24 @@ class RemoteRunner(Runner):
         cotangents: int = COTANGENTS,
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> OperatorRun:
-        """On the ranks; here where the operator's own rounding is shaken, which only adds noise.
-
-        What talks to its peers runs among them or not at all.
-        """
+        """Run on the ranks; here if rounding is perturbed and the ranks do not communicate."""
         self._here = around is not None and not self.is_program and not self.exchanges
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
     def ranked(self, values: Values, terms: Terms) -> dict[Item, Any]:
-        """The results of all ranks; along one axis, as their own collectives gave them."""
+        """The results of all ranks; with a single axis, as their own collectives joined them."""
         together = super().ranked(values, terms)
         if not self._here and len(self.levels) == 1:
-            for item, value in self._together_by_ranks.items():
+            for item, value in self.joined_by_ranks.items():
                 together[item] = _carry_collective(item, together[item], value)
         return together
 
     def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
-        """Each rank of a program has a loss of its own, and goes back from all of it."""
+        """Each rank of a program starts its backward pass from the whole cotangent."""
         return targets if self.is_program else super().claimed(targets)
 
     def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[Item, Any]]:
-        """Every rank's results, in one graph with what it was given."""
+        """The results of all ranks, connected to their arguments by autograd."""
         if self._here:
             return super().run_leaves(ranks)
         flat = [
@@ -488,7 +478,7 @@ class RemoteRunner(Runner):
         ]
 
     def works(self, leaves: list[RankLeaf]) -> list[RankWork]:
-        """What each rank is sent: its own part, and nothing of the others'."""
+        """The work of each rank, with its own part of the arguments only."""
         single = len(self.levels) == 1
         return [
             RankWork(
@@ -517,7 +507,7 @@ class RemoteRunner(Runner):
         ]
 
     def placements(self, leaf: RankLeaf) -> tuple[Role, ...]:
-        """Of each tensor of a rank; over several axes each rank's gradient is put together here."""
+        """The role of each tensor of a rank; with several axes, gradients are joined here."""
         recipe = self.levels[0][0] if len(self.levels) == 1 else None
         return tuple(
             recipe.placement(place) if recipe else Replicate(summed=False)
@@ -526,16 +516,16 @@ class RemoteRunner(Runner):
         )
 
     def ask(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Have the ranks do something; that one was lost is remembered, whoever catches it."""
+        """Run a task on the ranks; remember a lost rank even if the error is caught."""
         try:
-            told = self.team(task, payloads)
+            answers = self.team(task, payloads)
         except LostRankError as error:
             self.lost = error
             raise
-        return [self._back_here(done) for done in told]
+        return [self._move_to_device(done) for done in answers]
 
-    def _back_here(self, done: Done) -> Done:
-        """What came from a rank on the host, where the call has its tensors."""
+    def _move_to_device(self, done: Done) -> Done:
+        """Move the answer of a rank from the CPU to the device of the call."""
         if self.device == _HOST:
             return done
         own, together = (
@@ -544,14 +534,10 @@ class RemoteRunner(Runner):
         )
         return dataclasses.replace(done, own=own, together=together)
 
-    def keep_together(self, together: dict[Item, Tensor]) -> None:
-        """What the collectives of the forward pass gave."""
-        self._together_by_ranks = together
-
 
 @dataclasses.dataclass
 class _RanksPass:
-    """One forward pass on the ranks, and the way back through it."""
+    """One forward pass on the ranks, and its backward pass."""
 
     runner: RemoteRunner
     leaves: list[RankLeaf]
@@ -562,7 +548,7 @@ class _RanksPass:
     def forward(self) -> list[Tensor]:
         self.done = self.runner.ask(go_forward, list(self.runner.works(self.leaves)))
         _raise_first(self.done)
-        self.runner.keep_together(self.done[0].together)
+        self.runner.joined_by_ranks = self.done[0].together
         self.order = [
             (rank, item)
             for rank, done in enumerate(self.done)
@@ -599,7 +585,7 @@ class _RanksPass:
     def _place_collective(
         self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Role
     ) -> None:
-        """Put what a collective gave where adding up and putting side by side give it back."""
+        """Distribute what a collective gave so that autograd joins it to the same value again."""
         if all(gradients[place] is None for gradients in own):
             return
         if isinstance(placement, Shard):
@@ -617,7 +603,7 @@ class _RanksPass:
 
 
 class _OnRanks(torch.autograd.Function):
-    """All ranks' parts of an operator as one node of the graph of this process."""
+    """The parts of all ranks as one node of the autograd graph of this process."""
 
     @staticmethod
     def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
@@ -636,7 +622,7 @@ class _OnRanks(torch.autograd.Function):
 
 
 class _Carried(torch.autograd.Function):
-    """What a collective gave, with the way back of what was put together here."""
+    """The value of a collective, with the backward pass of the value that was joined here."""
 
     @staticmethod
     def forward(_: Any, __: Tensor, there: Tensor) -> Tensor:
@@ -649,7 +635,7 @@ class _Carried(torch.autograd.Function):
 
 def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
     if here.shape != there.shape or here.dtype != there.dtype:
-        shapes = f"{list(there.shape)} by collectives, {list(here.shape)} put together here"
+        shapes = f"{list(there.shape)} from collectives, but {list(here.shape)} when joined here"
         raise RankError(f"{item}: shape {shapes}")
     if not here.requires_grad:
         return there
@@ -657,7 +643,7 @@ def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    # A view would be pickled with all of the memory that it looks at.
+    # A view would be pickled with its whole storage.
     return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
 
 
@@ -665,5 +651,5 @@ def _raise_first(done: list[Done]) -> None:
     for rank, answer in enumerate(done):
         if answer.error is not None:
             if answer.refused:
-                raise UsageError(answer.error.partition(": ")[2])
+                raise UsageError(answer.error)
             raise RankError(f"rank {rank} of {len(done)} raised {answer.error}")

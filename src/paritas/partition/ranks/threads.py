@@ -1,4 +1,4 @@
-"""The check of a recipe on ranks: processes that talk by gloo or NCCL, and threads."""
+"""Check a recipe on real ranks: processes with gloo or NCCL, or threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paritas.results.graph_reports import Confirm
 
 
-# --- The check of a recipe on real processes that talk by gloo, or by NCCL ------------------------
+# --- Ranks that are processes ---------------------------------------------------------------------
 
 
 def confirm_on_gloo(
@@ -37,34 +37,26 @@ def confirm_on_gloo(
     timeout: float = 60.0,
     program: Callable[..., Any] | None = None,
 ) -> Verdict:
-    """What `check_recipe` asks, of ranks that are processes of their own.
+    """Like `check_recipe`, with ranks that are separate processes.
 
-    Each rank is sent its part of the arguments; results and gradients are put together by
-    collectives, as the recipe says. The processes are kept for the next check. A call whose
-    tensors are on GPUs is run on GPUs, which the ranks share if there are fewer.
+    Each rank gets its part of the arguments. Collectives join results and gradients as the recipe
+    says. The processes are kept for the next check. If the tensors are on GPUs, the ranks use GPUs,
+    and share them if there are too few.
 
     Args:
-        timeout: seconds that the ranks have for each pass; a rank that dies or does not answer
-            makes the verdict `unverified`, with what is known of it.
-        program: what each rank runs instead of the operator, on its part of the arguments; it may
-            ask for its rank and use collectives itself.
+        timeout: seconds for each pass; if a rank dies or does not answer, the verdict is
+            `unverified` and describes what is known.
+        program: function that each rank runs on its part instead of the operator; it may use its
+            rank and collectives.
 
     Raises:
-        UsageError: the operator cannot be sent to another process, or the recipe makes no sense.
+        UsageError: the operator cannot be sent to another process, or the recipe does not fit.
     """
-    return confirm_on_ranks(
-        "gloo",
-        call,
-        recipe,
-        ranks,
-        seed=seed,
-        strict=strict,
-        timeout=timeout,
-        program=program,
-    )
+    team = ProcessTeam("gloo", timeout)
+    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
 
 
-def confirm_on_ranks(  # noqa: PLR0913  (what can be asked)
+def confirm_on_ranks(
     backend: Confirm,
     call: OperatorCall,
     recipe: Recipe | tuple[Recipe, ...],
@@ -72,17 +64,15 @@ def confirm_on_ranks(  # noqa: PLR0913  (what can be asked)
     *,
     seed: int = 0,
     strict: bool = False,
-    timeout: float = 60.0,
-    program: Callable[..., Any] | None = None,
     imports: Sequence[str] = (),
 ) -> Verdict:
-    """What `confirm_on_gloo` asks, of ranks that talk by either backend.
+    """Like `confirm_on_gloo`, with either backend.
 
     Args:
-        imports: modules that a rank imports first: they bring the operator.
+        imports: modules that each rank imports first because they define the operator.
     """
-    team = ProcessTeam(backend, timeout, tuple(imports))
-    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
+    team = ProcessTeam(backend, imports=tuple(imports))
+    return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,24 +80,24 @@ class ProcessTeam:
     """Ranks that are processes; they are kept for the next check."""
 
     backend: Confirm
-    timeout: float
+    timeout: float = 60.0
     imports: tuple[str, ...] = ()
 
     def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Have each rank do the task with its payload."""
-        told = warm_pool(len(payloads), self.backend).run(task, payloads, self.timeout)
-        return [_done(one) for one in told]
+        """Run the task on each rank with its payload."""
+        answers = warm_pool(len(payloads), self.backend).run(task, payloads, self.timeout)
+        return [_done_of_process(answer) for answer in answers]
 
     def sent(self, function: Callable[..., Any], name: str) -> Sent:
-        """An operator, pickled or by its name."""
+        """The operator, by its name or pickled."""
         return Sent.pack(function, name, self.imports)
 
 
-def _done(told: RankAnswer) -> Done:
-    if told.error is None:
-        return told.value  # type: ignore[no-any-return]
-    # One that was let go, because another rank has failed, has nothing to tell.
-    return Done() if told.error == LET_GO else Done(error=told.error)
+def _done_of_process(answer: RankAnswer) -> Done:
+    if answer.error is None:
+        return answer.value  # type: ignore[no-any-return]
+    # A rank that was stopped because another one failed has no error of its own.
+    return Done() if answer.error == LET_GO else Done(error=answer.error)
 
 
 def check_on_team(
@@ -120,7 +110,7 @@ def check_on_team(
     strict: bool = False,
     program: Callable[..., Any] | None = None,
 ) -> Verdict:
-    """Check a recipe, its split side run by a team of ranks of any kind."""
+    """Check a recipe on a team of ranks of any kind."""
     runner = RemoteRunner(call, mesh_levels(call, recipe, ranks), seed, team, program)
     state = Streams.of(call)
     try:
@@ -129,21 +119,21 @@ def check_on_team(
         state.restore()
 
 
-# --- Programs that ask for their rank, run as threads of this process -----------------------------
+# --- Ranks that are threads -----------------------------------------------------------------------
 
 
 def run_on_threads(
     program: Callable[[int], Any], ranks: int = 2, timeout: float = 60.0
 ) -> list[Any]:
-    """Call `program(rank)` once for each rank, and give what each gave.
+    """Call `program(rank)` once for each rank, and return the results.
 
-    In each thread `torch.distributed` knows its rank, and collectives join the threads. Random
-    numbers, modules and all else of the process are shared.
+    In each thread `torch.distributed` knows its rank, and collectives connect the threads. The
+    threads share random numbers, modules and everything else in the process.
 
     Raises:
-        UsageError: no such number of ranks, or this process is a rank already.
-        LostRankError: a rank did not come to an end in time.
-        Exception: what the program of the first failing rank raised.
+        UsageError: the number of ranks is invalid, or this process is already a rank.
+        LostRankError: a rank did not finish in time.
+        Exception: what the program raised on the first failing rank.
     """
     _check_count(ranks)
     outcomes = _all_ended(run_in_threads(program, ranks, timeout), timeout)
@@ -163,12 +153,12 @@ def check_on_threads(
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Verdict:
-    """Whether a program of ranks, with collectives of its own, computes what an operator does.
+    """Check that a program with its own collectives computes the same as an operator.
 
     Args:
-        call: the operator, whole.
-        program: what each rank runs on its part of the arguments.
-        recipe: which part of the arguments each rank has, and what its results are.
+        call: the whole operator.
+        program: function that each rank runs on its part of the arguments.
+        recipe: the part of the arguments that each rank has, and the roles of its results.
     """
     with ThreadTeam(ranks, timeout) as team:
         return check_on_team(
@@ -177,10 +167,10 @@ def check_on_threads(
 
 
 class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
-    """Ranks that are threads of this process, and one group for as long as they are held."""
+    """Ranks that are threads of this process, with one process group while it is entered."""
 
     def __init__(self, ranks: int, timeout: float = 60.0) -> None:
-        """`timeout` is how long the ranks have for each pass."""
+        """`timeout` is the number of seconds for each pass."""
         self.ranks, self.timeout = ranks, timeout
         self._threads = RankThreads(ranks)
 
@@ -193,7 +183,7 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
         self._threads.__exit__(*error)
 
     def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Have each rank do the task with its payload."""
+        """Run the task on each rank with its payload."""
         outcomes = self._threads.run(
             lambda rank: task(rank, self.ranks, payloads[rank]), self.timeout
         )
@@ -207,23 +197,22 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
 def _done_of_thread(outcome: ThreadOutcome) -> Done:
     if outcome.error is not None:
         return Done(error=in_one_line(outcome.error, 300))
-    # One that was let go, because another rank has failed, has nothing to tell.
+    # A rank that was stopped because another one failed has no error of its own.
     return outcome.value if outcome.done else Done()
 
 
 def _check_count(ranks: int) -> None:
     if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
+        raise UsageError(f"the number of ranks must be 1 to {MOST_RANKS}, got {ranks}")
 
 
 def _all_ended(outcomes: list[ThreadOutcome], timeout: float) -> list[ThreadOutcome]:
-    """The same outcomes, unless a rank is lost for no other's fault."""
+    """The outcomes, unless a rank is late although no other rank failed."""
     failed = any(outcome.error is not None for outcome in outcomes)
     late = [str(rank) for rank, outcome in enumerate(outcomes) if not outcome.done]
     if late and not failed:
-        names = ", ".join(late)
         raise LostRankError(
-            f"rank {names} of {len(outcomes)} had {timeout:g} s: {NO_ANSWER}; it waits for a "
-            "collective that not all ranks take part in, or is still busy"
+            f"rank {', '.join(late)} of {len(outcomes)} had {timeout:g} s: {NO_ANSWER}; it is "
+            "busy, or waits for a collective that not all ranks call"
         )
     return outcomes
