@@ -1,4 +1,4 @@
-"""Which ways there are to split an operator, found by running it."""
+"""Find the valid splits of an operator by running it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from paritas.partition.trials import (
     TrialSubject,
     argument,
     common_units,
-    is_telling,
+    is_comparable,
 )
 from paritas.placement.assembly import join
 from paritas.placement.recipes import Group, Place, Range, Recipe
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from paritas.placement.recipes import OperatorCall
 
 
-# --- Writes recipes that were found as the one annotation which says them all ---------------------
+# --- Recipes as one annotation --------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 _SCALAR = (Dim((DimFactor("1"),)),)
@@ -57,18 +57,18 @@ def annotation_text(
     recipes: Sequence[Recipe],
     others: Mapping[Place, Any] | None = None,
 ) -> str:
-    """Write recipes as an annotation: parsed again, it gives the same recipes.
+    """Write recipes as one annotation, which gives the same recipes when it is parsed.
 
     Args:
-        inputs: the shapes of the arguments by place, or in their order; None for what is no tensor.
+        inputs: the shapes of the arguments, by place or in order; None for other arguments.
         outputs: the shapes of the results.
         recipes: each becomes an identifier, in this order.
-        others: the values of the arguments that are no tensors. Identifiers keep clear of their
-            names, and numbers that go with a split are written with what they are.
+        others: values of arguments that are not tensors. Identifiers avoid their names, and numbers
+            that change with a split need their values.
 
     Raises:
-        UsageError: no one annotation says them all: two split the same dimension, or one says what
-            the language does not have. The message names the recipe.
+        UsageError: one annotation cannot express all recipes, because two split the same dimension
+            or the language cannot express one. The message names the recipe.
     """
     places: dict[Place, Shape | None] = {}
     places.update(inputs if isinstance(inputs, Mapping) else enumerate(inputs))
@@ -96,7 +96,7 @@ class _Writer:
         self._others = others
         numbers = {place for recipe in recipes for place, _ in recipe.numbers}
         names = _identifiers({str(place) for place in {*inputs, *others, *numbers}})
-        # Names are given out as they are written, so that they read in the order of the alphabet.
+        # Names are assigned as they are written, so that they appear in alphabetical order.
         self._free = names
         self._given: dict[int, str] = {}
         self._lengths = [self._length(recipe) for recipe in recipes]
@@ -104,19 +104,19 @@ class _Writer:
 
     def signature(self) -> AnnotationSignature:
         inputs = [self._input(place, shape) for place, shape in self._inputs.items()]
-        # Keywords stand behind, as in a call.
+        # Keywords come last, as in a call.
         inputs.sort(key=lambda tensor: tensor.keyword is not None)
         outputs = [self._output(at, shape) for at, shape in enumerate(self._outputs)]
         return AnnotationSignature(tuple(inputs), tuple(outputs), tuple(self._numbers()))
 
     def _length(self, recipe: Recipe) -> int:
-        """Into how many pieces at most this recipe can split."""
+        """The largest number of parts that this recipe allows."""
         for place, placement in recipe.inputs:
             shape = self._inputs.get(place)
             if isinstance(placement, Shard) and shape is not None and shape[placement.dim]:
                 return shape[placement.dim] // placement.unit
         raise UsageError(
-            f"{_title(recipe)} splits no input: an annotation cannot say it; leave it out"
+            f"{_title(recipe)} splits no input, which an annotation cannot express; remove it"
         )
 
     def _input(self, place: Place, shape: Shape | None) -> Tensor:
@@ -152,7 +152,7 @@ class _Writer:
         for which, (recipe, suffix) in enumerate(zip(self._recipes, self._suffixes, strict=True)):
             combine = recipe.outputs[at]
             own: Suffix = combine.reduction if isinstance(combine, Partial) else ""
-            # Of `?` nothing but agreement is asked, whatever the suffix says.
+            # `?` is replicated, whatever the suffix says.
             usual = "" if shape is None else suffix
             if not isinstance(combine, Shard) and own != usual:
                 controls.append(Control(own, self._name(which)))
@@ -190,7 +190,7 @@ class _Writer:
         if len(found) > 1:
             both = " and ".join(_title(self._recipes[which]) for which in found[:2])
             raise UsageError(
-                f"{both} both split {where}: one annotation cannot say both; leave one out"
+                f"{both} both split {where}, which one annotation cannot express; remove one"
             )
 
     def _numbers(self) -> Iterator[Number | Bounds | Members]:
@@ -211,13 +211,13 @@ class _Writer:
                 yield Number(place, rule.item, _product_dim(DimFactor(name), times))
             if len(ends) == 1:
                 raise UsageError(
-                    f"{_title(recipe)} has one end of a range alone: an annotation has both or none"
+                    f"{_title(recipe)} has only one end of a range, but an annotation needs both"
                 )
             if ends:
                 yield Bounds(ends["begin"], ends["end"], name)
 
     def _members(self) -> Iterator[Members]:
-        """Arguments that are the group of the ranks: one entry for all splits that exchange."""
+        """Process groups: one entry for all splits that need the group."""
         joined: dict[Place, list[str]] = {}
         for which, recipe in enumerate(self._recipes):
             for place, rule in recipe.numbers:
@@ -236,7 +236,7 @@ def _title(recipe: Recipe) -> str:
 
 
 def _common_suffix(recipe: Recipe) -> Suffix:
-    """What most of the results without the identifier are; the others say so themselves."""
+    """The most frequent reduction of the results; other results get a control."""
     reductions: list[Suffix] = []
     reductions += [each.reduction for each in recipe.outputs if isinstance(each, Partial)]
     return max(reductions, key=reductions.count, default="")
@@ -247,10 +247,10 @@ def _product_dim(factor: DimFactor, times: int, halo: tuple[int, int] = (0, 0)) 
 
 
 def _mark(recipe: Recipe, placement: Role) -> InputMark | None:
-    """What an input says after the colon."""
+    """The mark of an input after the colon."""
     if isinstance(placement, Partial):
         terms = f"terms of a {placement.reduction}"
-        raise UsageError(f"{_title(recipe)} takes {terms}, which no annotation can say")
+        raise UsageError(f"{_title(recipe)} takes {terms}, which an annotation cannot express")
     if isinstance(placement, Once):
         return "!"
     if placement == Replicate(own=True):
@@ -258,15 +258,15 @@ def _mark(recipe: Recipe, placement: Role) -> InputMark | None:
     return "/" if placement == Replicate(summed=False) else None
 
 
-# --- Whether the gradients of the ranks make those of the whole, under random cotangents ----------
+# --- Gradients ------------------------------------------------------------------------------------
 
 SEED = 1
-# A gradient that is nothing but rounding is compared with what rounding comes to there.
+# The relative size of the rounding in a gradient that should be zero.
 ROUNDING = 1e-13
 
 
 class GradientTrials:
-    """The gradients of an operator on draws of its arguments."""
+    """The gradients of an operator for draws of its arguments and random cotangents."""
 
     def __init__(self, bench: Bench, without: Collection[Place]) -> None:
         self._bench = bench
@@ -276,7 +276,7 @@ class GradientTrials:
         self._truths: dict[int, Tensors | None] = {}
 
     def agree(self, cut: TrialCut, ways: list[Role], draw: TrialDraw, ranks: int) -> bool | None:
-        """Whether they agree with the whole's; None if the operator has no gradient."""
+        """Whether the gradients of the ranks give those of the whole; None if there are none."""
         truth = self._truth(draw)
         if truth is None:
             return None
@@ -285,7 +285,7 @@ class GradientTrials:
             with torch.enable_grad():
                 results = self._combined({**draw.tensors, **leaves}, cut, ways, ranks)
                 found = self._differentiate(results, leaves, draw)
-        except Exception:  # noqa: BLE001  (a backward that fails on a part does not agree)
+        except Exception:  # noqa: BLE001  (a backward pass that fails does not agree)
             return False
         if found is None:
             return False
@@ -302,12 +302,12 @@ class GradientTrials:
         ]
 
     def _truth(self, draw: TrialDraw) -> Tensors | None:
-        """The whole's gradients."""
+        """The gradients of the whole."""
         if id(draw) not in self._truths:
             floating = [place for place, one in draw.tensors.items() if _has_gradient(one)]
             asked = [place for place in floating if argument(place) not in self._without]
             truth = self._whole(draw, asked)
-            if truth is None:  # one that takes no gradient, such as a running mean, refuses all
+            if truth is None:  # a running mean, for example, makes all of them fail
                 asked = [place for place in asked if self._whole(draw, [place])]
                 truth = self._whole(draw, asked)
             self._truths[id(draw)] = truth
@@ -323,13 +323,13 @@ class GradientTrials:
                 outcome = self._bench.run_whole(given)
                 results = [result for result in outcome.tensors if _has_gradient(result)]
                 return self._differentiate(results, leaves, draw)
-        except Exception:  # noqa: BLE001  (an operator without a gradient: there is none to compare)
+        except Exception:  # noqa: BLE001  (an operator without a gradient: nothing to compare)
             return None
 
     def _differentiate(
         self, results: list[torch.Tensor], leaves: Tensors, draw: TrialDraw
     ) -> Tensors | None:
-        """Gradients under the draw's cotangents; None if nothing can be differentiated."""
+        """Gradients for the cotangents of the draw; None if nothing can be differentiated."""
         if id(draw) not in self._cotangents:
             self._cotangents[id(draw)] = [
                 torch.randn(result.shape, generator=self._generator, dtype=torch.float64).to(result)
@@ -364,7 +364,7 @@ def _leaves(draw: TrialDraw, asked: Collection[Place]) -> Tensors:
 
 
 def _rounding(draw: TrialDraw, place: Place) -> float:
-    """What a gradient that is zero but for rounding may be: results over arguments."""
+    """The rounding that a gradient of zero may have: results divided by arguments."""
     size = max(map(_size, draw.whole.tensors))
     own = _size(draw.tensors[place])
     return ROUNDING * size / own if own else 0.0
@@ -377,9 +377,9 @@ def _size(tensor: torch.Tensor) -> float:
     return size
 
 
-# --- The search for splits: which cuts are tried, and what it takes for one to be claimed ---------
+# --- The search for splits ------------------------------------------------------------------------
 
-# More cuts than this are not tried: an operator of so many equal dimensions has a rule of its own.
+# The largest number of cuts to try. An operator with so many equal dimensions needs its own rule.
 MOST_CUTS = 4000
 MOST_RANKS = 8
 
@@ -390,7 +390,7 @@ Ways = list[list[Role]]
 
 @dataclasses.dataclass(frozen=True)
 class SplitClaim:
-    """A cut that held in every trial, with what becomes of each result."""
+    """A cut that was right in every trial, with the role of each result."""
 
     cut: TrialCut
     ways: list[Role]
@@ -406,14 +406,14 @@ class Search:
         self._ranks = ranks
         self._shapes = bench.shapes
         self._numbers = bench.subject.numbers()
-        # Windows of a pooling, blocks of a shuffle: parts may have to be multiples of these.
+        # Parts may have to be multiples of these: windows of a pooling, blocks of a shuffle.
         values = {number.value for number in self._numbers}
         self._factors = sorted(values | {value**2 for value in values})
 
     def claims(self) -> Iterator[SplitClaim]:
-        """The smallest sets of dimensions that are split together, and then those beside a bias.
+        """The smallest sets of dimensions that are split together, then those with a bias.
 
-        A dimension has one identifier: one that was found in a set is looked for in no other.
+        A dimension has one identifier, so a dimension of a found set is not tried in another.
         """
         used: set[tuple[Place, int]] = set()
         terms: list[Dims] = []
@@ -435,9 +435,9 @@ class Search:
     # --- what is tried ----------------------------------------------------------------------------
 
     def _first_of(self, dims: Dims) -> tuple[SplitClaim | None, bool]:
-        """A set as it is, or with the first number that has to be divided with it.
+        """The claim of a set, possibly with the first number that is divided with it.
 
-        Also whether the ranks' results, though they do not make the whole, are as large as it.
+        If there is none, also whether the results of the ranks have the shape of the whole.
         """
         may_be_terms = False
         for cut in self._cuts(dims):
@@ -463,12 +463,12 @@ class Search:
         return cut.fits(self._shapes, self._ranks)
 
     def _is_uneven(self, cut: TrialCut) -> bool:
-        """Whether it makes other parts than a cut in single elements does."""
+        """Whether its parts differ from those of a cut into single elements."""
         place, dim, unit = cut.dims[0]
         return self._shapes[place][dim] % (unit * self._ranks) != 0
 
     def _with_once(self, dims: Dims) -> SplitClaim | None:
-        """Terms that are too many: what is whole on every rank, such as a bias, counts once."""
+        """A sum to which every rank adds too much: an argument such as a bias must count once."""
         split = {place for place, _ in dims}
         whole = [
             place
@@ -503,7 +503,7 @@ class Search:
     # --- what is claimed --------------------------------------------------------------------------
 
     def _confirm(self, cut: TrialCut, ways: Ways) -> SplitClaim | None:
-        """Try it on other values, with other numbers of ranks, and backward."""
+        """Try a cut with other values, other numbers of ranks, and backward."""
         second = self._bench.second
         left = self._narrowed(cut, ways, second, self._ranks)
         if self._bench.given is not self._bench.first:
@@ -528,7 +528,7 @@ class Search:
     def _narrowed(
         self, cut: TrialCut, ways: Ways | None, draw: TrialDraw, ranks: int
     ) -> Ways | None:
-        """Which of the ways hold here as well; None if a result is left without one."""
+        """The ways that are right for this draw too; None if none is left for some result."""
         found = None if ways is None else self._bench.attempt(cut, draw, ranks).ways
         if ways is None or found is None:
             return None
@@ -536,7 +536,7 @@ class Search:
         return left if all(left) else None
 
     def _settled(self, cut: TrialCut, ways: Ways) -> list[Role] | None:
-        """One way for each result: where several hold, or all values are equal, others decide."""
+        """One way for each result; if several are left, further draws decide."""
         draws: list[TrialDraw] = []
         if any(not isinstance(way, Shard) for options in ways for way in options):
             draws += self._bench.recounted
@@ -546,13 +546,13 @@ class Search:
         left: Ways | None = ways
         for draw in draws:
             left = self._narrowed(cut, left, draw, self._ranks)
-        # What is the same on all ranks in every draw agrees with every reduction but the sum.
+        # Equal results on all ranks also agree with every reduction except the sum.
         if left is None or any(len(options) > 1 and Replicate() not in options for options in left):
             return None
         return [options[0] for options in left]
 
     def _coarser(self, cut: TrialCut) -> Iterator[TrialCut]:
-        """The cut, and the same in multiples of more elements: half of a view may be whole rows."""
+        """The cut, then the same with larger units: half of a view may be whole rows."""
         yield cut
         units = self._units(cut)
         if cut.number is not None or units % self._ranks:
@@ -576,13 +576,13 @@ class Search:
 
 
 def _sets(shapes: Mapping[Place, torch.Size], ranks: int) -> Iterator[Dims]:
-    """Sets of dimensions, at most one of each argument; equally long ones come first."""
+    """Sets of dimensions, at most one of each argument; those of equal length come first."""
     arguments: dict[Place, list[Place]] = {}
     for place in shapes:
         arguments.setdefault(argument(place), []).append(place)
     dims = {
         name: [
-            tuple((place, dim) for place in places)  # the items of a list are split alike
+            tuple((place, dim) for place in places)  # all items of a list are split
             for dim in range(min(len(shapes[place]) for place in places))
             if all(shapes[place][dim] >= ranks for place in places)
         ]
@@ -600,22 +600,21 @@ def _sets(shapes: Mapping[Place, torch.Size], ranks: int) -> Iterator[Dims]:
     yield from unequal
 
 
-# --- Splits that were discovered, in words and as an annotation -----------------------------------
+# --- Descriptions of splits -----------------------------------------------------------------------
 
 
 def write_annotations(
     subject: TrialSubject, results: Sequence[torch.Tensor], recipes: Sequence[Recipe]
 ) -> list[str]:
-    """One annotation that says all of them, for each; where there is none, each its own.
+    """For each recipe one annotation for all, or if there is none, one of its own.
 
-    Two splits of one dimension go into no annotation, and some splits into none at all: these are
-    told in words.
+    An annotation cannot express two splits of one dimension, and some splits not at all; those are
+    described in words.
     """
     try:
-        text = _annotation(subject, results, recipes)
+        return [_annotation(subject, results, recipes)] * len(recipes)
     except UsageError:
         return [_annotate_alone(subject, results, recipe) for recipe in recipes]
-    return [text for _ in recipes]
 
 
 def _annotate_alone(subject: TrialSubject, results: Sequence[torch.Tensor], recipe: Recipe) -> str:
@@ -640,7 +639,7 @@ def _annotation(
 
 
 def cut_words(cut: TrialCut, ways: list[Role]) -> str:
-    """What is split, what goes with it, and what becomes of the results."""
+    """A description: what is split, what changes with it, and how results are joined."""
     dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
     split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
     once = [f"{_place_words(place)} once" for place in cut.once]
@@ -653,34 +652,32 @@ def cut_words(cut: TrialCut, ways: list[Role]) -> str:
 
 
 def _way_words(way: Role) -> str:
-    """How results are put together."""
     if isinstance(way, Shard):
         return f"concat {way.dim}"
     return way.reduction if isinstance(way, Partial) else "same"
 
 
 def _place_words(place: Place) -> str:
-    """An argument."""
     return f"args[{place}]" if isinstance(place, int) else place
 
 
 # --- The discovery --------------------------------------------------------------------------------
 
-# Every dimension of every argument is cut, alone or together with dimensions of the others, and the
-# operator is run on the parts in float64. What the ranks give is put together in each way there is;
-# a way that gives the whole is tried again on other random values, with other numbers of ranks, and
-# with random cotangents. Only what held every time is claimed, for arguments of these shapes.
+# Discovery cuts every dimension of every argument, alone or together with dimensions of others, and
+# runs the operator on the parts in float64. It joins the results in all possible ways. A way that
+# gives the whole is tried again with other random values, other numbers of ranks and random
+# cotangents. Only splits that are always right are claimed, for arguments of these shapes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Discovered:
-    """A way to split an operator that held in every trial.
+    """A split of an operator that was right in every trial.
 
     Attributes:
-        annotation: all ways that were found together, written as one annotation; where there is
-            none that says it, this one in words.
+        annotation: one annotation for all splits that were found, or if there is none, for this
+            one, or a description.
         forward: whether the results agreed.
-        backward: whether the gradients did; None where the operator has none.
+        backward: whether the gradients agreed; None if the operator has none.
     """
 
     recipe: Recipe
@@ -698,29 +695,29 @@ def discover_partitions(
     name: str = "",
     without_gradient: Collection[Place] = (),
 ) -> list[Discovered]:
-    """Find every split of one identifier: the dimensions that go together, and what becomes of it.
+    """Find all splits of one identifier: the dimensions that are split together, and the results.
 
-    The tensors of a list are split alike; those deeper inside are given whole. Numbers that go with
-    a split (a size of a view, heads, groups) are found; all other arguments are left as they are.
-    Nothing can be confirmed of an operator that draws random numbers.
+    The tensors of a list are split in the same way; more deeply nested ones are replicated. Numbers
+    that change with a split (sizes of a view, heads, groups) are found too. Nothing is found for an
+    operator that draws random numbers.
 
     Args:
-        ranks: over how many ranks; other numbers confirm it where the sizes allow.
-        name: what the operator is called, for people.
-        without_gradient: arguments of which no gradient is asked.
+        ranks: number of ranks; other numbers confirm a split if the sizes allow them.
+        name: name of the operator for descriptions.
+        without_gradient: arguments that need no gradient.
 
     Raises:
-        UsageError: the operator fails on these very arguments.
+        UsageError: the operator fails on these arguments.
     """
     if ranks < 2:  # noqa: PLR2004
-        raise UsageError(f"ranks={ranks!r}: a split takes at least 2 ranks")
+        raise UsageError(f"the number of ranks must be 2 or more, got {ranks!r}")
     subject = TrialSubject(function, tuple(args), dict(kwargs or {}))
     if not subject.tensors():
         return []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _calm():
         bench = Bench(subject)
         whole = bench.first.whole.tensors
-        if not whole or not all(map(is_telling, whole)):
+        if not whole or not all(map(is_comparable, whole)):
             return []
         search = Search(bench, GradientTrials(bench, without_gradient), ranks)
         claims = list(search.claims())
@@ -733,15 +730,15 @@ def discover_partitions(
 
 
 def _recipe_of(name: str, claim: SplitClaim) -> Recipe:
-    told = cut_words(claim.cut, claim.ways)
-    words = f"{name}: split by {told}" if name else f"split by {told}"
+    split_by = cut_words(claim.cut, claim.ways)
+    words = f"{name}: split by {split_by}" if name else f"split by {split_by}"
     return Recipe(
-        claim.cut.placements(), tuple(claim.ways), claim.cut.numbers(), words, identifier=told
+        claim.cut.placements(), tuple(claim.ways), claim.cut.numbers(), words, identifier=split_by
     )
 
 
 def discover_splits(call: OperatorCall, ranks: int) -> list[Discovered]:
-    """The same of a call."""
+    """Like `discover_partitions`, for a call."""
     return discover_partitions(
         call.function,
         call.args,
@@ -754,9 +751,9 @@ def discover_splits(call: OperatorCall, ranks: int) -> list[Discovered]:
 
 @contextlib.contextmanager
 def _calm() -> Iterator[None]:
-    """No warnings about cuts that make no sense, and attention by products that refuse these.
+    """Suppress warnings about wrong cuts, and use the attention that checks its sizes.
 
-    torch's fused attention on CPUs does not look at its sizes: some of them end the process.
+    torch's fused attention on CPUs does not check them, and some sizes crash the process.
     """
     with quietly(), sdpa_kernel(SDPBackend.MATH):
         yield

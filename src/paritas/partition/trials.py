@@ -1,4 +1,4 @@
-"""Cuts of an operator tried on draws of its arguments."""
+"""Try splits of an operator on random arguments."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paritas.placement.assembly import join, rank_bounds
 from paritas.placement.recipes import Divided, Place
 from paritas.results.placements import Once, Partial, Reduction, Replicate, Role, Shard
 
-# --- A proposed way to cut the arguments ----------------------------------------------------------
+# --- A proposed cut of the arguments --------------------------------------------------------------
 
-# Less than a recipe and quicker to try: a discovery runs hundreds of them, most of which fail.
+# This is less than a recipe and quicker to try. Discovery tries hundreds of cuts, and most fail.
 
 Tensors = dict[Place, torch.Tensor]
 
 
 class DividedNumber(NamedTuple):
-    """A number of the call that may have to be divided with a split."""
+    """A number in the call that may have to be divided with a split."""
 
     place: Place
     item: int | None
@@ -32,11 +32,11 @@ class DividedNumber(NamedTuple):
 
 
 class TrialCut(NamedTuple):
-    """What is split together, at one dimension of each.
+    """Dimensions of arguments that are split together.
 
     Attributes:
-        dims: argument, dimension, and of how many elements its parts are multiples.
-        number: what is divided with it.
+        dims: argument, dimension and unit; parts are multiples of the unit.
+        number: the number that is divided with it.
         once: arguments that only the first rank has; the others have zeros.
     """
 
@@ -45,20 +45,20 @@ class TrialCut(NamedTuple):
     once: tuple[Place, ...] = ()
 
     def times(self, factor: int) -> TrialCut:
-        """The same in parts that are multiples of more elements."""
+        """The same cut with larger units."""
         return self._replace(dims=tuple((p, d, factor * unit) for p, d, unit in self.dims))
 
     def placements(self) -> tuple[tuple[Place, Role], ...]:
-        """The same for a recipe."""
+        """The inputs of the recipe."""
         split = {argument(place): Shard(dim, unit) for place, dim, unit in self.dims}
         return (*split.items(), *((place, Once()) for place in self.once))
 
     def numbers(self) -> tuple[tuple[Place, Divided], ...]:
-        """Likewise."""
+        """The numbers of the recipe."""
         return () if self.number is None else ((self.number.place, Divided(self.number.item)),)
 
     def fits(self, shapes: Mapping[Place, torch.Size], ranks: int) -> bool:
-        """Whether every rank gets a part, and a whole number."""
+        """Whether every rank gets a part, and the number can be divided."""
         if self.number is not None and self.number.value % ranks:
             return False
         return all(
@@ -68,12 +68,12 @@ class TrialCut(NamedTuple):
 
 
 class TrialOutcome(NamedTuple):
-    """What a run gave.
+    """The outcome of a run.
 
     Attributes:
-        tensors: the tensors among the results.
-        others: the rest of them.
-        arguments: the tensors it was given, as it left them.
+        tensors: the results that are tensors.
+        others: the other results.
+        arguments: the tensor arguments after the call.
     """
 
     tensors: list[torch.Tensor]
@@ -83,20 +83,20 @@ class TrialOutcome(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrialSubject:
-    """An operator call whose tensors can be replaced."""
+    """An operator call with replaceable tensors."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def given(self) -> dict[Place, Any]:
-        """Its arguments, by where they are given."""
+        """Its arguments, by position or name."""
         found: dict[Place, Any] = dict(enumerate(self.args))
         found.update(self.kwargs)
         return found
 
     def tensors(self) -> Tensors:
-        """Those of them that are tensors, and the items of those that are lists of tensors."""
+        """Its tensors, including the items of lists of tensors."""
         found: Tensors = {}
         for place, value in self.given().items():
             if isinstance(value, torch.Tensor):
@@ -106,7 +106,7 @@ class TrialSubject:
         return found
 
     def numbers(self) -> list[DividedNumber]:
-        """Its whole numbers above one: sizes, heads and groups are among them."""
+        """Its integers above 1: sizes, heads, groups and others."""
         found: list[DividedNumber] = []
         for place, value in self.given().items():
             items = enumerate(value) if isinstance(value, tuple | list) else [(None, value)]
@@ -120,7 +120,7 @@ class TrialSubject:
     def run(
         self, tensors: Tensors, number: DividedNumber | None = None, ranks: int = 1
     ) -> TrialOutcome:
-        """Call the operator with other tensors, and maybe with a number divided by the ranks."""
+        """Call the operator with other tensors, and optionally with a divided number."""
         given: dict[Place, Any] = dict(tensors)
         for place, value in self._lists.items():
             items = [tensors[item_place(place, at)] for at in range(len(value))]
@@ -140,11 +140,7 @@ class TrialSubject:
     def run_rank(
         self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int, *, fresh: bool = False
     ) -> TrialOutcome:
-        """Call the operator with what a rank has.
-
-        Args:
-            fresh: give it copies, for an operator that writes to its arguments.
-        """
+        """Call the operator with the part of a rank; `fresh` copies the arguments first."""
         own = dict(tensors)
         for place, dim, unit in cut.dims:
             begin, end = rank_bounds(own[place].shape[dim], rank, ranks, unit=unit)
@@ -170,12 +166,12 @@ class TrialSubject:
 
 
 def item_place(place: Place, at: int) -> str:
-    """Where an item of a list is: no argument by name is called so."""
+    """The place of an item of a list; it cannot be the name of an argument."""
     return f"{place}[{at}]"
 
 
 def argument(place: Place) -> Place:
-    """The argument that a place is, or is an item of."""
+    """The argument at a place, or the list of which it is an item."""
     name, bracket, _ = str(place).partition("[")
     if not bracket:
         return place
@@ -191,23 +187,23 @@ def _is_list(value: Any) -> bool:
 
 
 def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[int, ...] | None:
-    """Of how many elements the parts of dimensions are multiples; None if they have no such.
+    """The unit of each dimension; None if there are none.
 
-    Dimensions that are split together bear one identifier, alone or as the first factor of a
-    product: they are multiples of the shortest, the number that is divided being one of them.
+    Dimensions that are split together have one identifier, alone or as the first factor of a
+    product. So they, and the number that is divided, are multiples of the shortest of them.
     """
     lengths = sizes if number is None else (*sizes, number.value)
-    units = min(lengths)
-    if any(length % units for length in lengths):
+    shortest = min(lengths)
+    if any(length % shortest for length in lengths):
         return None
-    return tuple(size // units for size in sizes)
+    return tuple(size // shortest for size in sizes)
 
 
-# --- Which ways of putting the ranks' results together give the whole -----------------------------
+# --- The ways to join the results of the ranks ----------------------------------------------------
 
 
-def is_telling(whole: torch.Tensor) -> bool:
-    """Whether there is anything to compare: an empty result, or all NaN, agrees with anything."""
+def is_comparable(whole: torch.Tensor) -> bool:
+    """Whether there is anything to compare: not if the result is empty or has no finite value."""
     if whole.numel() == 0:
         return False
     exact = not (whole.is_floating_point() or whole.is_complex())
@@ -215,12 +211,12 @@ def is_telling(whole: torch.Tensor) -> bool:
 
 
 def is_constant(whole: torch.Tensor) -> bool:
-    """Whether all its values are the same, so that their order says nothing."""
+    """Whether all values are the same, so their order does not matter."""
     return whole.numel() > 1 and bool((whole == whole.flatten()[0]).all())
 
 
 def could_be_part(first: torch.Tensor, whole: torch.Tensor) -> bool:
-    """Whether the first rank's result can be part of the whole: most wrong cuts end here."""
+    """Whether the result of the first rank can be part of the whole; most wrong cuts fail here."""
     if first.dtype != whole.dtype or first.dim() != whole.dim():
         return False
     dim = _short_dim(first, whole)
@@ -230,7 +226,7 @@ def could_be_part(first: torch.Tensor, whole: torch.Tensor) -> bool:
 
 
 def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Role]:
-    """Every way that gives the whole, the most plausible first."""
+    """All ways to join the parts that give the whole, the most plausible first."""
     dim = _short_dim(parts[0], whole)
     if dim is not None:
         return [way for way in [Shard(dim)] if _holds(way, parts, whole)]
@@ -243,7 +239,7 @@ def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Role]:
 def _holds(way: Role, parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
     try:
         return agree(join(parts, way, copies="mean"), whole)
-    except (RuntimeError, TypeError):  # parts that do not fit, or a dtype that cannot be reduced
+    except (RuntimeError, TypeError):  # shapes or dtypes that do not fit
         return False
 
 
@@ -263,19 +259,19 @@ def _short_dim(first: torch.Tensor, whole: torch.Tensor) -> int | None:
     if first.dim() != whole.dim():
         return None
     pairs = list(zip(first.shape, whole.shape, strict=True))
-    shorter = [dim for dim, (mine, all_of_it) in enumerate(pairs) if mine != all_of_it]
+    shorter = [dim for dim, (own, full) in enumerate(pairs) if own != full]
     if len(shorter) != 1 or pairs[shorter[0]][0] > pairs[shorter[0]][1]:
         return None
     return shorter[0]
 
 
-# --- Random arguments like those that were given: what holds of several draws is no accident ------
+# --- Random arguments that are like the given ones ------------------------------------------------
 
-# A draw stays in the domain of what was given (positive, a probability, an index in range, unique
-# along a dimension), so that the operator can be run on it.
+# What holds for several draws is not a coincidence. A draw stays in the domain of the given values
+# (positive, a probability, an index in range, unique along a dimension), so operators accept it.
 
-# Draws that tell reductions apart which agree on ordinary values: max and "the same on all ranks"
-# of `any`, min and sum of a `relu` that is zero everywhere, anything of a threshold never reached.
+# Special draws distinguish reductions that agree on ordinary values: max and replicated for `any`,
+# min and sum for a `relu` that is zero everywhere, anything for a threshold that is never reached.
 SHADES = ("one", "all but one", "few", "all but few", "positive", "negative", "large", "special")
 
 MOST_CLASSES = 3
@@ -283,14 +279,14 @@ FEW_VALUES_OF = 64
 
 
 def lift_tensors(tensors: Tensors) -> Tensors:
-    """The same in float64, where rounding is far from what is wrong."""
+    """The tensors in float64, where rounding is much smaller than any fault."""
     return {place: _lift_one(tensor.detach()) for place, tensor in tensors.items()}
 
 
 def vary_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """What was given, but for values that are all the same, which would hide what they do.
+    """The given tensors, with new values for constant ones, which would hide their effect.
 
-    A bias of zeros may be added once or on every rank.
+    For example, it makes no difference whether a bias of zeros is added once or on every rank.
     """
     return {
         place: _redraw_one(tensor, generator) if _is_constant(tensor) else tensor
@@ -309,12 +305,12 @@ def redraw_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
 
 
 def recount_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """The same with other counts of each class, index and truth value."""
+    """The same values with other frequencies of classes, indices and truth values."""
     return {place: _recount_one(tensor, generator) for place, tensor in tensors.items()}
 
 
 def shade_tensors(tensors: Tensors, shade: str, generator: torch.Generator) -> Tensors:
-    """The same with many or few zeros in it, or with all values on one side of zero."""
+    """The tensors with many or few zeros, one sign, large values or special values."""
     return {place: _shade_one(tensor, shade, generator) for place, tensor in tensors.items()}
 
 
@@ -325,7 +321,7 @@ def _lift_one(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
-    # Not integers: an index that is always the same may be the only one that is in range.
+    # Not integers: a constant index may be the only one in range.
     if not (tensor.is_floating_point() or tensor.dtype is torch.bool) or tensor.numel() == 0:
         return False
     return bool((tensor == tensor.flatten()[0]).all())
@@ -348,12 +344,12 @@ def _redraw_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     drawn = _in_range(known, tensor.shape, generator).to(tensor)
     if known is tensor:
         return drawn
-    masked = _shuffle_one(tensor, generator)  # a mask of -inf stays one, elsewhere
+    masked = _shuffle_one(tensor, generator)  # a mask of -inf moves, but stays a mask
     return torch.where(masked.isfinite(), drawn, masked)
 
 
 def _is_discrete(tensor: torch.Tensor) -> bool:
-    """Whether it holds classes and no quantities: targets of -1 and 1, a mask of 0 and 1."""
+    """Whether it holds classes and not quantities: targets of -1 and 1, a mask of 0 and 1."""
     some = tensor.flatten()[:FEW_VALUES_OF].unique()
     if not 1 < len(some) <= MOST_CLASSES:
         return False
@@ -372,7 +368,7 @@ def _in_range(known: torch.Tensor, shape: torch.Size, generator: torch.Generator
 
 
 def _shuffle_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Along each dimension: what is unique along one stays so."""
+    """Shuffle along each dimension, so that values that are unique along one stay unique."""
     for dim, length in enumerate(tensor.shape):
         order = torch.randperm(length, generator=generator).to(tensor.device)
         tensor = tensor.index_select(dim, order)
@@ -396,7 +392,7 @@ def _shade_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> 
         chosen[int(torch.randint(count, (), generator=generator))] = True
         chosen = chosen[: tensor.numel()].view(tensor.shape)
     else:
-        # So many that a row has none, or one, about as often as not.
+        # A row has none or one about half of the time.
         likely = 0.7 / max((1, *tensor.shape))
         chosen = torch.rand(tensor.shape, generator=generator) < likely
     chosen = (~chosen if shade.startswith("all but") else chosen).to(tensor.device)
@@ -418,7 +414,7 @@ def _tint_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> t
 
 # --- Trials ---------------------------------------------------------------------------------------
 
-# A trial that raises has failed; that a cut cannot be run is the commonest reason to refuse it.
+# A trial that raises has failed. Most wrong cuts fail because the operator refuses them.
 
 SEED = 0
 RECOUNTS = 4
@@ -426,24 +422,25 @@ RECOUNTS = 4
 
 @dataclasses.dataclass(frozen=True)
 class TrialDraw:
-    """Arguments, and what the operator makes of them."""
+    """Arguments and the outcome of the operator on them."""
 
     tensors: Tensors
     whole: TrialOutcome
 
     @functools.cached_property
     def is_constant(self) -> bool:
-        """Whether a result has the same value everywhere."""
+        """Whether a result is constant."""
         return any(is_constant(tensor) for tensor in self.whole.tensors)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """How a cut fared.
+    """The outcome of a trial.
 
     Attributes:
-        ways: for each result, how the ranks' can be put together; None if a result cannot be.
-        whole_sized: whether each rank's results are as large as the whole's: they may be terms.
+        ways: for each result, the ways to join it; None if there is none for some result.
+        whole_sized: whether the results of a rank have the shape of the whole, so they may be
+            terms.
     """
 
     ways: list[list[Role]] | None
@@ -451,11 +448,11 @@ class Tried:
 
 
 class Bench:
-    """An operator with draws of its arguments.
+    """An operator with random draws of its arguments.
 
     Attributes:
-        given: what was given, in float64.
-        first: the same with other values in place of those that are all the same.
+        given: the given arguments in float64.
+        first: the same, with new values for constant arguments.
         written: the arguments that the operator writes to.
     """
 
@@ -465,34 +462,34 @@ class Bench:
         self.given = self._given()
         varied = vary_tensors(self.given.tensors, self._generator)
         changed = any(varied[place] is not one for place, one in self.given.tensors.items())
-        self.first = (self._more_telling(varied) if changed else None) or self.given
+        self.first = (self._unless_constant(varied) if changed else None) or self.given
         self.written = self._written_to(self.first)
 
     @property
     def shapes(self) -> dict[Place, torch.Size]:
-        """Of the tensors."""
+        """The shapes of the tensors."""
         return {place: tensor.shape for place, tensor in self.first.tensors.items()}
 
     @functools.cached_property
     def second(self) -> TrialDraw:
-        """Other values; those that were given once more where the operator takes no others."""
+        """Other values; the first ones again if the operator accepts no others."""
         tensors = self.first.tensors
         return (
-            self._more_telling(redraw_tensors(tensors, self._generator))
-            or self._more_telling(reshuffle_tensors(tensors, self._generator))
+            self._unless_constant(redraw_tensors(tensors, self._generator))
+            or self._unless_constant(reshuffle_tensors(tensors, self._generator))
             or self.first
         )
 
     @functools.cached_property
     def shades(self) -> list[TrialDraw]:
-        """Values that tell apart what ordinary ones do not."""
+        """Special values that distinguish more than ordinary ones."""
         base = self.second.tensors
         drawn = (shade_tensors(base, shade, self._generator) for shade in SHADES)
         return [draw for draw in map(self._draw, drawn) if draw is not None]
 
     @functools.cached_property
     def recounted(self) -> list[TrialDraw]:
-        """Other counts of each class and index: ignored targets may be even by accident."""
+        """Other frequencies of classes and indices: ignored targets may be even by coincidence."""
         base = self.second.tensors
         drawn = [recount_tensors(base, self._generator) for _ in range(RECOUNTS)]
         if all(drawn[0][place] is tensor for place, tensor in base.items()):
@@ -502,7 +499,7 @@ class Bench:
     # --- results ----------------------------------------------------------------------------------
 
     def attempt(self, cut: TrialCut, draw: TrialDraw, ranks: int) -> Tried:
-        """Run the operator per rank, and find how the results make the whole."""
+        """Run the operator on each rank, and find the ways to join the results."""
         whole, outcomes = draw.whole, []
         try:
             for rank in range(ranks):
@@ -510,29 +507,29 @@ class Bench:
                 if not _is_like(own, whole):
                     return Tried(None)
                 if rank == 0 and not all(map(could_be_part, own.tensors, whole.tensors)):
-                    return Tried(None)  # most cuts end here, before the other ranks are run
+                    return Tried(None)  # most cuts fail here, before other ranks run
                 outcomes.append(own)
-        except Exception:  # noqa: BLE001  (the user's operator refuses the cut: it is not claimed)
+        except Exception:  # noqa: BLE001  (the operator refuses the cut: no claim)
             return Tried(None)
         parts = list(zip(*(outcome.tensors for outcome in outcomes), strict=True))
         sized = all(
             part[0].shape == one.shape for part, one in zip(parts, whole.tensors, strict=True)
         )
         found = [ways(list(part), one) for part, one in zip(parts, whole.tensors, strict=True)]
-        if cut.once:  # zeros in place of it are right in a sum alone
+        if cut.once:  # zeros are neutral only in a sum
             found = [[way for way in options if way == Partial("sum")] for options in found]
         if not all(found) or not self._arguments_agree(cut, outcomes, whole):
             return Tried(None, sized)
         return Tried(found, sized)
 
     def run_rank(self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int) -> TrialOutcome:
-        """Run the operator on what a rank has."""
+        """Run the operator on the part of a rank."""
         return self.subject.run_rank(tensors, cut, rank, ranks, fresh=bool(self.written))
 
     def _arguments_agree(
         self, cut: TrialCut, outcomes: list[TrialOutcome], whole: TrialOutcome
     ) -> bool:
-        """Of an operator that writes to its arguments: split ones make the whole, others agree."""
+        """Whether written arguments are right: split ones make the whole, the others agree."""
         dims = {place: dim for place, dim, _ in cut.dims}
         for place in self.written:
             truth = whole.arguments[place]
@@ -545,7 +542,7 @@ class Bench:
     # --- draws ------------------------------------------------------------------------------------
 
     def _given(self) -> TrialDraw:
-        """What was given, in float64 where the operator takes that."""
+        """The given arguments, in float64 if the operator accepts that."""
         tensors = self.subject.tensors()
         own = {place: tensor.detach() for place, tensor in tensors.items()}
         lifted = self._draw(lift_tensors(own))
@@ -554,26 +551,26 @@ class Bench:
         try:
             return TrialDraw(own, self.run_whole(own))
         except Exception as error:
-            told = in_one_line(error, 300, whole=True)
-            raise UsageError(f"the operator itself fails on these arguments: {told}") from error
+            text = in_one_line(error, 300, whole=True)
+            raise UsageError(f"the operator itself fails on these arguments: {text}") from error
 
-    def _more_telling(self, tensors: Tensors) -> TrialDraw | None:
-        """None where it makes the results constant that were not: it says less, not more."""
+    def _unless_constant(self, tensors: Tensors) -> TrialDraw | None:
+        """A draw, unless it makes results constant, which would say less than the given values."""
         draw = self._draw(tensors)
         return None if draw is None or (draw.is_constant and not self.given.is_constant) else draw
 
     def _draw(self, tensors: Tensors) -> TrialDraw | None:
-        """None where the operator fails on it, or gives nothing to compare."""
+        """A draw, unless the operator fails on it or returns nothing to compare."""
         try:
             whole = self.run_whole(tensors)
-        except Exception:  # noqa: BLE001  (a draw outside of the operator's domain is left out)
+        except Exception:  # noqa: BLE001  (the draw is outside of the operator's domain)
             return None
-        if not all(map(is_telling, whole.tensors)):
+        if not all(map(is_comparable, whole.tensors)):
             return None
         return TrialDraw(tensors, whole)
 
     def run_whole(self, tensors: Tensors) -> TrialOutcome:
-        """Run the operator as it is, on copies: it may write to them."""
+        """Run the whole operator on copies, because it may write to them."""
         return self.subject.run({place: tensor.clone() for place, tensor in tensors.items()})
 
     @staticmethod
@@ -586,7 +583,7 @@ class Bench:
 
 
 def agree_bits(found: torch.Tensor, truth: torch.Tensor) -> bool:
-    """Whether an argument was left alone."""
+    """Whether two tensors are equal, with NaN equal to NaN."""
     return found.shape == truth.shape and bool(
         ((found == truth) | ((found != found) & (truth != truth))).all()  # noqa: PLR0124  (NaN)
     )

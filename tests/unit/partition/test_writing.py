@@ -142,7 +142,7 @@ def test_shapes_may_come_as_a_sequence() -> None:
     [
         (
             [recipe({0: Shard(0)}, Shard(0)), recipe({0: Shard(0)}, Partial())],
-            "both split dimension 0 of argument 0: one annotation cannot say both",
+            "both split dimension 0 of argument 0, which one annotation cannot express",
         ),
         (
             [recipe({0: Shard(0)}, Shard(0)), recipe({0: Shard(1)}, Shard(0))],
@@ -154,11 +154,11 @@ def test_shapes_may_come_as_a_sequence() -> None:
         ),
         (
             [recipe({0: Shard(0), 1: Partial("max")}, Partial("max"))],
-            "the recipe `argument 0 at 0` takes terms of a max, which no annotation can say",
+            "the recipe `argument 0 at 0` takes terms of a max, which an annotation cannot express",
         ),
         (
             [recipe({0: Shard(0)}, Partial(), numbers={"start": Range(0, "begin")})],
-            "has one end of a range alone",
+            "has only one end of a range",
         ),
     ],
 )
