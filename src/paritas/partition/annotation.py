@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
@@ -81,11 +81,13 @@ from paritas.placement.recipes import (
 )
 from paritas.results.placements import Once, Partial, Replicate, Role, Shard
 
-# --- Which argument of a call each input is -------------------------------------------------------
+# --- An annotation applied to a call --------------------------------------------------------------
+
+# `*` becomes as many dimensions as the call has, the lengths of all factors are determined, and
+# each identifier that cannot be split in this call gets a reason.
 
 Shape = tuple[int, ...]
-# An argument, its annotation, and the shapes of its tensors.
-Given = tuple[Place, Tensor, tuple[Shape, ...]]
+_ONE = Dim((DimFactor("1"),))
 
 
 def operator_name(call: OperatorCall) -> str:
@@ -121,142 +123,6 @@ def _shapes(value: Any) -> tuple[Shape, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(tuple(item.shape) for item in value if isinstance(item, torch.Tensor))
     return ((),) if isinstance(value, (int, float, complex)) else ()
-
-
-def given_tensors(
-    signature: AnnotationSignature, call: OperatorCall, refuse: Callable[[str], NoReturn]
-) -> list[Given]:
-    """All positional arguments, annotated or not, then the annotated keyword arguments.
-
-    Args:
-        refuse: called with the reason if an argument is missing, not annotated, or not a tensor.
-    """
-    found: list[Given] = []
-    for place, tensor in _pair_arguments(signature, call, refuse):
-        value = value_at(call, place)
-        shapes = _shapes(value)
-        if tensor.dims is not None and not shapes and value is not None:
-            what = f"{type(value).__name__} {value!r:.60}"
-            refuse(f"argument {place} is {what}, not a tensor `{tensor}`: write `?` for it")
-        known = tensor.dims is not None or holds_tensor(value)
-        found.append((place, tensor, shapes if known else ()))
-    return found
-
-
-def _pair_arguments(
-    signature: AnnotationSignature, call: OperatorCall, refuse: Callable[[str], NoReturn]
-) -> list[tuple[Place, Tensor]]:
-    positional = [tensor for tensor in signature.inputs if tensor.keyword is None]
-    named: list[tuple[Place, Tensor]] = [
-        (tensor.keyword, tensor) for tensor in signature.inputs if tensor.keyword is not None
-    ]
-    if len(positional) > len(call.args):
-        hint = "write a keyword argument as `bias=n`"
-        refuse(f"{len(positional)} inputs for {len(call.args)} positional arguments; {hint}")
-    for at in range(len(positional), len(call.args)):
-        if holds_tensor(call.args[at]):
-            many = f"{len(positional)} inputs for {len(call.args)} arguments"
-            refuse(f"{many}: argument {at} is a tensor; write its dimensions, or `?`")
-        positional.append(Tensor(None))
-    for name, value in call.kwargs.items():
-        if holds_tensor(value) and name not in dict(named):
-            refuse(f"argument `{name}` is a tensor: add `{name}=` with its dimensions, or `?`")
-    return [*enumerate(positional), *named]
-
-
-# --- The lengths of the dimensions of an annotation in a call -------------------------------------
-
-# Tensors give only the product of `(h d)`. All factors but one must be known from elsewhere.
-
-
-class Measure(NamedTuple):
-    """A dimension, its length, and the source of the length."""
-
-    dim: Dim
-    length: int
-    where: str
-
-
-def lengths_of(
-    given: list[Measure], measured: list[Measure], refuse: Callable[[str], NoReturn]
-) -> dict[str, int]:
-    """The lengths of all identifiers.
-
-    Args:
-        given: lengths that are arguments.
-        measured: lengths of dimensions of tensors, where 1 may be broadcast.
-        refuse: called with the reason if lengths contradict each other or cannot be determined.
-    """
-    lengths = _Lengths(refuse)
-    # Lengths that may be broadcast come last.
-    first = [*given, *(each for each in measured if each.length != 1)]
-    last = [each for each in measured if each.length == 1]
-    lengths.finish(lengths.learn(lengths.learn(first) + last))
-    return lengths.known
-
-
-class _Lengths:
-    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
-        self.known: dict[str, int] = {}
-        self._said: dict[str, str] = {}
-        self._refuse = refuse
-
-    def learn(self, measures: list[Measure]) -> list[Measure]:
-        """Learn what can be learned; return what still has more than one unknown factor."""
-        while True:
-            later = [measure for measure in measures if not self._settle(measure)]
-            if len(later) == len(measures):
-                return later
-            measures = later
-
-    def finish(self, left: list[Measure]) -> None:
-        """Refuse what is still unknown; all factors of a product of 1 are 1."""
-        for dim, length, where in left:
-            names = [each.name for each in dim.factors if self._size(each) is None]
-            if length == 1:
-                self.known |= dict.fromkeys(names, 1)
-            elif names:
-                hint = f"give one of them as an argument, and write `; argument={names[0]}`"
-                both = " and ".join(names)
-                self._refuse(f"{where} is {length}, but the lengths of {both} are unknown: {hint}")
-
-    def _size(self, factor: DimFactor) -> int | None:
-        return int(factor.name) if factor.is_number else self.known.get(factor.name)
-
-    def _settle(self, measure: Measure) -> bool:
-        """Learn the last unknown factor of a dimension; return whether all factors are known."""
-        dim, length, where = measure
-        if dim.factors[0].name == ANY_LENGTH:
-            return True
-        sizes = [self._size(factor) for factor in dim.factors]
-        known = prod(size for size in sizes if size is not None)
-        unknown = [factor.name for factor in dim.factors if self._size(factor) is None]
-        if len(unknown) > 1:
-            return False
-        if unknown:
-            if known == 0 or length % known:
-                rest = f"not a multiple of {known}, the other factors of `{dim}`"
-                self._refuse(f"{where} is {length}, {rest}")
-            self.known[unknown[0]] = length // known
-            self._said[unknown[0]] = where
-        elif length != known and (length != 1 or all(each.is_number for each in dim.factors)):
-            said = "; ".join(
-                f"{each.name} is {self.known[each.name]} by {self._said.get(each.name, 'itself')}"
-                for each in dim.factors
-                if not each.is_number
-            )
-            self._refuse(
-                f"{where} is {length}, not {known} as `{dim}`" + (f" ({said})" * bool(said))
-            )
-        return True
-
-
-# --- An annotation applied to a call --------------------------------------------------------------
-
-# `*` becomes as many dimensions as the call has, the lengths of all factors are determined, and
-# each identifier that cannot be split in this call gets a reason.
-
-_ONE = Dim((DimFactor("1"),))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,35 +195,79 @@ def _first_factor(dim: Dim, lengths: dict[str, int]) -> DimFactor:
     return dim.factors[-1]
 
 
+class _Measure(NamedTuple):
+    """A dimension, its length, and the source of the length."""
+
+    dim: Dim
+    length: int
+    where: str
+
+
 class _Expander:
     def __init__(self, signature: AnnotationSignature, call: OperatorCall) -> None:
         self._signature = signature
         self._call = call
+        # The lengths of identifiers, and where they come from.
+        self._lengths: dict[str, int] = {}
+        self._sources: dict[str, str] = {}
 
     def expansion(self) -> Expansion:
-        given = given_tensors(self._signature, self._call, self._fail)
+        given = [(place, tensor, self._shapes_at(place, tensor)) for place, tensor in self._pairs()]
         rest = max(
-            (self._rest(tensor, shape) for _, tensor, shapes in given for shape in shapes),
+            (_rest_count(tensor, shape) for _, tensor, shapes in given for shape in shapes),
             default=0,
         )
         inputs = tuple(
             self._operand(place, tensor, shapes, rest) for place, tensor, shapes in given
         )
         outputs = tuple(self._operand(None, tensor, (), rest) for tensor in self._signature.outputs)
-        lengths = self._measure(inputs, outputs)
-        inputs = tuple(self._without_broadcast(operand, lengths) for operand in inputs)
+        self._learn_lengths(inputs, outputs)
+        inputs = tuple(map(self._without_broadcast, inputs))
         operands = inputs + outputs
         suffixes: dict[str, Suffix] = {}
         for dim in _dims(operands):
             for factor in dim.factors:
                 suffixes.setdefault(factor.name, factor.suffix)
-        frozen = _frozen(operands, lengths, suffixes)
-        return Expansion(self._signature, self._call, inputs, outputs, lengths, suffixes, frozen)
+        frozen = _frozen(operands, self._lengths, suffixes)
+        return Expansion(
+            self._signature, self._call, inputs, outputs, self._lengths, suffixes, frozen
+        )
 
-    def _rest(self, tensor: Tensor, shape: Shape) -> int:
-        """The number of dimensions that `*` stands for."""
-        dims = tensor.dims or ()
-        return len(shape) - len(dims) + 1 if any(dim.is_rest for dim in dims) else 0
+    # --- arguments --------------------------------------------------------------------------------
+
+    def _pairs(self) -> list[tuple[Place, Tensor]]:
+        """All positional arguments, annotated or not, then the annotated keyword arguments."""
+        args = self._call.args
+        positional = [tensor for tensor in self._signature.inputs if tensor.keyword is None]
+        named: list[tuple[Place, Tensor]] = [
+            (tensor.keyword, tensor)
+            for tensor in self._signature.inputs
+            if tensor.keyword is not None
+        ]
+        if len(positional) > len(args):
+            hint = "write a keyword argument as `bias=n`"
+            self._fail(f"{len(positional)} inputs for {len(args)} positional arguments; {hint}")
+        for at in range(len(positional), len(args)):
+            if holds_tensor(args[at]):
+                many = f"{len(positional)} inputs for {len(args)} arguments"
+                self._fail(f"{many}: argument {at} is a tensor; write its dimensions, or `?`")
+            positional.append(Tensor(None))
+        for name, value in self._call.kwargs.items():
+            if holds_tensor(value) and name not in dict(named):
+                self._fail(
+                    f"argument `{name}` is a tensor: add `{name}=` with its dimensions, or `?`"
+                )
+        return [*enumerate(positional), *named]
+
+    def _shapes_at(self, place: Place, tensor: Tensor) -> tuple[Shape, ...]:
+        value = value_at(self._call, place)
+        shapes = _shapes(value)
+        if tensor.dims is None:
+            return shapes if holds_tensor(value) else ()
+        if not shapes and value is not None:
+            what = f"{type(value).__name__} {value!r:.60}"
+            self._fail(f"argument {place} is {what}, not a tensor `{tensor}`: write `?` for it")
+        return shapes
 
     def _operand(
         self, place: Place | None, tensor: Tensor, shapes: tuple[Shape, ...], rest: int
@@ -367,7 +277,7 @@ class _Expander:
             return AnnotatedOperand(place, None, shapes, tensor)
         if dims == (_ONE,) and shapes and not any(shapes):
             dims = ()  # `1` also means a tensor without dimensions
-        own = rest if not shapes else self._rest(Tensor(dims), shapes[0])
+        own = rest if not shapes else _rest_count(Tensor(dims), shapes[0])
         written: list[Dim] = []
         for dim in dims:
             if dim.is_rest:
@@ -385,9 +295,27 @@ class _Expander:
                 self._fail(f"{operand.words} has {have}, `{tensor}` has {count}{least}")
         return operand
 
-    def _measure(
+    def _without_broadcast(self, operand: AnnotatedOperand) -> AnnotatedOperand:
+        """A dimension of length 1 with the name of a longer one is replicated."""
+        if operand.dims is None or not operand.shapes:
+            return operand
+        dims = list(operand.dims)
+        for at, dim in enumerate(dims):
+            ones = {shape[at] == 1 for shape in operand.shapes}
+            if True in ones and any(self._lengths.get(each.name, 1) != 1 for each in dim.factors):
+                if len(ones) > 1:
+                    some = "is a list in which only some tensors have length 1"
+                    self._fail(f"{operand.words} {some} at `{dim}`: write `_`")
+                dims[at] = _ONE
+        return dataclasses.replace(operand, dims=tuple(dims))
+
+    # --- lengths ----------------------------------------------------------------------------------
+
+    # Tensors give only the product of `(h d)`. All factors but one must be known from elsewhere.
+
+    def _learn_lengths(
         self, inputs: tuple[AnnotatedOperand, ...], outputs: tuple[AnnotatedOperand, ...]
-    ) -> dict[str, int]:
+    ) -> None:
         names = {factor.name for dim in _dims(inputs + outputs) for factor in dim.factors}
         given: list[tuple[Dim, Any, str]] = [
             (Dim((DimFactor(name),)), value, f"argument `{name}`")
@@ -397,37 +325,74 @@ class _Expander:
         for number in self._signature.numbers:
             if isinstance(number, Number):
                 value = value_at(self._call, number.place, number.item)
-                given.append((number.dim, value, f"argument `{str(number).partition('=')[0]}`"))
+                given.append((number.dim, value, f"argument `{number.argument}`"))
         measured = [
-            Measure(dim, length, f"dimension {at} of {operand.words}")
+            _Measure(dim, length, f"dimension {at} of {operand.words}")
             for operand in inputs
             for shape in operand.shapes
             for at, (dim, length) in enumerate(zip(operand.dims or (), shape, strict=False))
         ]
         # torch infers a size of -1 from the others.
-        sizes = [Measure(*each) for each in given if type(each[1]) is int and each[1] >= 0]
-        return lengths_of(sizes, measured, self._fail)
+        sizes = [_Measure(*each) for each in given if type(each[1]) is int and each[1] >= 0]
+        # Lengths of 1, which may be broadcast, come last.
+        left = self._learn([*sizes, *(each for each in measured if each.length != 1)])
+        left = self._learn(left + [each for each in measured if each.length == 1])
+        for dim, length, where in left:
+            unknown = [each.name for each in dim.factors if self._size(each) is None]
+            if length == 1:
+                self._lengths |= dict.fromkeys(unknown, 1)
+            elif unknown:
+                hint = f"give one of them as an argument, and write `; argument={unknown[0]}`"
+                both = " and ".join(unknown)
+                self._fail(f"{where} is {length}, but the lengths of {both} are unknown: {hint}")
 
-    def _without_broadcast(
-        self, operand: AnnotatedOperand, lengths: dict[str, int]
-    ) -> AnnotatedOperand:
-        """A dimension of length 1 with the name of a longer one is replicated."""
-        if operand.dims is None or not operand.shapes:
-            return operand
-        dims = list(operand.dims)
-        for at, dim in enumerate(dims):
-            ones = {shape[at] == 1 for shape in operand.shapes}
-            if True in ones and any(lengths.get(each.name, 1) != 1 for each in dim.factors):
-                if len(ones) > 1:
-                    some = "is a list in which only some tensors have length 1"
-                    self._fail(f"{operand.words} {some} at `{dim}`: write `_`")
-                dims[at] = _ONE
-        return dataclasses.replace(operand, dims=tuple(dims))
+    def _learn(self, measures: list[_Measure]) -> list[_Measure]:
+        """Learn what can be learned; return what still has more than one unknown factor."""
+        while True:
+            later = [measure for measure in measures if not self._settle(measure)]
+            if len(later) == len(measures):
+                return later
+            measures = later
+
+    def _size(self, factor: DimFactor) -> int | None:
+        return int(factor.name) if factor.is_number else self._lengths.get(factor.name)
+
+    def _settle(self, measure: _Measure) -> bool:
+        """Learn the last unknown factor of a dimension; return whether all factors are known."""
+        dim, length, where = measure
+        if dim.factors[0].name == ANY_LENGTH:
+            return True
+        sizes = [self._size(factor) for factor in dim.factors]
+        known = prod(size for size in sizes if size is not None)
+        unknown = [factor.name for factor in dim.factors if self._size(factor) is None]
+        if len(unknown) > 1:
+            return False
+        if unknown:
+            if known == 0 or length % known:
+                rest = f"not a multiple of {known}, the other factors of `{dim}`"
+                self._fail(f"{where} is {length}, {rest}")
+            self._lengths[unknown[0]] = length // known
+            self._sources[unknown[0]] = where
+        elif length != known and (length != 1 or all(each.is_number for each in dim.factors)):
+            said = "; ".join(
+                f"{each.name} is {self._lengths[each.name]} by "
+                f"{self._sources.get(each.name, 'itself')}"
+                for each in dim.factors
+                if not each.is_number
+            )
+            self._fail(f"{where} is {length}, not {known} as `{dim}`" + (f" ({said})" * bool(said)))
+        return True
 
     def _fail(self, why: str) -> NoReturn:
         raise UsageError(
             f"`{self._signature}` does not fit this call of {operator_name(self._call)}: {why}"
         )
+
+
+def _rest_count(tensor: Tensor, shape: Shape) -> int:
+    """The number of dimensions that `*` stands for."""
+    dims = tensor.dims or ()
+    return len(shape) - len(dims) + 1 if any(dim.is_rest for dim in dims) else 0
 
 
 def _dims(operands: tuple[AnnotatedOperand, ...]) -> Iterator[Dim]:
@@ -576,10 +541,6 @@ class IdentifierSplit:
         return Replicate() if reduction is None else Partial(reduction)
 
 
-# The keys of an option, and the minimum of each.
-_LEAST = {"idx": 0, "dim": 0, "num": 1}
-
-
 @dataclasses.dataclass(frozen=True)
 class Option:
     """A dimension to split, as a configuration names it.
@@ -595,28 +556,25 @@ class Option:
     num: int | None = None
 
     @classmethod
-    def of(cls, mapping: Mapping[str, object]) -> Option:
+    def of(cls, mapping: Mapping[str, object], *, least_ranks: int = 1) -> Option:
         """Parse `{'idx': 0, 'dim': 1}`, optionally with `num`.
 
         Raises:
             UsageError: a key is unknown or missing, or a value is not an integer.
         """
-        given = dict(mapping)
-        fault = ""
-        for key in ("idx", "dim"):
-            if key not in given:
-                fault = f"has no key `{key}`"
-        for key in given:
-            if key not in _LEAST:
-                fault = f"has the unknown key {key!r}"
-        if fault:
-            hint = "write {'idx': 0, 'dim': 1}, and 'num' for the number of ranks"
-            raise UsageError(f"partition option {given!r} {fault}: {hint}")
+        hint = "write {'idx': 0, 'dim': 1}, and 'num' for the number of ranks"
+        if not isinstance(mapping, Mapping):
+            raise UsageError(f"partition option {mapping!r} is not a dictionary: {hint}")
+        least = {"idx": 0, "dim": 0, "num": least_ranks}
+        faults = [f"has no key `{key}`" for key in ("idx", "dim") if key not in mapping]
+        faults += [f"has the unknown key {key!r}" for key in mapping if key not in least]
+        if faults:
+            raise UsageError(f"partition option {dict(mapping)!r} {faults[-1]}: {hint}")
         numbers: dict[str, int] = {}
-        for key, value in given.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < _LEAST[key]:
-                least = f"`{key}` must be an integer of {_LEAST[key]} or more, got {value!r}"
-                raise UsageError(f"partition option {given!r}: {least}")
+        for key, value in mapping.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < least[key]:
+                fault = f"`{key}` must be an integer of {least[key]} or more, got {value!r}"
+                raise UsageError(f"partition option {dict(mapping)!r}: {fault}")
             numbers[key] = value
         return cls(**numbers)
 

@@ -221,9 +221,13 @@ class Number:
     item: int | None
     dim: Dim
 
+    @property
+    def argument(self) -> str:
+        """The argument or item, as in an annotation."""
+        return str(self.place) if self.item is None else f"{self.place}[{self.item}]"
+
     def __str__(self) -> str:
-        item = "" if self.item is None else f"[{self.item}]"
-        return f"{self.place}{item}={self.dim}"
+        return f"{self.argument}={self.dim}"
 
 
 @dataclasses.dataclass(frozen=True)

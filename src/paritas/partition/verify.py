@@ -253,12 +253,12 @@ class _Rules:
         note = f"rule: none known for {call.name}; running it found {len(recipes)} valid splits"
         return cls(call, None, recipes, note)
 
-    def recipe(self, option: Mapping[str, int]) -> Recipe:
+    def recipe(self, option: Option) -> Recipe:
         """The recipe of an option; a `UsageError` says why there is none."""
         if self.annotation is not None:
-            return self.annotation.recipe(self.call, Option.of(option))
+            return self.annotation.recipe(self.call, option)
         for recipe in self.discovered:
-            if recipe.splits(option["idx"], option["dim"], len(self.call.args)):
+            if recipe.splits(option.idx, option.dim, len(self.call.args)):
                 return recipe
         raise UsageError(
             f"no rule is known for {self.call.name}, and running it found no valid split here"
@@ -322,11 +322,11 @@ class _OptionResult:
 
 def _check_option(rules: _Rules, option: dict[str, int], settings: _CheckSettings) -> _OptionResult:
     count = option.get("num", settings.ranks)
-    asked = {**option, "num": count}
+    asked = Option.of({**option, "num": count})
     try:
         recipe = rules.recipe(asked)
     except UsageError as error:
-        unfrozen = _unfrozen_recipe(rules, Option.of(asked))
+        unfrozen = _unfrozen_recipe(rules, asked)
         if unfrozen is None:
             return _OptionResult(_refused(option, str(error)))
         tried = settings.check(rules.call, unfrozen, count)

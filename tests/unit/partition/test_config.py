@@ -65,13 +65,13 @@ def test_a_malformed_tensor_info_is_refused_with_what_to_write(arguments, messag
         ({"noutputs": True}, "of 1 or more, got True"),
         ({"non_grad_indices": [2]}, "names argument 2, but torch.add has arguments 0 to 1"),
         ({"non_grad_indices": [-1]}, "names argument -1"),
-        ({"parti_options": [(0, 1)]}, r"parti_options has \(0, 1\)"),
-        ({"parti_options": [{"idx": 0}]}, "no 'dim'"),
+        ({"parti_options": [(0, 1)]}, r"partition option \(0, 1\) is not a dictionary"),
+        ({"parti_options": [{"idx": 0}]}, "has no key `dim`"),
         ({"parti_options": [{"idx": 0, "dim": 0, "n": 2}]}, "unknown key 'n'"),
-        ({"parti_options": [{"idx": 0, "dim": -1}]}, "'dim' must be an integer of 0 or more"),
+        ({"parti_options": [{"idx": 0, "dim": -1}]}, "`dim` must be an integer of 0 or more"),
         (
             {"parti_options": [{"idx": 0, "dim": 0, "num": 1}]},
-            "'num' must be an integer of 2 or more",
+            "`num` must be an integer of 2 or more",
         ),
     ],
 )

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import torch
 
 from paritas.errors import UsageError
+from paritas.partition.annotation import Option
 from paritas.placement.recipes import OperatorCall, Place
 
 # --- The configuration ----------------------------------------------------------------------------
 
 # The fields have the names and order of nnScaler's partition check, so its users need to change
 # only an import.
-
-_OPTION_KEYS = {"idx", "dim", "num"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +154,7 @@ class VerifyConfig:
                     f"0 to {len(self.args) - 1}"
                 )
         for option in self.parti_options:
-            _check_option_keys(option)
+            Option.of(option, least_ranks=2)
 
     def as_used(self) -> VerifyConfig:
         """A copy, checked again: fields may have been assigned since this one was made."""
@@ -166,25 +165,6 @@ class VerifyConfig:
 
 def _copy_info(value: Any) -> Any:
     return dataclasses.replace(value) if isinstance(value, TensorInfo) else value
-
-
-def _check_option_keys(option: Any) -> None:
-    """Raise a `UsageError` if it does not have the form of an option."""
-    form = "write {'idx': 0, 'dim': 1}: input 0 is split along dimension 1"
-    if not isinstance(option, Mapping):
-        raise UsageError(f"parti_options has {option!r}; {form}")
-    unknown = sorted(map(str, set(option) - _OPTION_KEYS))
-    missing = [key for key in ("idx", "dim") if key not in option]
-    if unknown or missing:
-        fault = f"the unknown key {unknown[0]!r}" if unknown else f"no {missing[0]!r}"
-        raise UsageError(f"parti_options has {dict(option)!r} with {fault}; {form}")
-    for key, value in option.items():
-        least = 2 if key == "num" else 0
-        if not _is_integer(value, least):
-            raise UsageError(
-                f"parti_options has {dict(option)!r}: {key!r} must be an integer of {least} or "
-                f"more; {form}"
-            )
 
 
 def _is_integer(value: Any, least: int = 0) -> bool:
