@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -272,52 +272,28 @@ def _short_dim(first: torch.Tensor, whole: torch.Tensor) -> int | None:
 
 # Special draws distinguish reductions that agree on ordinary values: max and replicated for `any`,
 # min and sum for a `relu` that is zero everywhere, anything for a threshold that is never reached.
-SHADES = ("one", "all but one", "few", "all but few", "positive", "negative", "large", "special")
+Shade = Literal[
+    "one", "all but one", "few", "all but few", "positive", "negative", "large", "special"
+]
+SHADES: tuple[Shade, ...] = get_args(Shade)
 
 MOST_CLASSES = 3
 FEW_VALUES_OF = 64
 
 
-def lift_tensors(tensors: Tensors) -> Tensors:
-    """The tensors in float64, where rounding is much smaller than any fault."""
-    return {place: _lift_one(tensor.detach()) for place, tensor in tensors.items()}
-
-
-def vary_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """The given tensors, with new values for constant ones, which would hide their effect.
-
-    For example, it makes no difference whether a bias of zeros is added once or on every rank.
-    """
-    return {
-        place: _redraw_one(tensor, generator) if _is_constant(tensor) else tensor
-        for place, tensor in tensors.items()
-    }
-
-
-def reshuffle_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """The same values in another order."""
-    return {place: _shuffle_one(tensor, generator) for place, tensor in tensors.items()}
-
-
-def redraw_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """New values of the same kind."""
-    return {place: _redraw_one(tensor, generator) for place, tensor in tensors.items()}
-
-
-def recount_tensors(tensors: Tensors, generator: torch.Generator) -> Tensors:
-    """The same values with other frequencies of classes, indices and truth values."""
-    return {place: _recount_one(tensor, generator) for place, tensor in tensors.items()}
-
-
-def shade_tensors(tensors: Tensors, shade: str, generator: torch.Generator) -> Tensors:
-    """The tensors with many or few zeros, one sign, large values or special values."""
-    return {place: _shade_one(tensor, shade, generator) for place, tensor in tensors.items()}
-
-
-def _lift_one(tensor: torch.Tensor) -> torch.Tensor:
+def _lift(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64, where rounding is much smaller than any fault."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _vary(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """New values for a constant tensor, which would hide its effect.
+
+    For example, it makes no difference whether a bias of zeros is added once or on every rank.
+    """
+    return _redraw(tensor, generator) if _is_constant(tensor) else tensor
 
 
 def _is_constant(tensor: torch.Tensor) -> bool:
@@ -327,16 +303,17 @@ def _is_constant(tensor: torch.Tensor) -> bool:
     return bool((tensor == tensor.flatten()[0]).all())
 
 
-def _redraw_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _redraw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """New values of the same kind."""
     if tensor.is_complex():
         drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.complex128)
         return drawn.to(tensor)
     if not tensor.is_floating_point():
         if tensor.dtype is torch.bool and _is_constant(tensor):
             return (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)  # noqa: PLR2004
-        return _shuffle_one(tensor, generator)
+        return _shuffle(tensor, generator)
     if _is_discrete(tensor):
-        return _shuffle_one(tensor, generator)
+        return _shuffle(tensor, generator)
     finite = tensor.isfinite()
     known = tensor if finite.all() else tensor[finite]
     if known.numel() == 0:
@@ -344,7 +321,7 @@ def _redraw_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     drawn = _in_range(known, tensor.shape, generator).to(tensor)
     if known is tensor:
         return drawn
-    masked = _shuffle_one(tensor, generator)  # a mask of -inf moves, but stays a mask
+    masked = _shuffle(tensor, generator)  # a mask of -inf moves, but stays a mask
     return torch.where(masked.isfinite(), drawn, masked)
 
 
@@ -367,7 +344,7 @@ def _in_range(known: torch.Tensor, shape: torch.Size, generator: torch.Generator
     return spread * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _shuffle_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Shuffle along each dimension, so that values that are unique along one stay unique."""
     for dim, length in enumerate(tensor.shape):
         order = torch.randperm(length, generator=generator).to(tensor.device)
@@ -375,7 +352,8 @@ def _shuffle_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tens
     return tensor
 
 
-def _recount_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _recount(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The same values with other frequencies of classes, indices and truth values."""
     inexact = tensor.is_floating_point() or tensor.is_complex()
     if tensor.numel() == 0 or (inexact and not _is_discrete(tensor)):
         return tensor
@@ -383,25 +361,25 @@ def _recount_one(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tens
     return tensor.flatten()[chosen.to(tensor.device)]
 
 
-def _shade_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> torch.Tensor:
-    if shade in ("positive", "negative", "large", "special"):
-        return _tint_one(tensor, shade, generator) if tensor.is_floating_point() else tensor
-    count = max(1, tensor.numel())
-    if shade.endswith("one"):
-        chosen = torch.zeros(count, dtype=torch.bool)
-        chosen[int(torch.randint(count, (), generator=generator))] = True
-        chosen = chosen[: tensor.numel()].view(tensor.shape)
-    else:
-        # A row has none or one about half of the time.
-        likely = 0.7 / max((1, *tensor.shape))
-        chosen = torch.rand(tensor.shape, generator=generator) < likely
-    chosen = (~chosen if shade.startswith("all but") else chosen).to(tensor.device)
-    if tensor.dtype is torch.bool:
-        return chosen
-    return torch.where(chosen, tensor, 0)
+def _shade(shade: Shade, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The tensor with many or few zeros, one sign, large values or special values."""
+    match shade:
+        case "one" | "all but one":
+            count = max(1, tensor.numel())
+            chosen = torch.zeros(count, dtype=torch.bool)
+            chosen[int(torch.randint(count, (), generator=generator))] = True
+            chosen = chosen[: tensor.numel()].view(tensor.shape)
+        case "few" | "all but few":
+            # A row has none or one about half of the time.
+            likely = 0.7 / max((1, *tensor.shape))
+            chosen = torch.rand(tensor.shape, generator=generator) < likely
+        case _:
+            return _tint(shade, tensor, generator) if tensor.is_floating_point() else tensor
+    chosen = (~chosen if shade in ("all but one", "all but few") else chosen).to(tensor.device)
+    return chosen if tensor.dtype is torch.bool else torch.where(chosen, tensor, 0)
 
 
-def _tint_one(tensor: torch.Tensor, shade: str, generator: torch.Generator) -> torch.Tensor:
+def _tint(shade: Shade, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if shade in ("positive", "negative"):
         return tensor.abs() if shade == "positive" else -tensor.abs()
     drawn = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
@@ -460,7 +438,7 @@ class Bench:
         self.subject = subject
         self._generator = torch.Generator().manual_seed(SEED)
         self.given = self._given()
-        varied = vary_tensors(self.given.tensors, self._generator)
+        varied = self._changed(self.given.tensors, _vary)
         changed = any(varied[place] is not one for place, one in self.given.tensors.items())
         self.first = (self._unless_constant(varied) if changed else None) or self.given
         self.written = self._written_to(self.first)
@@ -475,8 +453,8 @@ class Bench:
         """Other values; the first ones again if the operator accepts no others."""
         tensors = self.first.tensors
         return (
-            self._unless_constant(redraw_tensors(tensors, self._generator))
-            or self._unless_constant(reshuffle_tensors(tensors, self._generator))
+            self._unless_constant(self._changed(tensors, _redraw))
+            or self._unless_constant(self._changed(tensors, _shuffle))
             or self.first
         )
 
@@ -484,14 +462,14 @@ class Bench:
     def shades(self) -> list[TrialDraw]:
         """Special values that distinguish more than ordinary ones."""
         base = self.second.tensors
-        drawn = (shade_tensors(base, shade, self._generator) for shade in SHADES)
+        drawn = (self._changed(base, functools.partial(_shade, shade)) for shade in SHADES)
         return [draw for draw in map(self._draw, drawn) if draw is not None]
 
     @functools.cached_property
     def recounted(self) -> list[TrialDraw]:
         """Other frequencies of classes and indices: ignored targets may be even by coincidence."""
         base = self.second.tensors
-        drawn = [recount_tensors(base, self._generator) for _ in range(RECOUNTS)]
+        drawn = [self._changed(base, _recount) for _ in range(RECOUNTS)]
         if all(drawn[0][place] is tensor for place, tensor in base.items()):
             return []
         return [draw for draw in map(self._draw, drawn) if draw is not None]
@@ -545,7 +523,7 @@ class Bench:
         """The given arguments, in float64 if the operator accepts that."""
         tensors = self.subject.tensors()
         own = {place: tensor.detach() for place, tensor in tensors.items()}
-        lifted = self._draw(lift_tensors(own))
+        lifted = self._draw({place: _lift(tensor) for place, tensor in own.items()})
         if lifted is not None:
             return lifted
         try:
@@ -553,6 +531,11 @@ class Bench:
         except Exception as error:
             text = in_one_line(error, 300, whole=True)
             raise UsageError(f"the operator itself fails on these arguments: {text}") from error
+
+    def _changed(
+        self, tensors: Tensors, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+    ) -> Tensors:
+        return {place: change(tensor, self._generator) for place, tensor in tensors.items()}
 
     def _unless_constant(self, tensors: Tensors) -> TrialDraw | None:
         """A draw, unless it makes results constant, which would say less than the given values."""
