@@ -120,63 +120,63 @@ class _Writer:
         )
 
     def _input(self, place: Place, shape: Shape | None) -> Tensor:
-        keyword = place if isinstance(place, str) else None
-        dims = None if shape is None else self._input_dims(place, shape) or _SCALAR
-        controls = []
-        for which, recipe in enumerate(self._recipes):
-            mark = _mark(recipe, recipe.placement(place))
-            if mark is not None:
-                controls.append(Control(mark, self._name(which)))
-        return Tensor(dims, tuple(controls), keyword)
+        roles = [recipe.placement(place) for recipe in self._recipes]
+        dims: tuple[Dim, ...] | None = None
+        if shape is not None:
+            ats = range(len(shape))
+            dims = tuple(self._input_dim(roles, at, f"argument {place}") for at in ats) or _SCALAR
+        controls = [
+            Control(mark, self._name(which))
+            for which, (recipe, role) in enumerate(zip(self._recipes, roles, strict=True))
+            if (mark := _mark(recipe, role)) is not None
+        ]
+        return Tensor(dims, tuple(controls), place if isinstance(place, str) else None)
 
-    def _input_dims(self, place: Place, shape: Shape) -> tuple[Dim, ...]:
-        dims = []
-        for at in range(len(shape)):
-            found = []
-            for which, recipe in enumerate(self._recipes):
-                placement = recipe.placement(place)
-                if isinstance(placement, Shard) and placement.dim == at:
-                    found.append((which, placement))
-            self._only_one([which for which, _ in found], f"dimension {at} of argument {place}")
-            if found:
-                which, placement = found[0]
-                factor = DimFactor(self._name(which), self._suffixes[which])
-                dims.append(_product_dim(factor, placement.unit, placement.halo))
-            else:
-                dims.append(self._frozen())
-        return tuple(dims)
+    def _input_dim(self, roles: list[Role], at: int, what: str) -> Dim:
+        found = self._splitting(roles, at, what)
+        if found is None:
+            return self._frozen()
+        which, role = found
+        factor = DimFactor(self._name(which), self._suffixes[which])
+        return _product_dim(factor, role.unit, role.halo)
 
     def _output(self, at: int, shape: Shape | None) -> Tensor:
-        dims = None if shape is None else self._output_dims(at, shape) or _SCALAR
+        roles = [recipe.outputs[at] for recipe in self._recipes]
+        dims: tuple[Dim, ...] | None = None
+        if shape is not None:
+            sizes = enumerate(shape)
+            dims = tuple(self._output_dim(roles, *size, f"output {at}") for size in sizes)
+            dims = dims or _SCALAR
         controls = []
-        for which, (recipe, suffix) in enumerate(zip(self._recipes, self._suffixes, strict=True)):
-            combine = recipe.outputs[at]
-            own: Suffix = combine.reduction if isinstance(combine, Partial) else ""
+        for which, (role, suffix) in enumerate(zip(roles, self._suffixes, strict=True)):
+            own: Suffix = role.reduction if isinstance(role, Partial) else ""
             # `?` is replicated, whatever the suffix says.
             usual = "" if shape is None else suffix
-            if not isinstance(combine, Shard) and own != usual:
+            if not isinstance(role, Shard) and own != usual:
                 controls.append(Control(own, self._name(which)))
         return Tensor(dims, tuple(controls))
 
-    def _output_dims(self, at: int, shape: Shape) -> tuple[Dim, ...]:
-        dims = []
-        for dim, length in enumerate(shape):
-            found = [
-                which
-                for which, recipe in enumerate(self._recipes)
-                if recipe.outputs[at] == Shard(dim)
-            ]
-            self._only_one(found, f"dimension {dim} of output {at}")
-            if not found:
-                dims.append(self._frozen())
-                continue
-            one = self._lengths[found[0]]
-            dims.append(
-                _product_dim(
-                    DimFactor(self._name(found[0])), length // one if length % one == 0 else 1
-                )
+    def _output_dim(self, roles: list[Role], dim: int, length: int, what: str) -> Dim:
+        found = self._splitting(roles, dim, what)
+        if found is None:
+            return self._frozen()
+        times, rest = divmod(length, self._lengths[found[0]])
+        return _product_dim(DimFactor(self._name(found[0])), 1 if rest else times)
+
+    def _splitting(self, roles: list[Role], dim: int, what: str) -> tuple[int, Shard] | None:
+        """The recipe that splits a dimension, and the role of the tensor in it."""
+        found = [
+            (which, role)
+            for which, role in enumerate(roles)
+            if isinstance(role, Shard) and role.dim == dim
+        ]
+        if len(found) > 1:
+            both = " and ".join(_title(self._recipes[which]) for which, _ in found[:2])
+            raise UsageError(
+                f"{both} both split dimension {dim} of {what}, which one annotation cannot "
+                "express; remove one"
             )
-        return tuple(dims)
+        return found[0] if found else None
 
     def _name(self, which: int) -> str:
         if which not in self._given:
@@ -185,13 +185,6 @@ class _Writer:
 
     def _frozen(self) -> Dim:
         return Dim((DimFactor(next(self._free), "^"),))
-
-    def _only_one(self, found: list[int], where: str) -> None:
-        if len(found) > 1:
-            both = " and ".join(_title(self._recipes[which]) for which in found[:2])
-            raise UsageError(
-                f"{both} both split {where}, which one annotation cannot express; remove one"
-            )
 
     def _numbers(self) -> Iterator[Number | Bounds | Members]:
         yield from self._members()

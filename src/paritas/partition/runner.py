@@ -126,20 +126,11 @@ class Streams:
         return self.own is not None and now.own is not None and not torch.equal(self.own, now.own)
 
 
+@dataclasses.dataclass
 class Draws:
     """What the whole drew, draw by draw; None before it has run."""
 
-    def __init__(self) -> None:
-        self.kept: list[Tensor] | None = None
-
-    def keep(self) -> PinnedDraws:
-        """A mode that keeps the draws of the whole."""
-        self.kept = []
-        return PinnedDraws(self.kept, reach=None)
-
-    def pinned(self, reach: list[Reach]) -> PinnedDraws:
-        """A mode that gives a rank its part of them."""
-        return PinnedDraws(self.kept or [], reach=reach)
+    kept: list[Tensor] | None = None
 
 
 class PinnedDraws(LiftMode):
@@ -563,7 +554,10 @@ class Runner:
             yield
             return
         self._streams.restore()
-        with self.draws.keep() if self.draws.kept is None else self.draws.pinned(reach):
+        is_whole = self.draws.kept is None
+        if self.draws.kept is None:
+            self.draws.kept = []
+        with PinnedDraws(self.draws.kept, None if is_whole else reach):
             yield
 
     # --- backward --------------------------------------------------------------------------------

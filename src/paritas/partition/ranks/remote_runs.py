@@ -240,8 +240,7 @@ class _RankRunner(Runner):
     def run_part(self, work: RankWork, values: Values) -> dict[Item, Any]:
         self.is_first, self.written = False, work.written
         if work.draws is not None:
-            self.draws = Draws()
-            self.draws.kept = work.draws
+            self.draws = Draws(work.draws)
         with default_dtype(work.default), torch.enable_grad():
             mine = {
                 place: _own_group() if isinstance(value, Group) else value
@@ -263,7 +262,7 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
     try:
         device = _own_device(work, rank)
         values = {place: _to_own_device(value, device) for place, value in work.values.items()}
-        tensors = [tensor for value in values.values() for tensor in tensors_in(value)]
+        tensors = _all_tensors(values)
         for tensor, asked in zip(tensors, work.asked, strict=True):
             tensor.requires_grad_(asked)
         call = OperatorCall(work.operator.unpack())
@@ -465,10 +464,7 @@ class RemoteRunner(Runner):
         """The results of all ranks, connected to their arguments by autograd."""
         if self._here:
             return super().run_leaves(ranks)
-        flat = [
-            [tensor for value in leaf.values.values() for tensor in tensors_in(value)]
-            for leaf in ranks
-        ]
+        flat = [_all_tensors(leaf.values) for leaf in ranks]
         run = _RanksPass(self, ranks, [len(tensors) for tensors in flat])
         made = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
         found = dict(zip(run.order, made, strict=True))
@@ -489,11 +485,7 @@ class RemoteRunner(Runner):
                     else value
                     for place, value in leaf.values.items()
                 },
-                asked=tuple(
-                    tensor.requires_grad
-                    for value in leaf.values.values()
-                    for tensor in tensors_in(value)
-                ),
+                asked=tuple(tensor.requires_grad for tensor in _all_tensors(leaf.values)),
                 written=self.written,
                 outputs=self.levels[0][0].outputs if single else (),
                 default=torch.get_default_dtype(),
@@ -589,12 +581,8 @@ class _RanksPass:
         if all(gradients[place] is None for gradients in own):
             return
         if isinstance(placement, Shard):
-            sizes = [
-                [t for value in leaf.values.values() for t in tensors_in(value)][place].shape[
-                    placement.dim
-                ]
-                for leaf in self.leaves
-            ]
+            parts = [_all_tensors(leaf.values)[place] for leaf in self.leaves]
+            sizes = [part.shape[placement.dim] for part in parts]
             for gradients, part in zip(own, whole.split(sizes, placement.dim), strict=True):
                 gradients[place] = part
             return
@@ -640,6 +628,10 @@ def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
     if not here.requires_grad:
         return there
     return _Carried.apply(here, there)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _all_tensors(values: Values) -> list[Tensor]:
+    return [tensor for value in values.values() for tensor in tensors_in(value)]
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
