@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # --- Tokens ---------------------------------------------------------------------------------------
 
 # A suffix with the name of its reduction is one token, and so is a halo with its numbers.
-_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]")
+_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]| |(?P<wrong>.)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +41,13 @@ class Tokens:
         self._at = 0
 
     def _cut(self) -> list[AnnotationToken]:
-        tokens, at = [], 0
-        while at < len(self._text):
-            match = _TOKEN.match(self._text, at)
-            if match is not None:
-                tokens.append(AnnotationToken(match[0], at))
-                at = match.end()
-            elif self._text[at] == " ":
-                at += 1
-            else:
-                wrong = AnnotationToken(self._text[at], at)
-                self.fail(f"unexpected character `{wrong.text}`", wrong)
+        tokens = []
+        for match in _TOKEN.finditer(self._text):
+            token = AnnotationToken(match[0], match.start())
+            if match["wrong"] is not None:
+                self.fail(f"unexpected character `{token.text}`", token)
+            if token.text != " ":
+                tokens.append(token)
         return [*tokens, AnnotationToken("", len(self._text))]
 
     def peek(self, ahead: int) -> AnnotationToken:

@@ -441,7 +441,11 @@ class Bench:
         varied = self._changed(self.given.tensors, _vary)
         changed = any(varied[place] is not one for place, one in self.given.tensors.items())
         self.first = (self._unless_constant(varied) if changed else None) or self.given
-        self.written = self._written_to(self.first)
+        self.written = [
+            place
+            for place, tensor in self.first.tensors.items()
+            if not agree_bits(self.first.whole.arguments[place], tensor)
+        ]
 
     @property
     def shapes(self) -> dict[Place, torch.Size]:
@@ -555,14 +559,6 @@ class Bench:
     def run_whole(self, tensors: Tensors) -> TrialOutcome:
         """Run the whole operator on copies, because it may write to them."""
         return self.subject.run({place: tensor.clone() for place, tensor in tensors.items()})
-
-    @staticmethod
-    def _written_to(draw: TrialDraw) -> list[Place]:
-        return [
-            place
-            for place, tensor in draw.tensors.items()
-            if not agree_bits(draw.whole.arguments[place], tensor)
-        ]
 
 
 def agree_bits(found: torch.Tensor, truth: torch.Tensor) -> bool:

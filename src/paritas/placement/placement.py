@@ -89,11 +89,7 @@ class Placement:
     def parse(
         cls, words: Sequence[str], mesh: Sequence[tuple[str, int]], shape: Sequence[int]
     ) -> Placement:
-        """Parse one word for each axis of a mesh: `shard(0)`, `replicate`, `partial(sum)`.
-
-        Raises:
-            UsageError: a word is unknown.
-        """
+        """Parse one word for each axis of a mesh: `shard(0)`, `replicate`, `partial(sum)`."""
         axes = []
         for word, (name, size) in zip(words, mesh, strict=True):
             role = read_role(word)
@@ -356,11 +352,7 @@ def bounds(size: int, unit: int, ranks: int, what: str) -> list[tuple[int, int]]
 
 
 def dimension(tensor: Tensor, split: Shard, what: str) -> int:
-    """The dimension of a split as a non-negative number.
-
-    Raises:
-        UsageError: the tensor has no such dimension.
-    """
+    """The dimension of a split as a non-negative number, if the tensor has it."""
     if not -tensor.dim() <= split.dim < tensor.dim():
         raise UsageError(
             f"{what} has shape {list(tensor.shape)}, so it has no dimension {split.dim} to split"
@@ -373,9 +365,6 @@ def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str
 
     Args:
         what: name of the tensor in messages.
-
-    Raises:
-        UsageError: the tensor cannot be split like this.
     """
     match role:
         case Shard(pieces=1, cut="balanced", order="natural", halo=(before, after)):

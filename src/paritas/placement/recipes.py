@@ -186,11 +186,7 @@ def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
 
 
 def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -> list[Any]:
-    """The part of an argument for each rank; all tensors of a list are split the same way.
-
-    Raises:
-        UsageError: the argument cannot be split like this.
-    """
+    """The part of an argument for each rank; all tensors of a list are split the same way."""
     if isinstance(value, torch.Tensor):
         return split_tensor(value, placement, ranks, terms, what)
     if isinstance(placement, Replicate):
@@ -209,18 +205,14 @@ def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -
 
 
 def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> list[Values]:
-    """The arguments of each rank; the rank itself replaces a `Group` by its process group.
-
-    Raises:
-        UsageError: an argument cannot be split like this.
-    """
+    """The arguments of each rank; the rank itself replaces a `Group` by its process group."""
     placements = dict(recipe.inputs)
     rules = {place: rule for place, rule in recipe.numbers if not isinstance(rule, Group)}
     each: list[Values] = [{} for _ in range(ranks)]
     for place, value in values.items():
         if place in rules:
             parts: list[Any] = [
-                _number_for_rank(value, rules[place], values, recipe, (rank, ranks), name_of(place))
+                _number_for_rank(place, rules[place], values, recipe, (rank, ranks))
                 for rank in range(ranks)
             ]
         elif place in placements:
@@ -237,21 +229,16 @@ def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> li
 
 
 def _number_for_rank(
-    value: Any,
-    rule: Divided | Range,
-    values: Values,
-    recipe: Recipe,
-    where: tuple[int, int],
-    what: str,
+    place: Place, rule: Divided | Range, values: Values, recipe: Recipe, where: tuple[int, int]
 ) -> Any:
-    rank, ranks = where
+    value, what = values[place], name_of(place)
     if isinstance(rule, Range):
         return _end_of_range(value, rule, values, recipe, where)
     if rule.item is None:
-        return _share_of_number(value, rank, ranks, what)
+        return _share_of_number(value, *where, what)
     try:
         items = list(value)
-        items[rule.item] = _share_of_number(items[rule.item], rank, ranks, f"{what}[{rule.item}]")
+        items[rule.item] = _share_of_number(items[rule.item], *where, f"{what}[{rule.item}]")
     except (TypeError, IndexError):
         raise UsageError(f"{what} is {value!r:.60}, which has no item {rule.item}") from None
     return tuple(items) if isinstance(value, tuple) else items
@@ -291,11 +278,7 @@ class RankError(Exception):
 
 
 def agreed_object(path: str, values: list[Any]) -> Any:
-    """A result that is not a tensor and must be the same on all ranks.
-
-    Raises:
-        RankError: a rank returns another value.
-    """
+    """A result that is not a tensor; a `RankError` if the ranks return different ones."""
     for rank, value in enumerate(values):
         if value != values[0]:
             found = f"{value!r:.60}, rank 0 returns {values[0]!r:.60}"

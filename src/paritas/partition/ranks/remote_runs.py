@@ -141,9 +141,6 @@ class Sent:
 
         Args:
             imports: modules to import first, because they register the operator.
-
-        Raises:
-            UsageError: neither is possible.
         """
         own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
         for known in (name, own, f"torch.ops.{function}"):  # the last one for aten and custom ones
@@ -159,11 +156,7 @@ class Sent:
         )
 
     def unpack(self) -> Callable[..., Any]:
-        """The operator, on the rank.
-
-        Raises:
-            UsageError: it cannot be imported.
-        """
+        """The operator, on the rank."""
         if self.itself is not None:
             return self.itself
         found: Any = None
