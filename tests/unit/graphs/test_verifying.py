@@ -240,7 +240,7 @@ def test_a_device_and_ranks_that_are_not_there_are_refused_before_the_work(tmp_p
         ({"device": "abacus"}, "device='abacus' cannot be used: Expected one of cpu, cuda,"),
         ({"device": "meta"}, "device='meta' holds no values"),
         ({"confirm": "nccl"}, "NCCL needs tensors on GPUs, but the device is 'cpu'"),
-        ({"confirm": "mpi"}, "confirm='mpi': give 'gloo', 'nccl', or nothing"),
+        ({"confirm": "mpi"}, "confirm must be 'gloo', 'nccl' or None, got 'mpi'"),
     ):
         with pytest.raises(UsageError, match=told):
             verify_graph(FINE, tmp_path / "out", **asked)
