@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paritas._torch.global_state import quietly
 from paritas.errors import UsageError
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.gates import agree
 from paritas.partition.grammar import (
     AnnotationSignature,
@@ -290,14 +291,12 @@ class GradientTrials:
         outcomes = [self._bench.run_rank(tensors, cut, rank, ranks) for rank in range(ranks)]
         parts = zip(*(outcome.tensors for outcome in outcomes), strict=True)
         pairs = zip(ways, parts, strict=True)
-        return [
-            join(list(part), way, copies="mean") for way, part in pairs if _has_gradient(part[0])
-        ]
+        return [join(list(part), way, copies="mean") for way, part in pairs if is_inexact(part[0])]
 
     def _truth(self, draw: TrialDraw) -> Tensors | None:
         """The gradients of the whole."""
         if id(draw) not in self._truths:
-            floating = [place for place, one in draw.tensors.items() if _has_gradient(one)]
+            floating = [place for place, one in draw.tensors.items() if is_inexact(one)]
             asked = [place for place in floating if argument(place) not in self._without]
             truth = self._whole(draw, asked)
             if truth is None:  # a running mean, for example, makes all of them fail
@@ -314,7 +313,7 @@ class GradientTrials:
             with torch.enable_grad():
                 given = {**draw.tensors, **leaves}
                 outcome = self._bench.run_whole(given)
-                results = [result for result in outcome.tensors if _has_gradient(result)]
+                results = [result for result in outcome.tensors if is_inexact(result)]
                 return self._differentiate(results, leaves, draw)
         except Exception:  # noqa: BLE001  (an operator without a gradient: nothing to compare)
             return None
@@ -348,10 +347,6 @@ class GradientTrials:
         }
 
 
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def _leaves(draw: TrialDraw, asked: Collection[Place]) -> Tensors:
     return {place: draw.tensors[place].detach().requires_grad_() for place in asked}
 
@@ -364,7 +359,7 @@ def _rounding(draw: TrialDraw, place: Place) -> float:
 
 
 def _size(tensor: torch.Tensor) -> float:
-    if tensor.numel() == 0 or not _has_gradient(tensor):
+    if tensor.numel() == 0 or not is_inexact(tensor):
         return 0.0
     size: float = tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max().item()
     return size

@@ -24,7 +24,7 @@ from paritas.execution.evidence import Evidence, GivenLift, ItemEvidence
 from paritas.execution.observation import Observation, RunOptions
 from paritas.execution.program import Program, count_dtypes
 from paritas.numerics import criterion
-from paritas.numerics.bits import is_inexact
+from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.checkers import NO_EVIDENCE
 from paritas.numerics.gates import GROSS_SHAKES, gross_difference, near_in_float64, near_natively
 from paritas.numerics.judge import Checks, check_pair
@@ -707,7 +707,7 @@ def _finding(item: Item, status: Status, reason: str, aspect: Aspect, value: Any
         aspect=aspect,
         status=status,
         reason=reason,
-        dtype=str(value.dtype).removeprefix("torch.") if shaped else None,
+        dtype=dtype_name(value.dtype) if shaped else None,
         shape=tuple(value.shape) if shaped else None,
     )
 

@@ -11,6 +11,7 @@ import torch
 
 from paritas._torch.operators import WIDE, default_dtype, map_tensors
 from paritas.errors import UsageError, in_one_line
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.metrics import bitwise_equal
 from paritas.placement.assembly import join
@@ -402,8 +403,7 @@ class Runner:
                 copied = tensor.detach().to(dtype)
                 if copied is tensor or copied.data_ptr() == tensor.data_ptr():
                     copied = copied.clone()
-                inexact = copied.is_floating_point() or copied.is_complex()
-                return copied.requires_grad_(asked and inexact)
+                return copied.requires_grad_(asked and is_inexact(copied))
 
             if isinstance(value, torch.Tensor | list | tuple):
                 values[place] = map_tensors(value, leaf)
@@ -416,7 +416,7 @@ class Runner:
         generator = torch.Generator("cpu").manual_seed(self.seed + 1)
         for value in values.values():
             for tensor in tensors_in(value):
-                if tensor.is_floating_point() or tensor.is_complex():
+                if is_inexact(tensor):
                     shape = tensor.shape
                     by = torch.rand(shape, generator=generator, dtype=torch.float64) * 4 - 2
                     with torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from paritas.errors import UsageError, in_one_line
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.numerics.gates import agree
 from paritas.placement.assembly import join, rank_bounds
@@ -204,10 +205,7 @@ def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[
 
 def is_comparable(whole: torch.Tensor) -> bool:
     """Whether there is anything to compare: not if the result is empty or has no finite value."""
-    if whole.numel() == 0:
-        return False
-    exact = not (whole.is_floating_point() or whole.is_complex())
-    return exact or bool(whole.isfinite().any())
+    return whole.numel() > 0 and (not is_inexact(whole) or bool(whole.isfinite().any()))
 
 
 def is_constant(whole: torch.Tensor) -> bool:
@@ -354,8 +352,7 @@ def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _recount(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The same values with other frequencies of classes, indices and truth values."""
-    inexact = tensor.is_floating_point() or tensor.is_complex()
-    if tensor.numel() == 0 or (inexact and not _is_discrete(tensor)):
+    if tensor.numel() == 0 or (is_inexact(tensor) and not _is_discrete(tensor)):
         return tensor
     chosen = torch.randint(tensor.numel(), tensor.shape, generator=generator)
     return tensor.flatten()[chosen.to(tensor.device)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from paritas.errors import UsageError
+from paritas.numerics.bits import is_inexact
 from paritas.numerics.metrics import bitwise_equal, blocks, pair_metrics
 from paritas.results.placements import Once, Partial, Replicate, Shard
 
@@ -520,7 +521,7 @@ def _merge_copies(parts: tuple[Tensor, ...], terms: Terms) -> Tensor:
         raise ValueError(f"all ranks should have the same value, but the shapes are {shown}")
     if all(torch.equal(first, part) for part in parts[1:]):
         return first
-    if not (first.is_floating_point() or first.is_complex()):
+    if not is_inexact(first):
         for part in parts[1:]:
             other = ~parts[0] if first.dtype is torch.bool else 2 * parts[0] - part
             first = torch.where(part == parts[0], first, other)
@@ -568,7 +569,7 @@ def join(
         case Replicate():
             if terms is None:
                 raise ValueError("mixing copies needs their weights: pass `terms`")
-            if not (parts[0].is_floating_point() or parts[0].is_complex()):
+            if not is_inexact(parts[0]):
                 return _merge_copies(tuple(parts), terms)
             return _Shared.apply(terms, *parts)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from paritas.errors import UsageError
+from paritas.numerics.bits import is_inexact
 from paritas.placement.assembly import (
     REDUCTIONS,
     Assembly,
@@ -383,7 +384,7 @@ def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str
         case Once():
             return [tensor, *(torch.zeros_like(tensor) for _ in range(ranks - 1))]
         case Partial(reduction=reduction):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
+            if not is_inexact(tensor):
                 raise UsageError(
                     f"{what} has dtype {tensor.dtype}, but only floating tensors can be partial; "
                     "replicate or shard it"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from paritas.errors import UsageError
+from paritas.numerics.bits import is_inexact
 from paritas.partition.annotation import Option
 from paritas.placement.recipes import OperatorCall, Place
 
@@ -650,8 +651,7 @@ def _in_dtype(
     if dtype is None:
         return drawn.to(torch.float32) if drawn.is_floating_point() else drawn
     cast = drawn.to(dtype)
-    exact = drawn.is_floating_point() or drawn.is_complex()
-    if not exact and not torch.equal(cast.to(drawn.dtype), drawn):
+    if not is_inexact(drawn) and not torch.equal(cast.to(drawn.dtype), drawn):
         raise UsageError(
             f"{_argument_name(place)} of {asked.name} needs integers up to {int(drawn.max())}, "
             f"which {dtype} cannot represent; remove dtype, or use torch.int64"
