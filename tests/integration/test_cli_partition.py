@@ -82,14 +82,14 @@ def test_a_wrong_split_is_shown_by_a_script_on_the_smallest_shapes(tmp_path):
     assert result.stdout.splitlines()[-1].startswith("different: ")
 
 
-def test_where_no_split_is_wrong_no_script_is_written_and_that_is_said(tmp_path):
+def test_without_a_wrong_split_no_script_is_written(tmp_path):
     result = partition(*MATMUL, "--shrink", tmp_path / "bug")
     assert result.exit_code == 0, result.output
     assert f"no script in {tmp_path / 'bug'}: nothing failed" in result.stdout
     assert not (tmp_path / "bug").exists()
 
 
-def test_an_option_that_the_rule_refuses_is_unverified_beside_one_that_is_right():
+def test_a_refused_option_is_unverified_even_next_to_a_right_one():
     result = partition("torch:softmax", "--arg", "4x8", "--kwarg", "dim=1", "--option", "0,1")
     assert result.exit_code == 3, result.output
     assert "idx 0, dim 1 of softmax cannot be split" in words(result)
@@ -184,7 +184,7 @@ def test_the_documents_spellings_are_those_of_the_command(arguments):
     assert len(rows(result)) == arguments.count("--option")
 
 
-def test_what_each_rank_keeps_is_named_beside_the_pass():
+def test_a_passing_check_notes_what_each_rank_keeps():
     result = partition(
         "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func", "--arg", "4x6x2x2",
         *["--arg", "6"] * 4, "--kwarg", "training=True", "--option", "0,0",
@@ -194,7 +194,7 @@ def test_what_each_rank_keeps_is_named_beside_the_pass():
     assert "args[4] after the call: the rule leaves it to each rank" in words(result)
 
 
-def test_a_rule_that_leaves_all_whole_is_a_success_that_says_so():
+def test_a_rule_that_splits_nothing_passes_with_a_note():
     result = partition(
         "nnscaler.runtime.function.fullslice", "--arg", "1x1x16x16", "--arg", "slice(None)",
         "--arg", "slice(None)", "--arg", "slice(0, 9)", "--arg", "value=slice(None, 9, None)",
@@ -234,7 +234,7 @@ def test_a_rule_that_leaves_all_whole_is_a_success_that_says_so():
         ((*MATMUL, "--confirm", "nccl"), "NCCL needs tensors on GPUs, but the device is 'cpu'"),
     ],
 )
-def test_a_slip_is_told_and_the_exit_code_is_2(arguments, message):
+def test_wrong_usage_is_reported_and_the_exit_code_is_2(arguments, message):
     result = partition(*arguments)
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split())

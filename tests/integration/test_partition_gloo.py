@@ -1,4 +1,4 @@
-"""Real ranks: processes that talk by gloo, and threads."""
+"""Real ranks: processes with gloo, and threads."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_processes_and_one_process_come_to_the_same_verdict(name):
+def test_processes_and_one_process_give_the_same_verdict(name):
     operator, recipe, right = PAIRS[name]
     here, there = check_recipe(operator, recipe), confirm_on_gloo(operator, recipe)
     assert (here.passed, there.passed) == (right, right), f"{here}\n{there}"
@@ -114,7 +114,7 @@ def test_processes_and_one_process_come_to_the_same_verdict(name):
 
 
 def test_the_two_agree_on_the_corpus():
-    """Each thirteenth rule; all of them where that is asked for: see tests/README.md."""
+    """Every thirteenth rule, or all with `PARITAS_WHOLE_CORPUS`: see tests/README.md."""
     differ = []
     every = 1 if os.environ.get("PARITAS_WHOLE_CORPUS") == "1" else 13
     for case in [*RIGHT, *WRONG][::every]:
@@ -164,7 +164,7 @@ def test_a_mesh_of_two_axes_is_confirmed():
 PARTS = Recipe(((0, Shard(0)),), (Shard(0),))
 
 
-def test_what_one_rank_raises_is_told():
+def test_what_one_rank_raises_is_reported():
     verdict = confirm_on_gloo(
         call(torch.clone, randn(4, 6)), PARTS, program=programs.raise_on_rank_one
     )
@@ -172,7 +172,7 @@ def test_what_one_rank_raises_is_told():
     assert verdict.failures[0].reason == "rank 1 of 2 raised ValueError: no such part"
 
 
-def test_a_dying_rank_is_told_and_the_next_check_has_new_ones():
+def test_a_dying_rank_is_reported_and_the_next_check_has_new_ranks():
     operator = call(torch.clone, randn(4, 6))
     verdict = confirm_on_gloo(operator, PARTS, program=programs.die_on_rank_one)
     assert verdict.status is Status.UNVERIFIED
@@ -206,7 +206,7 @@ def test_ranks_are_processes_that_are_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_pool_leaves_no_process_and_says_so():
+def test_a_closed_pool_leaves_no_process_and_refuses_work():
     with RankPool(2) as ranks:
         pids = [one.value[4] for one in ranks.run(programs.where_am_i, [None, None])]
     for pid in pids:
@@ -216,7 +216,7 @@ def test_a_closed_pool_leaves_no_process_and_says_so():
         ranks.run(programs.where_am_i, [None, None])
 
 
-def test_a_number_of_ranks_that_makes_no_sense_is_refused():
+def test_an_invalid_number_of_ranks_is_refused():
     with pytest.raises(UsageError, match="0 ranks: give a number from 1 to 64"):
         RankPool(0)
 

@@ -1,4 +1,4 @@
-"""Annotations: what is read, what can be split in a call, and which recipe that gives."""
+"""Annotations: parsing, what can be split in a call, and the recipes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_fault_is_shown_with_a_caret_under_it(text: str, why: str, under: str)
     assert caret == " " * at + "^"
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_an_annotation_that_is_not_a_string_is_refused() -> None:
     with pytest.raises(UsageError, match="got None"):
         Annotation.parse(None)  # type: ignore[arg-type]
 
@@ -165,7 +165,7 @@ def test_an_option_is_read_from_a_configuration() -> None:
         ({"idx": 0, "dim": 0, "num": 0}, "`num` must be an integer of 1 or more, got 0"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(mapping: dict[str, object], why: str) -> None:
+def test_an_invalid_option_is_refused(mapping: dict[str, object], why: str) -> None:
     with pytest.raises(UsageError) as caught:
         Option.of(mapping)
     assert why in str(caught.value)
@@ -230,7 +230,7 @@ def test_a_bias_that_is_none_or_given_by_keyword_is_understood() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["avg", "max", "min", "product"])
-def test_other_reductions_than_sums_can_be_said(reduction: str) -> None:
+def test_reductions_other_than_sums_can_be_written(reduction: str) -> None:
     found = recipes(f"a b+{reduction} -> a", call((4, 6)))
     assert found["b"].outputs == (Partial(reduction),)  # type: ignore[arg-type]
     assert found["a"].outputs == (Shard(0),)
@@ -241,7 +241,7 @@ def test_an_output_can_be_reduced_in_its_own_way() -> None:
     assert found["b"].outputs == (Partial("min"), Partial("max"), Replicate())
 
 
-def test_a_gradient_that_is_not_to_be_reduced_is_said_after_the_colon() -> None:
+def test_a_mark_after_the_colon_keeps_a_gradient_from_being_reduced() -> None:
     found = recipes("l h^ : /m, m h^, / -> l m", call((4, 6), (8, 6), (3,)))
     assert found["m"].inputs == (
         (0, Replicate(summed=False)),
@@ -288,7 +288,7 @@ def test_the_range_of_a_part_is_passed_on() -> None:
     assert found["e"].numbers == ()
 
 
-def test_a_halo_goes_with_the_part() -> None:
+def test_a_halo_belongs_to_the_part() -> None:
     found = recipes("b l~0:2 -> b l", call((2, 9)))
     assert found["l"].inputs == ((0, Shard(1, halo=(0, 2))),)
 
@@ -379,7 +379,7 @@ def test_a_number_that_the_ranks_would_share_unevenly_is_refused() -> None:
         ("b -> b", call([(1,), (4,)]), "is a list in which only some tensors have length 1 at `b`"),
     ],
 )
-def test_a_call_that_does_not_fit_says_what_is_where(
+def test_a_call_that_does_not_fit_is_refused_with_the_position(
     text: str, what: OperatorCall, why: str
 ) -> None:
     with pytest.raises(UsageError) as caught:

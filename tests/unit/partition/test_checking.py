@@ -1,4 +1,4 @@
-"""What a check of one split says."""
+"""The verdict about one split."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_results_and_all_gradients_are_compared():
     assert verdict.coverage.compared == 7  # each gradient under two cotangents
 
 
-def test_a_gradient_that_is_not_asked_for_is_not_compared():
+def test_a_gradient_that_is_not_needed_is_not_compared():
     call = OperatorCall(functional.linear, LINEAR.args, without_gradient=frozenset({1}))
     assert "gradient of args[1]" not in paths(check_recipe(call, rows()))
 
@@ -54,7 +54,7 @@ def test_a_mesh_splits_twice():
     assert verdict.status is Status.DIFFERENT
 
 
-def test_an_operator_that_fails_by_itself_is_unverified():
+def test_an_operator_that_itself_fails_is_unverified():
     verdict = check_recipe(OperatorCall(torch.mm, (drawn(3, 4), drawn(3, 4))), rows())
     assert verdict.status is Status.UNVERIFIED
     assert reasons(verdict) == [
@@ -105,7 +105,7 @@ def test_a_recipe_that_does_not_fit_the_call_is_a_usage_error(recipe, ranks, mes
     assert message in str(caught.value)
 
 
-def test_a_fault_says_in_whose_part_it_is():
+def test_a_fault_names_the_rank_of_the_worst_element():
     def scaled(x, start):
         return x * (1.01 if start else 1.0)
 
@@ -121,7 +121,7 @@ def test_ranks_that_disagree_about_what_all_have_are_different():
     assert verdict.status is Status.DIFFERENT
 
 
-def test_a_gradient_that_each_rank_claims_to_have_must_be_the_whole_s():
+def test_a_gradient_that_each_rank_claims_to_have_must_be_the_whole_gradient():
     own = Recipe(((0, Shard(0)), (1, Replicate(summed=False))), (Shard(0),))
     verdict = check_recipe(LINEAR, own)
     assert [finding.path for finding in verdict.failures] == ["gradient of args[1]"]
@@ -162,7 +162,7 @@ def test_a_rank_draws_its_part_of_what_the_whole_draws():
 
 
 def test_the_mask_of_a_fused_dropout_is_what_a_rank_is_given_its_part_of():
-    """What `dropout` is on a GPU."""
+    """This is `dropout` on a GPU."""
     call = OperatorCall(torch.native_dropout, (drawn(9, 6), 0.4, True))
     parts = Recipe(((0, Shard(0)),), (Shard(0), Shard(0)))
     verdict = check_recipe(call, parts, 4)
@@ -183,7 +183,7 @@ def test_draws_that_do_not_correspond_are_unverified():
     assert "a rank draws [12] where the whole draws [24]" in reasons(verdict)[0]
 
 
-def test_nans_in_the_same_places_are_no_fault():
+def test_nans_in_the_same_positions_pass():
     x = drawn(8, 4)
     x[5, 2] = torch.nan
     x[1, 1] = torch.inf
@@ -210,7 +210,7 @@ def test_a_rank_that_narrows_a_float64_operator_is_not_excused():
     assert not check_recipe(call, recipe).passed
 
 
-def test_many_terms_in_bfloat16_are_no_false_alarm():
+def test_many_terms_in_bfloat16_pass():
     x, w = (drawn(*shape, dtype=torch.bfloat16) for shape in ((4, 2048), (6, 2048)))
     recipe = Recipe(((0, Shard(1)), (1, Shard(1))), (Partial(),))
     assert check_recipe(OperatorCall(functional.linear, (x, w)), recipe, 8).passed
@@ -224,7 +224,7 @@ def test_an_operator_on_terms_must_be_linear_in_them():
         assert check_recipe(call, partial).status is Status.DIFFERENT
 
 
-def test_an_operator_that_narrows_inside_is_lifted_all_the_same():
+def test_an_operator_that_narrows_inside_is_lifted_too():
     def mixed(x, w):
         return x @ w.to(torch.bfloat16)
 
@@ -240,7 +240,7 @@ def test_a_result_that_is_none_needs_no_comparison():
     assert verdict.coverage.skipped == ()
 
 
-def test_an_argument_on_which_nothing_depends_is_told_as_skipped():
+def test_an_argument_on_which_nothing_depends_is_reported_as_skipped():
     call = OperatorCall(lambda x, y: x * 2, (drawn(8, 4), drawn(3)))
     verdict = check_recipe(call, rows())
     assert verdict.passed
@@ -256,7 +256,7 @@ def test_complex_numbers_are_checked():
 
 
 class _Underived(torch.autograd.Function):
-    """An operator of which torch has no derivative, as it says so itself."""
+    """An operator without a derivative, which raises the same error as torch."""
 
     @staticmethod
     def forward(ctx, x):

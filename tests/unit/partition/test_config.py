@@ -113,7 +113,7 @@ def test_fields_are_assigned_before_use_and_checked_there():
         asked.as_used()
 
 
-def test_an_assigned_value_that_makes_no_sense_is_shown_where_it_is_used():
+def test_an_invalid_assigned_value_is_refused_on_use():
     asked = config()
     asked.noutputs = 0
     with pytest.raises(UsageError, match="noutputs must be an integer of 1 or more, got 0"):

@@ -1,4 +1,4 @@
-"""Which real ranks can be asked for, and what is said where there are none."""
+"""Which real ranks are possible, and the messages if they are not."""
 
 from __future__ import annotations
 

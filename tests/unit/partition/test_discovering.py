@@ -1,4 +1,4 @@
-"""Splits found by running an operator: the right ones, and no other."""
+"""Splits found by running an operator: all right ones, and no others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def integers(below, *shape, seed=0):
 
 
 def annotation(function, *args, **kwargs):
-    """What was found, as the one annotation that says it all; empty if there is nothing.
+    """What was found, as one annotation; empty if nothing was found.
 
     Identifiers are called a, b, c in the order of their appearance.
     """
@@ -45,7 +45,7 @@ def test_a_linear_layer_is_split_by_rows_columns_and_the_contracted_dimension():
     assert annotation(F.linear, normal(4, 6, 8), normal(10, 8)) == "a b c+, d c+ -> a b d"
 
 
-def test_equal_lengths_are_told_apart():
+def test_dimensions_of_equal_length_are_distinguished():
     assert annotation(torch.matmul, normal(6, 6), normal(6, 6)) == "a b+, b+ c -> a c"
 
 
@@ -155,7 +155,7 @@ def test_a_mean_over_targets_that_are_not_ignored_is_not_claimed_though_halves_a
     assert annotation(F.cross_entropy, normal(8, 6), targets, torch.rand(6) + 0.1) == ""
 
 
-def test_targets_that_are_all_the_same_are_not_replaced_by_what_makes_the_loss_vanish():
+def test_constant_targets_are_not_replaced_by_values_for_which_the_loss_vanishes():
     args = (normal(6, 4), normal(6, 4, seed=1), torch.ones(6))
     found = discover_partitions(F.cosine_embedding_loss, args, {"reduction": "sum"})
     assert [each.recipe.outputs for each in found] == [(Partial("sum"),)]
@@ -213,7 +213,7 @@ def test_an_operator_that_draws_random_numbers_has_no_claim_and_leaves_the_gener
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_gradient_that_is_wrong_on_parts_is_told():
+def test_a_gradient_that_is_wrong_on_parts_is_reported():
     class Scaled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -228,17 +228,17 @@ def test_a_gradient_that_is_wrong_on_parts_is_told():
     assert [(each.forward, each.backward) for each in found] == [(True, False), (True, True)]
 
 
-def test_an_operator_without_gradients_says_so():
+def test_an_operator_without_gradients_has_backward_none():
     [found] = discover_partitions(torch.argmax, (normal(4, 6),), {"dim": 1})
     assert found.backward is None
 
 
-def test_an_operator_that_fails_by_itself_is_refused_with_what_it_said():
+def test_an_operator_that_itself_fails_is_refused_with_its_error():
     with pytest.raises(UsageError, match=r"the operator itself fails .*: RuntimeError: mat1 and"):
         discover_partitions(torch.matmul, (normal(4, 8), normal(9, 8)))
 
 
-def test_one_rank_is_no_split():
+def test_one_rank_is_refused():
     with pytest.raises(UsageError, match="the number of ranks must be 2 or more, got 1"):
         discover_partitions(torch.relu, (normal(4),), ranks=1)
 
@@ -261,7 +261,7 @@ def test_indices_are_split_and_arguments_by_name_as_well():
     ]
 
 
-def test_the_tensors_of_a_list_are_split_alike():
+def test_the_tensors_of_a_list_are_split_in_the_same_way():
     found = discover_partitions(torch.cat, ([normal(4, 6), normal(4, 8)], 1))
     assert [(each.recipe.inputs, each.recipe.outputs) for each in found] == [
         (((0, Shard(0)),), (Shard(0),))

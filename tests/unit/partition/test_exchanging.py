@@ -1,4 +1,4 @@
-"""Operators whose ranks exchange statistics: right ones pass, each slip of an exchange is seen."""
+"""Operators whose ranks share statistics: right ones pass, and each mistake is found."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summed(tensor, group):
 
 
 def shared_norm(x, running_mean, running_var, *, group=None, slip=""):
-    """Batch norm of rows, whose ranks share their statistics; with one slip, if one is named."""
+    """Batch norm of rows whose ranks share statistics, optionally with one mistake."""
 
     def over_ranks(tensor):
         if group is None:
@@ -117,7 +117,7 @@ def test_unequal_parts_alone_show_that_they_are_not_weighted():
     assert split(call_of(6, slip="unequal parts weigh the same"), SHARED).passed
 
 
-def test_without_the_word_no_group_is_given_and_plain_statistics_are_different(undiagnosed):
+def test_without_a_group_statistics_are_not_shared_and_are_different(undiagnosed):
     verdict = split(call_of(6), ALONE)
     assert verdict.status is Status.DIFFERENT
     assert "output" in wrong(verdict)
@@ -200,7 +200,7 @@ def test_what_is_left_to_each_rank_and_is_right_is_compared_as_all_else():
 # --- the language ---------------------------------------------------------------------------------
 
 
-def test_the_annotation_says_who_exchanges_and_who_keeps_its_own():
+def test_an_annotation_defines_which_values_are_shared_and_which_each_rank_keeps():
     call = call_of(4)
     recipe = Annotation.parse("n c, c : @n, c -> n c ; group=ranks(n)").recipe(call, Option(0, 0))
     assert recipe.exchanges

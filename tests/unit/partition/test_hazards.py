@@ -1,4 +1,4 @@
-"""A rule that would crash torch itself is a finding, not the end of the process."""
+"""A rule that would crash torch becomes a finding and does not end the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paritas.results.findings import Status
 from paritas.results.placements import Partial, Shard
 
 
-def test_keys_without_their_values_are_different_and_the_process_goes_on():
+def test_keys_without_their_values_are_different_and_do_not_crash_the_process():
     torch.manual_seed(0)
     args = tuple(torch.randn(2, 4, 8, 16) for _ in range(3))
     call = OperatorCall(torch.nn.functional.scaled_dot_product_attention, args)

@@ -12,7 +12,7 @@ SHAPE = "shape"
 
 
 def made(fsig, *args, seed=0, **kwargs):
-    """The call of an operator; what is a tuple is a shape."""
+    """The call of an operator; a tuple is a shape."""
     infos = [
         arg
         if isinstance(arg, TensorInfo)
@@ -132,7 +132,7 @@ def test_running_statistics_of_a_wrapped_batch_norm_fit():
     assert count.dtype == torch.int64
 
 
-def test_no_gradient_is_asked_of_running_statistics_whether_they_are_excepted_or_not():
+def test_running_statistics_never_need_a_gradient():
     by_position = made("torch.nn.functional.batch_norm", (2, 8), (8,), (8,), (8,), (8,))
     assert by_position.without_gradient == {1, 2}
     statistics = {name: TensorInfo(SHAPE, (8,)) for name in ("running_mean", "running_var")}
@@ -152,7 +152,7 @@ def test_matrices_can_be_inverted_and_factored():
     "dtype",
     [torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool, torch.complex64],
 )
-def test_a_dtype_that_is_asked_for_is_given(dtype):
+def test_a_requested_dtype_is_used(dtype):
     drawn = made("torch.add", TensorInfo("shape", (64,), dtype=dtype), 1).args[0]
     assert drawn.dtype == dtype
     assert len(set(drawn.tolist())) > 1
@@ -196,7 +196,7 @@ def test_a_generator_is_drawn_from_and_a_function_is_called():
         ),
     ],
 )
-def test_what_a_function_makes_must_be_what_was_asked_for(info, message):
+def test_a_generator_function_must_return_the_requested_tensor(info, message):
     with pytest.raises(UsageError, match=message):
         made("torch.abs", info)
 

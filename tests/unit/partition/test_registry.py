@@ -85,7 +85,7 @@ def test_a_second_annotation_is_refused_unless_it_is_meant() -> None:
     assert text_for("mine.op", torch.ones(2)) == "a^ -> a^"
 
 
-def test_a_registered_annotation_goes_before_the_librarys_until_it_is_forgotten() -> None:
+def test_a_registered_annotation_overrides_the_library_until_it_is_removed() -> None:
     register("torch.relu", "a^ b^ -> a^ b^", overwrite=True)
     assert text_for("torch.relu", torch.ones(2, 3)) == "a^ b^ -> a^ b^"
 
@@ -96,7 +96,7 @@ def test_a_registered_annotation_goes_before_the_librarys_until_it_is_forgotten(
         unregister("torch.relu")
 
 
-def test_a_text_that_is_no_annotation_is_refused_when_it_is_registered() -> None:
+def test_an_invalid_annotation_is_refused_when_it_is_registered() -> None:
     with pytest.raises(UsageError):
         register("mine.op", "m k+ n")
     with pytest.raises(UsageError, match=r"the annotation of mine\.op must be a string"):

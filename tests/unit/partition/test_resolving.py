@@ -63,7 +63,7 @@ def test_anything_but_an_import_is_refused_and_not_executed(capsys):
         ("from math import no_such_name", "raised ModuleNotFoundError"),
     ],
 )
-def test_an_import_that_cannot_be_performed_is_told(imports, message):
+def test_a_failing_import_is_reported(imports, message):
     with pytest.raises(UsageError, match=message):
         resolve_operator("torch.add", imports)
 
@@ -81,7 +81,7 @@ def test_an_import_that_cannot_be_performed_is_told(imports, message):
         ("torch.float32", "is a dtype, not a function"),
     ],
 )
-def test_a_name_that_names_no_function_is_told_with_its_nearest(fsig, message):
+def test_an_unknown_name_is_reported_with_a_suggestion(fsig, message):
     with pytest.raises(UsageError, match=message):
         resolve_operator(fsig)
 
@@ -96,7 +96,7 @@ def test_nnscaler_is_stood_in_for_where_it_is_not_installed(monkeypatch):
         resolve_operator("nnscaler.runtime.function.embeding")
 
 
-def test_the_batch_norm_of_an_installed_nnscaler_is_ours_whose_ranks_need_no_cuda(monkeypatch):
+def test_our_batch_norm_replaces_that_of_an_installed_nnscaler(monkeypatch):
     name = "nnscaler.graph.function.wrapnn"
     for module in ("nnscaler", "nnscaler.graph", "nnscaler.graph.function", name):
         monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
@@ -105,7 +105,7 @@ def test_the_batch_norm_of_an_installed_nnscaler_is_ours_whose_ranks_need_no_cud
     assert found is nnscaler_functions.wrap_batchnorm2d_func
 
 
-def test_a_colon_says_where_the_module_ends(monkeypatch):
+def test_a_colon_separates_the_module_from_the_name(monkeypatch):
     package, module = types.ModuleType("shadowing"), types.ModuleType("shadowing.scale")
     package.scale = module.scale = lambda x: 2 * x  # a function of its module's name
     monkeypatch.setitem(sys.modules, "shadowing", package)
@@ -117,7 +117,7 @@ def test_a_colon_says_where_the_module_ends(monkeypatch):
         resolve_operator("shadowing.scale:scael", parameter="OPERATOR")
 
 
-def test_an_installed_nnscaler_goes_first(monkeypatch):
+def test_an_installed_nnscaler_takes_precedence(monkeypatch):
     names = ["nnscaler", "nnscaler.runtime", "nnscaler.runtime.function"]
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -181,7 +181,7 @@ def test_instance_norm_does_what_the_module_does(shape):
     assert torch.equal(mean, module.running_mean)
 
 
-def test_convolutions_pad_each_side_by_itself():
+def test_convolutions_pad_each_side_separately():
     x, weight = torch.arange(12.0).reshape(1, 1, 3, 4), torch.ones(1, 1, 2, 2)
     given = nnscaler_functions.conv2d(x, weight, None, 1, [1, 0, 0, 2], 1)
     assert torch.equal(given, F.conv2d(F.pad(x, [0, 2, 1, 0]), weight))

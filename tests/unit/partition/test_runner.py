@@ -1,4 +1,4 @@
-"""What each rank is given, and how what the ranks give becomes one."""
+"""What each rank receives, and how the results of the ranks are joined."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_parts_are_multiples_of_the_unit():
         (4, 2, "it has 2 parts, too few for 3 ranks; use fewer ranks or a larger shape"),
     ],
 )
-def test_what_cannot_be_split_says_why(size, unit, message):
+def test_an_impossible_split_is_refused_with_the_reason(size, unit, message):
     with pytest.raises(UsageError) as caught:
         bounds(size, unit, 3, "it")
     assert str(caught.value) == message
@@ -58,7 +58,7 @@ def test_what_is_given_once_is_zero_elsewhere(terms):
 @pytest.mark.parametrize("lifted", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("reduction", ["sum", "avg", "max", "min", "product"])
-def test_terms_come_to_the_whole_and_so_do_their_gradients(reduction, ranks, lifted):
+def test_terms_and_their_gradients_are_reduced_to_the_whole(reduction, ranks, lifted):
     terms = Terms(3, lifted=lifted)
     whole = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     whole.requires_grad_()
@@ -76,7 +76,7 @@ def test_terms_of_the_native_run_add_up_without_rounding():
     assert torch.equal(torch.stack(parts).double().sum(dim=0), whole.double())
 
 
-def test_a_claimed_gradient_is_the_whole_s_only_if_every_rank_s_is(terms):
+def test_a_claimed_gradient_is_right_only_if_it_is_on_every_rank(terms):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     agreed = sum(part.sum() for part in given(x, Replicate(summed=False), 3, terms))
     torch.testing.assert_close(torch.autograd.grad(agreed, x)[0], torch.ones_like(x))
@@ -124,7 +124,7 @@ def test_lists_of_tensors_are_split_tensor_by_tensor(terms):
     assert [[tuple(tensor.shape) for tensor in part] for part in parts] == [[(2, 2), (2, 3)]] * 2
 
 
-def test_the_split_run_gives_the_whole_s_results_and_gradients():
+def test_the_split_run_has_the_results_and_gradients_of_the_whole():
     x = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     call = OperatorCall(lambda x: (x * 2, x.sum(dim=1)), (x,))
     recipe = Recipe(((0, Shard(0)),), (Shard(0), Shard(0)))

@@ -1,4 +1,4 @@
-"""The rules here are given by hand, so that neither the library nor discovery decides a test."""
+"""The rules are explicit here, so that no test depends on the library or on discovery."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(name, *shapes, options=((0, 0),), noutputs=1, **kwargs):
     return VerifyConfig(f"{MODULE}.{name}", infos, kwargs, noutputs, parts)
 
 
-def test_each_thing_compared_is_told_under_its_option(operators):
+def test_each_compared_item_is_reported_under_its_option(operators):
     operators.product = lambda a, b: a @ b
     asked = config("product", (4, 6), (6, 8), options=[(0, 0), (0, 1), (2, 1)])
     verdict = check_partition(asked, annotation="m k+, k+ n -> m n")
@@ -55,7 +55,7 @@ def test_one_wrong_option_of_two_fails_and_the_other_stays_right(operators):
     assert any(f.path.startswith("{'idx': 0, 'dim': 1}: split by b") for f in verdict.findings)
 
 
-def test_the_number_of_ranks_is_asked_for_as_a_whole_or_for_one_option(operators, monkeypatch):
+def test_the_number_of_ranks_is_set_for_all_options_or_for_one(operators, monkeypatch):
     from paritas.partition import recipe_checks
 
     counts = []
@@ -72,7 +72,7 @@ def test_the_number_of_ranks_is_asked_for_as_a_whole_or_for_one_option(operators
     assert counts == [3, 2]
 
 
-def test_a_call_that_fails_unsplit_is_told_once(operators):
+def test_a_call_that_itself_fails_is_reported_once(operators):
     operators.product = lambda a, b: a @ b
     asked = config("product", (4, 6), (5, 8), options=[(0, 0), (1, 1)])
     verdict = check_partition(asked, annotation="m k+, k+ n -> m n")
@@ -83,14 +83,14 @@ def test_a_call_that_fails_unsplit_is_told_once(operators):
     assert finding.reason.endswith("(tensors 0: (4, 6), 1: (5, 8))")
 
 
-def test_another_number_of_outputs_than_said_is_told(operators):
+def test_a_wrong_number_of_outputs_is_reported(operators):
     operators.both = lambda x: (x, x)
     (finding,) = check_partition(config("both", (4,)), annotation="a -> a, a").findings
     assert finding.reason.startswith("the operator returns 2 tensors, but noutputs is 1")
     assert check_partition(config("both", (4,), noutputs=2), annotation="a -> a, a")
 
 
-def test_an_empty_list_of_options_is_a_success_that_says_so(operators):
+def test_an_empty_list_of_options_passes_with_a_note(operators):
     operators.double = lambda x: 2 * x
     verdict = check_partition(config("double", (4,), options=[]), annotation="a -> a")
     assert verdict.passed
@@ -114,7 +114,7 @@ def test_an_option_that_names_nothing_is_unverified(operators, option, word):
     assert f"{word} {option[0 if word == 'idx' else 1]}" in finding.reason
 
 
-def test_a_frozen_dimension_is_split_all_the_same_to_say_what_goes_wrong(operators):
+def test_a_frozen_dimension_is_split_anyway_to_report_what_goes_wrong(operators):
     operators.softmax = lambda x: torch.softmax(x, 1)
     asked = config("softmax", (4, 6), options=[(0, 1)])
     (finding,) = check_partition(asked, annotation="a b^ -> a b^").failures
@@ -176,7 +176,7 @@ def test_an_option_that_compared_nothing_does_not_borrow_from_its_neighbour(oper
     assert [f.reason for f in verdict.failures] == ["nothing was compared"]
 
 
-def test_no_gradient_is_asked_of_what_is_excepted(operators):
+def test_an_excluded_argument_has_no_gradient(operators):
     operators.product = lambda a, b: a @ b
     infos = [TensorInfo("shape", (4, 6)), TensorInfo("shape", (6, 8), requires_grad=False)]
     asked = VerifyConfig(f"{MODULE}.product", infos, {}, 1, [{"idx": 0, "dim": 1}])

@@ -1,4 +1,4 @@
-"""Recipes written as an annotation, which gives the same recipes back when it is read."""
+"""Recipes as an annotation, which gives the same recipes when it is parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 def essence(recipe: Recipe, places: list[Place]) -> tuple[Any, ...]:
-    """What a recipe does, however it is told."""
+    """What a recipe does, independent of how it is written."""
     return [recipe.placement(place) for place in places], recipe.outputs, set(recipe.numbers)
 
 
@@ -162,7 +162,7 @@ def test_shapes_may_come_as_a_sequence() -> None:
         ),
     ],
 )
-def test_what_no_annotation_can_say_is_refused(recipes: list[Recipe], why: str) -> None:
+def test_what_an_annotation_cannot_express_is_refused(recipes: list[Recipe], why: str) -> None:
     with pytest.raises(UsageError) as caught:
         annotation_text([(4, 6), (4,)], [(4,)], recipes)
     assert why in str(caught.value)

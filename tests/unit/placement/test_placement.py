@@ -1,4 +1,4 @@
-"""One tensor on a mesh of ranks: taken apart and put together, in every way that there is."""
+"""Split a tensor over a mesh of ranks and assemble it again, in all possible ways."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_words_are_read_as_they_are_written(word):
     assert role_word(read_role(word)) == word
 
 
-def test_an_unknown_word_is_no_role():
+def test_an_unknown_word_has_no_role():
     assert read_role("_MaskPartial(offset_shape=None)") is None
     with pytest.raises(UsageError, match="unknown placement 'nested'"):
         Placement.parse(["nested"], [("tp", 2)], (4,))
