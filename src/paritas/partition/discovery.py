@@ -31,6 +31,7 @@ from paritas.partition.grammar import (
 from paritas.partition.trials import (
     Bench,
     DividedNumber,
+    TensorPlace,
     TrialCut,
     TrialSubject,
     argument,
@@ -305,7 +306,7 @@ class GradientTrials:
             self._truths[id(draw)] = truth
         return self._truths[id(draw)]
 
-    def _whole(self, draw: TrialDraw, asked: list[Place]) -> Tensors | None:
+    def _whole(self, draw: TrialDraw, asked: list[TensorPlace]) -> Tensors | None:
         leaves = _leaves(draw, asked)
         if not leaves:
             return None
@@ -347,11 +348,11 @@ class GradientTrials:
         }
 
 
-def _leaves(draw: TrialDraw, asked: Collection[Place]) -> Tensors:
+def _leaves(draw: TrialDraw, asked: Collection[TensorPlace]) -> Tensors:
     return {place: draw.tensors[place].detach().requires_grad_() for place in asked}
 
 
-def _rounding(draw: TrialDraw, place: Place) -> float:
+def _rounding(draw: TrialDraw, place: TensorPlace) -> float:
     """The rounding that a gradient of zero may have: results divided by arguments."""
     size = max(map(_size, draw.whole.tensors))
     own = _size(draw.tensors[place])
@@ -371,7 +372,7 @@ def _size(tensor: torch.Tensor) -> float:
 MOST_CUTS = 4000
 MOST_RANKS = 8
 
-Dims = tuple[tuple[Place, int], ...]
+Dims = tuple[tuple[TensorPlace, int], ...]
 # For each result, the ways that still hold.
 Ways = list[list[Role]]
 
@@ -403,7 +404,7 @@ class Search:
 
         A dimension has one identifier, so a dimension of a found set is not tried in another.
         """
-        used: set[tuple[Place, int]] = set()
+        used: set[tuple[TensorPlace, int]] = set()
         terms: list[Dims] = []
         for dims in itertools.islice(_sets(self._shapes, self._ranks), MOST_CUTS):
             if not used.isdisjoint(dims):
@@ -563,9 +564,9 @@ class Search:
         return self._shapes[place][dim] // unit
 
 
-def _sets(shapes: Mapping[Place, torch.Size], ranks: int) -> Iterator[Dims]:
+def _sets(shapes: Mapping[TensorPlace, torch.Size], ranks: int) -> Iterator[Dims]:
     """Sets of dimensions, at most one of each argument; those of equal length come first."""
-    arguments: dict[Place, list[Place]] = {}
+    arguments: dict[Place, list[TensorPlace]] = {}
     for place in shapes:
         arguments.setdefault(argument(place), []).append(place)
     dims = {
@@ -630,7 +631,7 @@ def cut_words(cut: TrialCut, ways: list[Role]) -> str:
     """A description: what is split, what changes with it, and how results are joined."""
     dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
     split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
-    once = [f"{_place_words(place)} once" for place in cut.once]
+    once = [f"{_place_words(argument(place))} once" for place in cut.once]
     divided = []
     if cut.number is not None:
         item = "" if cut.number.item is None else f"[{cut.number.item}]"

@@ -21,7 +21,16 @@ from paritas.results.placements import Once, Partial, Reduction, Replicate, Role
 
 # This is less than a recipe and quicker to try. Discovery tries hundreds of cuts, and most fail.
 
-Tensors = dict[Place, torch.Tensor]
+
+class ListItem(NamedTuple):
+    """A tensor in an argument that is a list."""
+
+    argument: Place
+    at: int
+
+
+TensorPlace = Place | ListItem
+Tensors = dict[TensorPlace, torch.Tensor]
 
 
 class DividedNumber(NamedTuple):
@@ -41,9 +50,9 @@ class TrialCut(NamedTuple):
         once: arguments that only the first rank has; the others have zeros.
     """
 
-    dims: tuple[tuple[Place, int, int], ...]
+    dims: tuple[tuple[TensorPlace, int, int], ...]
     number: DividedNumber | None = None
-    once: tuple[Place, ...] = ()
+    once: tuple[TensorPlace, ...] = ()
 
     def times(self, factor: int) -> TrialCut:
         """The same cut with larger units."""
@@ -52,13 +61,13 @@ class TrialCut(NamedTuple):
     def placements(self) -> tuple[tuple[Place, Role], ...]:
         """The inputs of the recipe."""
         split = {argument(place): Shard(dim, unit) for place, dim, unit in self.dims}
-        return (*split.items(), *((place, Once()) for place in self.once))
+        return (*split.items(), *((argument(place), Once()) for place in self.once))
 
     def numbers(self) -> tuple[tuple[Place, Divided], ...]:
         """The numbers of the recipe."""
         return () if self.number is None else ((self.number.place, Divided(self.number.item)),)
 
-    def fits(self, shapes: Mapping[Place, torch.Size], ranks: int) -> bool:
+    def fits(self, shapes: Mapping[TensorPlace, torch.Size], ranks: int) -> bool:
         """Whether every rank gets a part, and the number can be divided."""
         if self.number is not None and self.number.value % ranks:
             return False
@@ -103,7 +112,7 @@ class TrialSubject:
             if isinstance(value, torch.Tensor):
                 found[place] = value
             elif _is_list(value):
-                found.update({item_place(place, at): one for at, one in enumerate(value)})
+                found.update({ListItem(place, at): one for at, one in enumerate(value)})
         return found
 
     def numbers(self) -> list[DividedNumber]:
@@ -122,9 +131,9 @@ class TrialSubject:
         self, tensors: Tensors, number: DividedNumber | None = None, ranks: int = 1
     ) -> TrialOutcome:
         """Call the operator with other tensors, and optionally with a divided number."""
-        given: dict[Place, Any] = dict(tensors)
+        given: dict[TensorPlace, Any] = dict(tensors)
         for place, value in self._lists.items():
-            items = [tensors[item_place(place, at)] for at in range(len(value))]
+            items = [tensors[ListItem(place, at)] for at in range(len(value))]
             given[place] = tuple(items) if isinstance(value, tuple) else items
         if number is not None:
             given[number.place] = self._divided(number, ranks)
@@ -137,20 +146,6 @@ class TrialSubject:
         found = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         others = [leaf for leaf in flat if not isinstance(leaf, torch.Tensor)]
         return TrialOutcome(found, others, tensors)
-
-    def run_rank(
-        self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int, *, fresh: bool = False
-    ) -> TrialOutcome:
-        """Call the operator with the part of a rank; `fresh` copies the arguments first."""
-        own = dict(tensors)
-        for place, dim, unit in cut.dims:
-            begin, end = rank_bounds(own[place].shape[dim], rank, ranks, unit=unit)
-            own[place] = own[place].narrow(dim, begin, end - begin)
-        if rank:
-            own.update({place: torch.zeros_like(own[place]) for place in cut.once})
-        if fresh:
-            own = {place: tensor.clone() for place, tensor in own.items()}
-        return self.run(own, cut.number, ranks)
 
     @functools.cached_property
     def _lists(self) -> dict[Place, Any]:
@@ -166,17 +161,9 @@ class TrialSubject:
         return tuple(items) if isinstance(value, tuple) else items
 
 
-def item_place(place: Place, at: int) -> str:
-    """The place of an item of a list; it cannot be the name of an argument."""
-    return f"{place}[{at}]"
-
-
-def argument(place: Place) -> Place:
+def argument(place: TensorPlace) -> Place:
     """The argument at a place, or the list of which it is an item."""
-    name, bracket, _ = str(place).partition("[")
-    if not bracket:
-        return place
-    return int(name) if name.isdecimal() else name
+    return place.argument if isinstance(place, ListItem) else place
 
 
 def _is_list(value: Any) -> bool:
@@ -445,7 +432,7 @@ class Bench:
         ]
 
     @property
-    def shapes(self) -> dict[Place, torch.Size]:
+    def shapes(self) -> dict[TensorPlace, torch.Size]:
         """The shapes of the tensors."""
         return {place: tensor.shape for place, tensor in self.first.tensors.items()}
 
@@ -503,7 +490,15 @@ class Bench:
 
     def run_rank(self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int) -> TrialOutcome:
         """Run the operator on the part of a rank."""
-        return self.subject.run_rank(tensors, cut, rank, ranks, fresh=bool(self.written))
+        own = dict(tensors)
+        for place, dim, unit in cut.dims:
+            begin, end = rank_bounds(own[place].shape[dim], rank, ranks, unit=unit)
+            own[place] = own[place].narrow(dim, begin, end - begin)
+        if rank:
+            own.update({place: torch.zeros_like(own[place]) for place in cut.once})
+        if self.written:
+            own = {place: tensor.clone() for place, tensor in own.items()}
+        return self.subject.run(own, cut.number, ranks)
 
     def _arguments_agree(
         self, cut: TrialCut, outcomes: list[TrialOutcome], whole: TrialOutcome
