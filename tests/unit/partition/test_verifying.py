@@ -196,6 +196,16 @@ def test_the_arguments_are_left_as_they_are_and_so_is_the_state_of_the_generator
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_the_tensors_of_a_list_are_left_as_they_are(operators):
+    operators.add_one = lambda tensors: tensors[0].add_(1)
+    given = torch.zeros(4)
+    asked = VerifyConfig(
+        f"{MODULE}.add_one", [TensorInfo("value", [given])], {}, 1, [{"idx": 0, "dim": 0}]
+    )
+    check_partition(asked, annotation="a -> a")
+    assert torch.equal(given, torch.zeros(4))
+
+
 @pytest.mark.parametrize("ranks", [1, True, 2.0])
 def test_ranks_that_split_nothing_are_refused(operators, ranks):
     operators.double = lambda x: 2 * x
