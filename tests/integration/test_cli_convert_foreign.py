@@ -173,7 +173,7 @@ def test_what_is_no_dump_of_that_kind_is_wrong_usage(tmp_path):
     (tmp_path / "empty").mkdir()
     empty = convert(tmp_path / "empty", "--to", "stats")
     assert empty.exit_code == 2
-    assert "holds nothing that is known" in empty.stderr
+    assert "is not a known dump" in empty.stderr
     assert not (tmp_path / "dump_stats").exists()
 
 
@@ -345,7 +345,7 @@ def test_when_all_was_converted_and_deleted_the_last_command_closes_the_dump(tmp
     assert Dump.open(tmp_path / "dump_stats").problems == []
     other = convert(source, "--to", "packed")
     assert other.exit_code == 2
-    assert "holds nothing that is known" in other.stderr
+    assert "is not a known dump" in other.stderr
 
 
 def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interrupted(

@@ -52,7 +52,7 @@ def test_a_kind_can_be_forced(tmp_path):
     assert "2 tensor" in output
     code, output = inspect(tree, "--kind", "paritas")
     assert code == 2
-    assert "is no dump of paritas" in output
+    assert "is not a paritas dump" in output
 
 
 @pytest.mark.parametrize("content", [None, "notes.txt"])

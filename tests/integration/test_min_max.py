@@ -198,7 +198,7 @@ def test_a_recording_of_ours_whose_files_were_replaced_is_still_whole(tmp_path):
     reduce_to_extremes(tmp_path / "dump")
     dump = open_dump(tmp_path / "dump")
     assert dump.problems == []
-    assert dump.header(0).notes == ("2 tensors were replaced by their least and greatest value",)
+    assert dump.header(0).notes == ("2 tensors were replaced by their minimum and maximum",)
     first, second, third = dump.records()
     assert first.statistics.count == 20, "the index knows more than the file"
     assert second.statistics.maximum == pytest.approx(values(4, 5, seed=1).max().item())

@@ -1,1 +1,1 @@
-"""Tensors and records in files: how they are stored, and read without trusting them."""
+"""Tensors and records in files: how they are stored, and how untrusted files are read."""

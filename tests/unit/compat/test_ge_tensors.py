@@ -249,5 +249,5 @@ def test_a_file_that_ends_too_soon_is_refused_when_it_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(ge.ge_bytes([ge.tensor(np.float32([1, 2]), ge.F32)])[:-3])
     (one,) = ge_files.read_ge_header(path).tensors
-    with pytest.raises(UsageError, match="it was cut off"):
+    with pytest.raises(UsageError, match="it is truncated"):
         ge_tensors.read_ge_values(path, one)

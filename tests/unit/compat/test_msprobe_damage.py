@@ -65,7 +65,7 @@ def test_a_file_outside_of_the_dump_is_not_read(tmp_path):
     (folder / "dump_tensor_data").mkdir()
     (folder / "dump_tensor_data/link.pt").symlink_to(tmp_path / "outside.pt")
     dump = open_dump(tmp_path / "dump")
-    with pytest.raises(UsageError, match="outside of the dump"):
+    with pytest.raises(UsageError, match="outside the dump"):
         dump.read(next(dump.records()))
 
 

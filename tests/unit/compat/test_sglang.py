@@ -125,7 +125,7 @@ def test_a_damaged_file_is_told_and_the_rest_goes_on(tmp_path: Path) -> None:
     good, damaged = dump.records()
     assert dump.read(good).tolist() == [1.0]
     assert len(dump.problems) == 1
-    with pytest.raises(UsageError, match="no zip archive"):
+    with pytest.raises(UsageError, match="not a zip archive"):
         dump.read(damaged)
 
 
