@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from paritas.numerics.statistics import Statistics
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ForeignDump:
-    """A dump made by another tool.
+    """A dump made by another tool; use the `open_dump` of a reader.
 
     Records are made when the dump is opened; values are read on demand. What cannot be read is
     listed as a problem.
@@ -37,33 +38,19 @@ class ForeignDump:
     Attributes:
         kind: the tool, for example `ge`.
         problems: what could not be read.
+        read_values: returns the values of a record, in its dtype and logical shape.
+        view_values: the same, mapped if possible; the second argument says whether to verify the
+            checksum.
+        verify_values: verifies their checksum; None if the tool keeps no checksums.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        kind: str,
-        ranks: dict[int, RankDump],
-        problems: list[str],
-        read: Callable[[Record], Tensor],
-        view: Callable[[Record, bool], Tensor],
-        verify: Callable[[Record], bool] | None = None,
-    ) -> None:
-        """Use the `open_dump` of a reader.
-
-        Args:
-            read: returns the values of a record, in its dtype and logical shape.
-            view: the same, mapped if possible; the second argument says whether to verify the
-                checksum.
-            verify: like the method; None if the tool keeps no checksums.
-        """
-        self.path = path
-        self.kind = kind
-        self.ranks = ranks
-        self.problems = problems
-        self._read = read
-        self._view = view
-        self._verify = verify
+    path: Path
+    kind: str
+    ranks: dict[int, RankDump]
+    problems: list[str]
+    read_values: Callable[[Record], Tensor]
+    view_values: Callable[[Record, bool], Tensor]
+    verify_values: Callable[[Record], bool] | None = None
 
     def header(self, rank: int) -> Header:
         """What is known of a rank's part."""
@@ -78,28 +65,20 @@ class ForeignDump:
             yield from found.records
 
     def read(self, record: Record) -> Tensor:
-        """The values of a record.
-
-        Raises:
-            UsageError: they are missing, damaged, or were not recorded.
-        """
+        """The values of a record."""
+        self.header(record.rank)  # refuses an unknown rank
         with _name_record_in_errors(record):
-            return self._read(record)
+            return self.read_values(record)
 
     def view(self, record: Record, *, check: bool = False) -> Tensor:
         """The values of a record like `read`, but mapped from the file where possible.
 
         Small, compressed, widened, rearranged or unaligned tensors are read. Writing to the result
-        changes a private copy.
-
-        Args:
-            check: verify their checksum, if there is one.
-
-        Raises:
-            UsageError: they are missing, damaged, or were not recorded.
+        changes a private copy. `check` verifies their checksum, if there is one.
         """
+        self.header(record.rank)
         with _name_record_in_errors(record):
-            return self._view(record, check)
+            return self.view_values(record, check)
 
     def verify(self, record: Record) -> bool:
         """Verify the checksum of a record's stored bytes.
@@ -107,15 +86,12 @@ class ForeignDump:
         Returns:
             Whether there is one. Zip archives (`torch.save`, `.npz`) have one for each member; no
             other file of another tool does.
-
-        Raises:
-            UsageError: they are missing, or do not match.
         """
-        self.header(record.rank)  # refuses an unknown rank
-        if record.payload is None or self._verify is None:
+        self.header(record.rank)
+        if record.payload is None or self.verify_values is None:
             return False
         with _name_record_in_errors(record):
-            return self._verify(record)
+            return self.verify_values(record)
 
     def check_files(self) -> list[str]:
         """Everything but the values was checked when the dump was opened."""
@@ -250,27 +226,17 @@ class Gathered:
         return self._add(step, rank, site, f"{file.name}: {why}", payload=payload)
 
     def make(self, kind: type[AnyDump]) -> AnyDump:
-        """The dump of all records.
-
-        Raises:
-            UsageError: nothing was added.
-        """
+        """The dump of all records."""
         problems = self.problems.all()
         if not self._records:
             reasons = "; ".join(problems[:3]) or "it contains no file with such a name"
             raise UsageError(f"{self.path} has nothing to read as {self.kind}: {reasons}")
         size = min(max(self.world_size, max(self._records) + 1), _MOST_RANKS)
-        ranks = {
-            rank: rank_of(
-                self.path,
-                self.kind,
-                rank,
-                records,
-                world_size=size,
-                data="stats" if all(_is_summary(one) for one in records) else "tensor",
-            )
-            for rank, records in sorted(self._records.items())
-        }
+        ranks: dict[int, RankDump] = {}
+        for rank, records in sorted(self._records.items()):
+            is_summary = all(one.statistics is not None and one.payload is None for one in records)
+            data = "stats" if is_summary else "tensor"
+            ranks[rank] = rank_of(self.path, self.kind, rank, records, world_size=size, data=data)
         reader = ValueReader(self.folder, self._places)
         readers = (reader.read, reader.view, reader.verify)
         return kind(self.path, self.kind, ranks, problems, *readers)
@@ -304,7 +270,3 @@ class Gathered:
         self._calls[key] = call + 1
         self._calls[rank, step, moved.id] = call + 1
         return moved
-
-
-def _is_summary(record: Record) -> bool:
-    return record.statistics is not None and record.payload is None

@@ -42,6 +42,8 @@ class AscendPass(NamedTuple):
 GRAPH, KERNEL = "GraphFusion", "UBFusion"
 _BATCH_NORM = ("efficient_conv_bn_eval_fx_passes", "efficient_conv_bn_eval_pass")
 _ELEMENTWISE = ("loop_fusion", "horizontal_fusion", "inlining")
+_LOOPS = ("loop_fusion", "inlining")
+_PATTERNS, _CAT, _EPILOGUE = ("pattern_matcher",), ("pointwise_cat",), ("epilogue_fusion",)
 
 PASSES: dict[str, AscendPass] = {
     "ConvBatchnormFusionPass": AscendPass(
@@ -50,27 +52,25 @@ PASSES: dict[str, AscendPass] = {
     "HostBNFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
     "BatchNormBnInferFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
     "BatchNormPreprocessFusionPass": AscendPass(GRAPH, "batch norm for inference", _BATCH_NORM),
-    "MatMulBiasAddFusionPass": AscendPass(
-        GRAPH, "a product and the addition of its bias", ("pattern_matcher",)
+    "MatMulBiasAddFusionPass": AscendPass(GRAPH, "a matrix product and its bias", _PATTERNS),
+    "SoftmaxFusionPass": AscendPass(GRAPH, "the parts of a softmax", _PATTERNS),
+    "MulSquareFusionPass": AscendPass(GRAPH, "a product of squares", _PATTERNS),
+    "AABiasaddConvFusion": AscendPass(GRAPH, "a convolution and its bias"),
+    "PadConv2dFusionPass": AscendPass(GRAPH, "padding merged into a convolution"),
+    "ConvToFullyConnectionFusionPass": AscendPass(
+        GRAPH, "a convolution turned into a matrix product"
     ),
-    "SoftmaxFusionPass": AscendPass(GRAPH, "the parts of a softmax", ("pattern_matcher",)),
-    "MulSquareFusionPass": AscendPass(GRAPH, "a product of squares", ("pattern_matcher",)),
-    "AABiasaddConvFusion": AscendPass(GRAPH, "a convolution and the addition of its bias"),
-    "PadConv2dFusionPass": AscendPass(GRAPH, "padding taken into a convolution"),
-    "ConvToFullyConnectionFusionPass": AscendPass(GRAPH, "a convolution made a product"),
-    "PoolingFusionPass": AscendPass(GRAPH, "pooling made a convolution"),
-    "ConvConcatFusionPass": AscendPass(
-        GRAPH, "convolutions that write into what joins them", ("pointwise_cat",)
-    ),
+    "PoolingFusionPass": AscendPass(GRAPH, "pooling turned into a convolution"),
+    "ConvConcatFusionPass": AscendPass(GRAPH, "convolutions that write into a concatenation", _CAT),
     "SplitConvConcatFusionPass": AscendPass(
-        GRAPH, "convolutions between a split and what joins them", ("pointwise_cat",)
+        GRAPH, "convolutions between a split and a concatenation", _CAT
     ),
-    "ZConcatv2dFusionPass": AscendPass(GRAPH, "joins of joins", ("pointwise_cat",)),
-    "ZConcatExt2FusionPass": AscendPass(GRAPH, "joins of many tensors", ("pointwise_cat",)),
+    "ZConcatv2dFusionPass": AscendPass(GRAPH, "nested concatenations", _CAT),
+    "ZConcatExt2FusionPass": AscendPass(GRAPH, "concatenation of many tensors", _CAT),
     "ConstToAttrStridedSliceV2Fusion": AscendPass(
-        GRAPH, "constants written into a slice", ("joint_graph_constant_folding",)
+        GRAPH, "constants inlined into a slice", ("joint_graph_constant_folding",)
     ),
-    "TfMergeSubFusionPass": AscendPass(GRAPH, "subtractions merged, of TensorFlow"),
+    "TfMergeSubFusionPass": AscendPass(GRAPH, "TensorFlow subtractions merged"),
     "RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
     "V100RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
     "V200RequantFusionPass": AscendPass(GRAPH, "dequantising before quantising"),
@@ -80,36 +80,30 @@ PASSES: dict[str, AscendPass] = {
     "TbeEltwiseCastFusionPass": AscendPass(KERNEL, "elementwise and casts", _ELEMENTWISE),
     "TbeEltwiseQuantFusionPass": AscendPass(KERNEL, "elementwise and quantising", _ELEMENTWISE),
     "TbeReduceElemwiseFusionPass": AscendPass(
-        KERNEL, "a reduction and elementwise operators", ("loop_fusion", "inlining")
+        KERNEL, "a reduction and elementwise operators", _LOOPS
     ),
-    "TbePool2dQuantFusionPass": AscendPass(
-        KERNEL, "pooling and quantising", ("loop_fusion", "inlining")
-    ),
+    "TbePool2dQuantFusionPass": AscendPass(KERNEL, "pooling and quantising", _LOOPS),
     "TbeFullyconnectionElemwiseDequantFusionPass": AscendPass(
-        KERNEL, "a product and elementwise operators", ("epilogue_fusion",)
+        KERNEL, "a matrix product and elementwise operators", _EPILOGUE
     ),
     "TbeConvDequantVaddReluQuantFusionPass": AscendPass(
-        KERNEL, "a convolution, dequantising, add, relu, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, add, relu, quantising", _EPILOGUE
     ),
     "TbeConvDequantVaddReluFusionPass": AscendPass(
-        KERNEL, "a convolution, dequantising, add, relu", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, add, relu", _EPILOGUE
     ),
     "TbeConvDequantQuantFusionPass": AscendPass(
-        KERNEL, "a convolution, dequantising, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, dequantising, quantising", _EPILOGUE
     ),
     "TbeDepthwiseConvDequantFusionPass": AscendPass(
-        KERNEL, "a depthwise convolution and dequantising", ("epilogue_fusion",)
+        KERNEL, "a depthwise convolution and dequantising", _EPILOGUE
     ),
     "TbeConv2DAddMulQuantPass": AscendPass(
-        KERNEL, "a convolution, add, mul, quantising", ("epilogue_fusion",)
+        KERNEL, "a convolution, add, mul, quantising", _EPILOGUE
     ),
-    "TbeCommonRules0FusionPass": AscendPass(
-        KERNEL, "a convolution and what follows it", ("epilogue_fusion",)
-    ),
-    "TbeCommonRules2FusionPass": AscendPass(
-        KERNEL, "a convolution and what follows it", ("epilogue_fusion",)
-    ),
-    "FusionVirtualOpSetSwitch": AscendPass(KERNEL, "joins and splits without a copy"),
+    "TbeCommonRules0FusionPass": AscendPass(KERNEL, "a convolution and what follows it", _EPILOGUE),
+    "TbeCommonRules2FusionPass": AscendPass(KERNEL, "a convolution and what follows it", _EPILOGUE),
+    "FusionVirtualOpSetSwitch": AscendPass(KERNEL, "concatenation and split without a copy"),
 }
 
 

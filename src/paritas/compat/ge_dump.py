@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.compat.ge_files import FileName, GeTensor, Levels
-    from paritas.compat.ge_graphs import Fusion, GeGraph
+    from paritas.compat.ge_graphs import GeGraph
     from paritas.compat.ge_tensors import GeSummary
     from paritas.files.records import RankDump
     from paritas.files.trees import FoundFile
@@ -125,11 +125,6 @@ class RankRecords:
             world_size=max([self._rank + 1, *sizes]),
             data="tensor" if has_values else "stats",
         )
-
-    def fusion(self, site: Site) -> Fusion | None:
-        """What the operator of a site consists of, if a graph says so."""
-        provenance = self._provenance.get(site.graph)
-        return provenance.fusion(site.name) if provenance is not None else None
 
     # --- The contents of a file -------------------------------------------------------------------
 
@@ -275,46 +270,6 @@ _BUILT_GRAPH = re.compile(r"ge_proto_.+_Build\.txt")
 _MOST_NAMED = 3
 
 
-class GeDump(ForeignDump):
-    """A dump of Ascend's graph engine.
-
-    Tensors have the layout of the program, without the device's padding. Scratch space and buffers
-    are omitted: only the operator itself knows what they mean.
-
-    Attributes:
-        graphs: the text graphs of all ranks.
-    """
-
-    def __init__(
-        self, path: Path, ranks: dict[int, RankRecords], graphs: list[GeGraph], problems: list[str]
-    ) -> None:
-        """Use `open_dump`."""
-        made: dict[int, RankDump] = {rank: found.finish() for rank, found in ranks.items()}
-        super().__init__(path, KIND, made, problems, self._values, self._mapped)
-        self.graphs = tuple(graphs)
-        self._made = ranks
-        self._folder = Folder(path)
-        self._files = OpenFiles()
-
-    def fusion(self, record: Record) -> Fusion | None:
-        """What the operator of a record consists of, if a text graph says so."""
-        found = self._made.get(record.rank)
-        return found.fusion(record.site) if found is not None else None
-
-    def _mapped(self, record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
-        return self._values(record, self._files)
-
-    def _values(self, record: Record, files: OpenFiles | None = None) -> Tensor:
-        self.header(record.rank)  # refuses an unknown rank
-        place = self._made[record.rank].tensors.get(record.sequence)
-        if isinstance(place, str):
-            raise UsageError(place)
-        if place is None or record.payload is None:
-            raise UsageError("it has no values: only statistics were recorded")
-        tensor, size = place
-        return read_ge_values(self._folder.locate(record.payload.file), tensor, size, files)
-
-
 def looks_like(path: Path) -> bool:
     """Whether there are files with such names."""
     mapped: set[str] = set()
@@ -332,14 +287,12 @@ def looks_like(path: Path) -> bool:
     return False
 
 
-def open_dump(path: Path) -> GeDump:
+def open_dump(path: Path) -> ForeignDump:
     """Read the headers of all files of a dump, and the graphs beside them.
 
-    Args:
-        path: any level of the tree, from the folder given to the tool down to a step, or one file.
-
-    Raises:
-        UsageError: there are no such files.
+    `path` is any level of the tree, from the folder given to the tool down to a step, or one file.
+    Tensors have the layout of the program, without the device's padding. Scratch space and buffers
+    are omitted: only the operator itself knows what they mean.
     """
     problems = Problems()
     folder = Folder(path)
@@ -361,7 +314,22 @@ def open_dump(path: Path) -> GeDump:
         if not own and len(by_rank) == 1 and len({graph.rank for graph in graphs}) == 1:
             own = graphs  # the folders name the device, the graphs the rank
         ranks[rank] = RankRecords(folder, rank, of_rank, own, problems)
-    return GeDump(path, ranks, graphs, problems.all())
+    opened = OpenFiles()
+
+    def read(record: Record, files: OpenFiles | None = None) -> Tensor:
+        place = ranks[record.rank].tensors.get(record.sequence)
+        if isinstance(place, str):
+            raise UsageError(place)
+        if place is None or record.payload is None:
+            raise UsageError("it has no values: only statistics were recorded")
+        tensor, size = place
+        return read_ge_values(folder.locate(record.payload.file), tensor, size, files)
+
+    def view(record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
+        return read(record, opened)
+
+    dumps = {rank: found.finish() for rank, found in ranks.items()}
+    return ForeignDump(path, KIND, dumps, problems.all(), read, view)
 
 
 def _cut_suffix(name: str) -> str:

@@ -6,14 +6,14 @@ import csv
 import dataclasses
 import re
 import struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -107,11 +107,9 @@ def spell_name(name: str) -> str:
 
 
 def fitting_name(folder: Path, name: str, ending: str = "") -> str:
-    """The name of a file, or a number in its place if it is too long.
+    """The name of a file, or, if it is too long, a number that the folder's `mapping.csv` explains.
 
-    Args:
-        folder: of the file; its `mapping.csv` will explain the number.
-        ending: appended to the number.
+    `ending` is appended to the number.
     """
     if len(name.encode()) <= _LONGEST_OF_FILE:
         return name
@@ -126,12 +124,7 @@ def _is_number(text: str) -> bool:
 
 
 def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
-    """Parse the folders of a file, those inside the dump and those that lead to it.
-
-    Args:
-        root: the folder of the dump, which may be any of the levels.
-        inside: the folders from there to the file.
-    """
+    """Parse the folders of a file: `root`, which may be any of the levels, and those inside it."""
     parts = (*root.absolute().parts, *inside)
     ranks = (_RANK.fullmatch(part) for part in parts)
     rank = next((found for found in ranks if found), None)
@@ -154,11 +147,7 @@ def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
 
 
 def read_mapping(path: Path) -> dict[str, str]:
-    """The names behind the numbers, from a `mapping.csv`.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """The names behind the numbers, from a `mapping.csv`."""
     if path.stat().st_size > _LARGEST_MAPPING:
         raise UsageError(f"{path.name} is larger than {_LARGEST_MAPPING} bytes")
     found: dict[str, str] = {}
@@ -245,11 +234,7 @@ class GeFile:
 
 
 def read_ge_header(path: Path) -> GeFile:
-    """Read the header of a file.
-
-    Raises:
-        UsageError: it is damaged, or not such a file.
-    """
+    """Read the header of a file."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -273,7 +258,7 @@ def decode_header(header: bytes) -> GeFile:
     """Decode a header of any generation.
 
     Raises:
-        ValueError: it is not a header.
+        ValueError, struct.error: it is damaged.
     """
     if header[:4] == _NANO_MAGIC:
         return _place_tensors("", decode_nano(header), len(header))
@@ -305,56 +290,23 @@ _OP_NAME = 6
 _SPACE_OR_ATTRIBUTE = 7
 
 
-class _Numbers(NamedTuple):
-    """Field numbers of one kind of message; 0 if it has no such field."""
-
-    shape: int
-    size: int
-    original_shape: int
-    sub_format: int
-    original: int = 0
-
-
-_NUMBERS: dict[GeTensorKind, _Numbers] = {
-    "input": _Numbers(shape=3, size=5, original_shape=6, sub_format=7),
-    "output": _Numbers(shape=3, size=6, original_shape=7, sub_format=8, original=4),
-}
-_DTYPE, _FORMAT = 1, 2
-_SIZE_OF_BYTES = 3
-_FORMAT_OF_ORIGINAL = 4
-
-
 def _decode_tensor(kind: GeTensorKind, index: int, body: memoryview) -> GeTensor:
-    numbers = _NUMBERS.get(kind)
     # protobuf omits zeros
-    fields: dict[str, Any] = {"dtype": 0, "format": 0} if numbers else {}
+    found: dict[str, Any] = {"dtype": 0, "format": 0} if kind in ("input", "output") else {}
+    fields = _TENSOR_FIELDS[kind]
     for number, _, value in _decode_fields(body):
-        if numbers is None:
-            if number == _SIZE_OF_BYTES:
-                fields["nbytes"] = _as_number(value)
-        elif number == _DTYPE:
-            fields["dtype"] = _as_number(value)
-        elif number == _FORMAT:
-            fields["format"] = _as_number(value)
-        elif number == numbers.shape:
-            fields["shape"] = _decode_dims(_as_message(value))
-        elif number == numbers.size:
-            fields["nbytes"] = _as_number(value)
-        elif number == numbers.original_shape:
-            fields["original_shape"] = _decode_dims(_as_message(value))
-        elif number == numbers.sub_format:
-            fields["sub_format"] = _as_number(value)
-        elif number == numbers.original:
-            fields["original_format"] = _original_format(_as_message(value))
-    return GeTensor(kind=kind, index=index, **fields)
+        if number in fields:
+            name, decode = fields[number]
+            found[name] = decode(value)
+    return GeTensor(kind=kind, index=index, **found)
 
 
-def _original_format(body: memoryview) -> int | None:
+def _original_format(value: int | memoryview) -> int | None:
     """The program's layout; None also for NCHW, because the message omits zeros."""
     found: int | None = None
-    for number, _, value in _decode_fields(body):
+    for number, _, field in _decode_fields(_as_message(value)):
         if number == _FORMAT_OF_ORIGINAL:
-            found = _as_number(value)
+            found = _as_number(field)
     return found
 
 
@@ -363,15 +315,15 @@ def _is_space(body: memoryview) -> bool:
     return next((wire == _VARINT for number, wire, _ in _decode_fields(body) if number == 1), True)
 
 
-def _decode_dims(body: memoryview) -> tuple[int, ...]:
+def _decode_dims(value: int | memoryview) -> tuple[int, ...]:
     dims: list[int] = []
-    for number, wire, value in _decode_fields(body):
+    for number, wire, field in _decode_fields(_as_message(value)):
         if number != 1:
             continue
         if wire == _VARINT:
-            dims.append(_as_number(value))
+            dims.append(_as_number(field))
         else:
-            packed, at = _as_message(value), 0
+            packed, at = _as_message(field), 0
             while at < len(packed) and len(dims) <= MOST_DIMS:
                 dim, at = _decode_varint(packed, at)
                 dims.append(dim)
@@ -432,6 +384,31 @@ def _as_message(value: int | memoryview) -> memoryview:
     raise ValueError(f"the number {value} where a message is expected")
 
 
+# Of the message of each kind of tensor: the number, name and decoder of its fields.
+_TENSOR_FIELDS: dict[GeTensorKind, dict[int, tuple[str, Callable[[int | memoryview], Any]]]] = {
+    "input": {
+        1: ("dtype", _as_number),
+        2: ("format", _as_number),
+        3: ("shape", _decode_dims),
+        5: ("nbytes", _as_number),
+        6: ("original_shape", _decode_dims),
+        7: ("sub_format", _as_number),
+    },
+    "output": {
+        1: ("dtype", _as_number),
+        2: ("format", _as_number),
+        3: ("shape", _decode_dims),
+        4: ("original_format", _original_format),
+        6: ("nbytes", _as_number),
+        7: ("original_shape", _decode_dims),
+        8: ("sub_format", _as_number),
+    },
+    "buffer": {3: ("nbytes", _as_number)},
+    "space": {3: ("nbytes", _as_number)},
+}
+_FORMAT_OF_ORIGINAL = 4
+
+
 def _as_text(value: int | memoryview) -> str:
     return bytes(_as_message(value)[:_LONGEST_OP_NAME]).decode("utf-8", "replace")
 
@@ -459,34 +436,12 @@ _INPUT = struct.Struct("<iiiQQQI")
 _OUTPUT = struct.Struct("<iiiiiiQQQI")
 _INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS = 4, 5
 # Devices with the binary header number some dtypes differently.
-_DTYPES_OF_BINARY = {
-    0: 1,
-    1: 2,
-    2: 3,
-    3: 7,
-    4: 4,
-    6: 5,
-    7: 6,
-    8: 9,
-    9: 8,
-    10: 10,
-    11: 12,
-    12: 11,
-    **{code: code for code in range(13, 28)},
-    28: 0,
-    29: 28,
-    30: 29,
-    31: 30,
-    32: 31,
-}
+# Their number is the index; the value is the usual number.
+_DTYPES_OF_BINARY = (1, 2, 3, 7, 4, -1, 5, 6, 9, 8, 10, 12, 11, *range(13, 28), 0, 28, 29, 30, 31)
 
 
 def decode_nano(header: bytes) -> list[GeTensor]:
-    """The tensors of a binary header, in the order of their bytes.
-
-    Raises:
-        ValueError, struct.error: it is damaged.
-    """
+    """The tensors of a binary header, in the order of their bytes; raises like `decode_header`."""
     found: list[GeTensor] = []
     seen: set[str] = set()
     at = 8
@@ -534,7 +489,7 @@ def _decode_nano_tensor(
     tensor = GeTensor(
         kind=kind,
         index=index,
-        dtype=_DTYPES_OF_BINARY.get(dtype, -1),
+        dtype=_DTYPES_OF_BINARY[dtype] if 0 <= dtype < len(_DTYPES_OF_BINARY) else -1,
         format=layout,
         shape=_decode_nano_dims(parts.get(0, b"")),
         original_shape=_decode_nano_dims(parts.get(1, b"")),

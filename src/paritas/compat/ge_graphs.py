@@ -322,11 +322,7 @@ def graph_label(path: Path) -> tuple[GraphKind, str, int | None] | None:
 
 
 def read_graph(path: Path) -> GeGraph:
-    """Read a text graph.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """Read a text graph."""
     kind, label, rank = graph_label(path) or ("other", path.stem, None)
     collected = _Collector()
     try:

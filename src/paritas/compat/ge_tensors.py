@@ -21,8 +21,8 @@ from paritas.files.tensor_bytes import (
     OpenFiles,
     bools,
     contiguous_stride,
-    read_values,
     typed,
+    values_at,
 )
 from paritas.numerics.statistics import Statistics
 
@@ -99,14 +99,7 @@ class DeviceLayout:
 
 
 def plan_layout(tensor: GeTensor, count: int) -> DeviceLayout:
-    """Plan how to undo the layout of a tensor.
-
-    Args:
-        count: how many elements its bytes can hold.
-
-    Raises:
-        UsageError: the shapes contradict each other, or the layout is unknown.
-    """
+    """Plan how to undo the layout of a tensor whose bytes can hold `count` elements."""
     shape, original = tensor.shape, tensor.original_shape
     if not shape and not original:
         # Nothing is known; a single element has an empty shape.
@@ -357,11 +350,7 @@ def name_of_dtype(dtype: str) -> str:
 
 
 def code_of_dtype(dtype: torch.dtype) -> int:
-    """The engine's number of a torch dtype.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """The engine's number of a torch dtype."""
     code = _CODES_BY_DTYPE.get(str(dtype).removeprefix("torch."))
     if code is None:
         raise UsageError(f"{dtype} is not among the engine's dtypes: cast the tensor")
@@ -369,11 +358,7 @@ def code_of_dtype(dtype: torch.dtype) -> int:
 
 
 def facts_of(tensor: GeTensor) -> TensorFacts:
-    """The tensor in the program: dtype and shape as `read_ge_values` returns them.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The tensor in the program: dtype and shape as `read_ge_values` returns them."""
     coding = _find_coding(tensor.dtype)
     shape = plan_layout(_with_plain_bytes(tensor), _count_room(tensor, coding)).shape
     return TensorFacts(dtype=coding.dtype, shape=shape, stride=contiguous_stride(shape))
@@ -387,9 +372,6 @@ def read_ge_values(
     Args:
         size: of the file when its header was read.
         files: map the values instead of reading them; widened or reordered values are copied.
-
-    Raises:
-        UsageError: they cannot be decoded, or the file has changed.
     """
     coding = _find_coding(tensor.dtype)
     tensor = _with_plain_bytes(tensor)
@@ -522,9 +504,6 @@ def read_table(path: Path) -> list[GeSummary]:
     """Read the table of an operator.
 
     Columns are found by name: their order depends on which ones were selected.
-
-    Raises:
-        UsageError: it is damaged.
     """
     if path.stat().st_size > _LARGEST_TABLE:
         raise UsageError(f"it is larger than {_LARGEST_TABLE} bytes")
@@ -536,18 +515,14 @@ def read_table(path: Path) -> list[GeSummary]:
                 raise UsageError(
                     f"not a table of the engine: its columns are {', '.join(columns[:20])}"
                 )
-            return [
-                _parse_summary(dict(zip(columns, row, strict=False))) for row in _bound_rows(rows)
-            ]
+            found: list[GeSummary] = []
+            for row in filter(any, rows):
+                if len(found) >= _MOST_ROWS:
+                    raise UsageError(f"it has more than {_MOST_ROWS} rows")
+                found.append(_parse_summary(dict(zip(columns, row, strict=False))))
+            return found
     except csv.Error as error:
         raise UsageError(f"it is damaged: {error}") from error
-
-
-def _bound_rows(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    for number, row in enumerate(row for row in rows if any(row)):
-        if number >= _MOST_ROWS:
-            raise UsageError(f"it has more than {_MOST_ROWS} rows")
-        yield row
 
 
 def _parse_summary(row: Mapping[str, str]) -> GeSummary:
@@ -618,11 +593,7 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def read_min_max(path: Path) -> list[GeSummary]:
-    """Read the minima and maxima of the tensors of one file; the number of values is unknown.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """Read the minima and maxima of the tensors of one file; the number of values is unknown."""
     found: list[GeSummary] = []
     for key, place in read_arrays(path, path.name):
         kind = {"inputs": "input", "outputs": "output"}.get(key)
@@ -630,7 +601,7 @@ def read_min_max(path: Path) -> list[GeSummary]:
             continue
         if not isinstance(place, FilePlace) or place.nbytes > _LARGEST_ARRAY:
             raise UsageError(f"{key} cannot be read: {getattr(place, 'reason', 'it is too large')}")
-        values = read_values(path, place)
+        values = values_at(path, place)
         if values.numel() and (values.shape[1:] != (2,) or values.is_complex()):
             raise UsageError(f"{key} has shape {tuple(values.shape)}: expected pairs")
         # Several tensors share one array, in a dtype that holds all their values.

@@ -85,24 +85,13 @@ class GeTree:
         *,
         rank: int = 0,
         world_size: int = 1,
-        device: int | None = None,
-        began: dt.datetime | None = None,
         has_ranks: bool = True,
     ) -> None:
-        """Writes nothing yet.
-
-        Args:
-            root: the folder of the dump.
-            device: the number of the device; default: the rank.
-            began: when the run began; default: now.
-            has_ranks: False for the tree of old releases, without the top folder.
-        """
-        moment = dt.datetime.now(dt.UTC) if began is None else began
-        number = rank if device is None else device
-        when = f"{moment:%Y%m%d%H%M%S}"
+        """`has_ranks` is False for the tree of old releases, without the top folder."""
+        when = f"{dt.datetime.now(dt.UTC):%Y%m%d%H%M%S}"
         self.top = f"worldsize{world_size}_global_rank{rank}" if has_ranks else when
         self._root = root
-        self._run = f"{self.top}/{when}/{number}" if has_ranks else f"{when}/{number}"
+        self._run = f"{self.top}/{when}/{rank}" if has_ranks else f"{when}/{rank}"
         self._models: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
         self._last_time = 0
@@ -114,14 +103,9 @@ class GeTree:
         return f"{self._run}/{name}/{number}/{step}"
 
     def write(self, call: GeCall) -> tuple[str, GeFile]:
-        """Write the file of a call.
+        """Write the file of a call; its path inside the dump, and its header.
 
-        Returns:
-            Its path inside the dump, and its header.
-
-        Raises:
-            UsageError: a tensor has an unsupported dtype, or no values.
-            OSError: the file cannot be written.
+        Raises like `write_tensor_file`.
         """
         folder = self.folder(call.model, call.step)
         place = self._root / folder
@@ -208,20 +192,13 @@ def _encode_output(tensor: Tensor, op_name: str, index: int) -> bytes:
     original = _encode_bytes(1, op_name.encode()) + _encode_number(2, index)
     original += _encode_number(3, code_of_dtype(tensor.dtype)) + _encode_number(4, _ND)
     size = tensor.numel() * tensor.dtype.itemsize
-    return (
-        _encode_head(tensor)
-        + _encode_bytes(4, original)
-        + _encode_number(6, size)
-        + _encode_bytes(7, _encode_shape(tensor))
-    )
+    body = _encode_head(tensor) + _encode_bytes(4, original)
+    return body + _encode_number(6, size) + _encode_bytes(7, _encode_shape(tensor))
 
 
 def _encode_head(tensor: Tensor) -> bytes:
-    return (
-        _encode_number(1, code_of_dtype(tensor.dtype))
-        + _encode_number(2, _ND)
-        + _encode_bytes(3, _encode_shape(tensor))
-    )
+    head = _encode_number(1, code_of_dtype(tensor.dtype)) + _encode_number(2, _ND)
+    return head + _encode_bytes(3, _encode_shape(tensor))
 
 
 def _encode_shape(tensor: Tensor) -> bytes:
@@ -447,12 +424,15 @@ class CallFiles:
     def _files(self, waiting: list[Entry]) -> list[_CallFile]:
         """Group entries into files."""
         files: dict[tuple[object, ...], _CallFile] = {}
+
+        def file_of(entry: Entry) -> _CallFile:
+            new = _CallFile(self._operator(entry.site), entry)
+            return files.setdefault(_file_key(entry), new)
+
         readings = [one for one in waiting if _is_reading(one.site)]
         for entry in waiting:
             if _fits_format(entry) and not _is_reading(entry.site):
-                file = files.setdefault(
-                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
-                )
+                file = file_of(entry)
                 (file.inputs if _is_given(entry.site) else file.outputs).append(entry)
         values = {_find_held_node(one.site): one for one in reversed(waiting) if _fits_format(one)}
         taken: set[int] = set()
@@ -464,10 +444,7 @@ class CallFiles:
             taken.update(one.sequence for one in given)
         for entry in readings:
             if _fits_format(entry) and entry.sequence not in taken:
-                file = files.setdefault(
-                    _file_key(entry), _CallFile(self._operator(entry.site), entry)
-                )
-                file.inputs.append(entry)
+                file_of(entry).inputs.append(entry)
         return list(files.values())
 
     def remember(self, records: Sequence[Record]) -> None:
@@ -625,9 +602,8 @@ _BRACES = frozenset("{}")
 class ValueFacts:
     """One result of an operator.
 
-    Attributes:
-        dtype: torch's name without `torch.`; "" if it is unknown or not a tensor.
-        shape: -1 for a dynamic size.
+    `dtype` is torch's name without `torch.`, or "" if it is unknown or not a tensor. In `shape`, -1
+    is a dynamic size.
     """
 
     dtype: str = ""

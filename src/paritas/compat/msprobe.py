@@ -381,9 +381,6 @@ def open_dump(path: Path) -> ForeignDump:
     """Read the records; values are read on demand.
 
     `path` is the whole dump, one of its steps, or the folder of one process.
-
-    Raises:
-        UsageError: there is nothing of msprobe's, or nothing that can be read.
     """
     root = path.parent if path.is_file() else path
     parts = _find_parts(root)

@@ -233,11 +233,7 @@ _SPELLED |= {"infinity": math.inf, "-infinity": -math.inf}
 
 
 def load_json(path: Path) -> Any:
-    """Read a JSON file, which may contain Python's NaN and Infinity.
-
-    Raises:
-        UsageError: it is too large, or not JSON.
-    """
+    """Read a JSON file, which may contain Python's NaN and Infinity."""
     size = path.stat().st_size
     if size > _LARGEST_JSON:
         raise UsageError(
@@ -257,11 +253,7 @@ def load_json(path: Path) -> Any:
 
 
 def leaves(tree: Any, position: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Every value in msprobe's description of arguments or results, with its position.
-
-    Raises:
-        UsageError: the containers are nested too deeply.
-    """
+    """Every value in msprobe's description of arguments or results, with its position."""
     if depth > _DEEPEST:
         raise UsageError(f"{position[:80]!r} is nested deeper than {_DEEPEST} containers")
     below: Iterator[tuple[Any, Any]]
@@ -289,11 +281,7 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def facts_of(leaf: dict[str, Any]) -> TensorFacts:
-    """The properties of a tensor.
-
-    Raises:
-        UsageError: its shape is not valid.
-    """
+    """The properties of a tensor."""
     shape = leaf["shape"]
     if (
         not isinstance(shape, list)
@@ -443,11 +431,7 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(leaf: dict[str, Any]) -> Sharding | None:
-    """How a tensor is distributed, or None.
-
-    Raises:
-        UsageError: the description is not valid.
-    """
+    """How a tensor is distributed, or None."""
     if "device_mesh" not in leaf and "placements" not in leaf:
         return None
     extents, ranks = _read_mesh(leaf.get("device_mesh"))

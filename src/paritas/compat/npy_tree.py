@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import warnings
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from paritas.files.npy_files import (
     summary_of,
 )
 from paritas.files.records import Payload, Site
+from paritas.files.tensor_bytes import typed
 from paritas.files.torch_files import only_tensor
 from paritas.files.trees import glimpse, natural_key
 
@@ -65,12 +65,7 @@ _CARRIERS = {1: torch.uint8, 2: torch.int16}
 
 
 def array_of(stored: Tensor, shape: tuple[int, ...]) -> Array:
-    """The values of a CPU tensor, in a numpy dtype.
-
-    Args:
-        stored: contiguous, with repeated dimensions stored once.
-        shape: the expanded shape, which other programs expect.
-    """
+    """The values of a contiguous CPU tensor in a numpy dtype, expanded to `shape`."""
     dtype = stored.dtype
     if dtype in _NATIVE:
         return _expand(stored, shape).numpy()
@@ -99,10 +94,7 @@ def tensor_of(array: Array, facts: TensorFacts) -> Tensor:
         halves = _narrow_floats(
             torch.from_numpy(values.reshape(-1)).view(torch.float32), torch.float16
         )
-        with warnings.catch_warnings():
-            # torch warns that few operators support complex32; none is used here.
-            warnings.simplefilter("ignore", UserWarning)
-            return halves.view(torch.complex32).reshape(shape)
+        return typed(halves, dtype).reshape(shape)
     if dtype.is_floating_point:
         return _narrow_floats(torch.from_numpy(values.reshape(-1)), dtype).reshape(shape)
     return torch.from_numpy(values).view(dtype).reshape(shape)
@@ -132,18 +124,14 @@ def write_array(path: Path, array: Array) -> int:
 
 
 def read_array(path: Path, files: OpenFiles | None = None) -> Array:
-    """Read an untrusted file: checked before memory is allocated, never unpickled.
-
-    Args:
-        files: map the values instead of reading them.
-    """
+    """Read an untrusted file, checked before memory is allocated; with `files`, map it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             header = read_npy_header(file)
             shape, dtype = header.shape, np.dtype(header.descr)
         except (UsageError, ValueError, TypeError) as error:
-            raise ParitasError(f"{path} is not a .npy file: {error}") from error
+            raise ParitasError(f"{path} cannot be read: {error}") from error
         count = math.prod(shape)
         needed, present = count * dtype.itemsize, size - header.begin
         if dtype.hasobject or min(shape, default=0) < 0 or needed != present:
@@ -405,17 +393,10 @@ def _call_key(site: Site) -> tuple[str, str, str, str, int]:
 
 
 def read_npy(path: Path, record: Record, files: OpenFiles | None = None) -> Tensor:
-    """The tensor of a record, in its dtype and shape, bit for bit.
-
-    Args:
-        files: map the values instead of reading them.
-    """
+    """The tensor of a record, in its dtype and shape, bit for bit; with `files`, mapped."""
     if record.tensor is None:
-        raise ParitasError(f"{record.id} is not a tensor: its value is {record.value}")
-    try:
-        return tensor_of(read_array(path, files), record.tensor)
-    except ParitasError as error:
-        raise ParitasError(f"{record.id} of step {record.step}: {error}") from error
+        raise ParitasError(f"it is not a tensor: its value is {record.value}")
+    return tensor_of(read_array(path, files), record.tensor)
 
 
 def is_of_tree(name: str) -> bool:
@@ -524,11 +505,7 @@ def looks_like(path: Path) -> bool:
 
 
 def open_dump(path: Path) -> ForeignDump:
-    """Open such a tree, or a part of one.
-
-    Raises:
-        UsageError: there is nothing to read.
-    """
+    """Open such a tree, or a part of one."""
     gathered = Gathered(path, "fx")
     found = gathered.folder.find(
         lambda name: name.endswith((".npy", ".pt", MAPPING)), gathered.problems

@@ -45,11 +45,7 @@ def looks_like(path: Path) -> bool:
 
 
 def open_dump(path: Path) -> ForeignDump:
-    """Open a file, or all files of a folder.
-
-    Raises:
-        UsageError: there is nothing to read.
-    """
+    """Open a file, or all files of a folder."""
     gathered = Gathered(path, "files")
     files = gathered.folder.find(_is_wanted, gathered.problems)
     for file in files:

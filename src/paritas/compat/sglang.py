@@ -69,11 +69,7 @@ def looks_like(path: Path) -> bool:
 
 
 def open_dump(path: Path) -> SglangDump:
-    """Open a run.
-
-    Raises:
-        UsageError: there is none, or several.
-    """
+    """Open a run."""
     gathered = Gathered(path, "sglang")
     files = gathered.folder.find(lambda name: name.endswith(".pt"), gathered.problems)
     _refuse_several(path, files)

@@ -45,11 +45,7 @@ class DumpFiles:
         self._found: dict[str, tuple[Path, int]] = {}
 
     def find(self, name: str, least: int) -> Path:
-        """The file of that name, with at least so many bytes.
-
-        Raises:
-            UsageError: it is missing, too short, or outside the dump.
-        """
+        """The file of that name, with at least so many bytes."""
         path, size = self._found.get(name, (None, -1))
         if path is None or size < least:
             # A file that is being written may have grown.
@@ -66,7 +62,7 @@ class DumpFiles:
         root = self._home if RANK.fullmatch(pure.parts[0]) else self._root
         try:
             path = root.joinpath(*pure.parts).resolve(strict=True)
-            facts = os.stat(path)  # noqa: PTH116  (asked once, of a path without links)
+            facts = os.stat(path)  # noqa: PTH116  (one call, on a path without links)
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"{name} is missing: {reason}") from error
@@ -93,11 +89,7 @@ def check_record(record: Record, rank: int) -> None:
 
 
 def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
-    """The file with the values of a record, after checking that both agree.
-
-    Raises:
-        UsageError: there are no values, or they do not match the index.
-    """
+    """The file with the values of a record, after checking that both agree."""
     payload, facts = record.payload, record.tensor
     if payload is None:
         raise UsageError("it has no values: only statistics were recorded")
@@ -182,11 +174,7 @@ class _RankProblems(Problems):
 
 
 def read_rank(rank: int, folder: Path, files: DumpFiles) -> RankDump:
-    """Read what a rank recorded, and check that its files exist.
-
-    Raises:
-        UsageError: its header is missing or damaged, or has another version.
-    """
+    """Read what a rank recorded, and check that its files exist."""
     # Before the index is read: a run that ends meanwhile should count as unfinished.
     is_written = is_locked(folder / LOCK)
     header = read_header(folder)

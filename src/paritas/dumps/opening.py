@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
 from paritas.dumps.reading import Dump
 from paritas.errors import UsageError
 from paritas.files.folders import HEADER, INDEX, index_home, rank_folders
@@ -18,53 +19,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.files.records import Header, Phase, RankDump, Record, Side
+    from paritas.compat.foreign_dump import ForeignDump
+    from paritas.files.records import Phase, Record, Side
     from paritas.numerics.statistics import Statistics
+
+    ReadableDump = Dump | ForeignDump
 
 
 # --- Readers --------------------------------------------------------------------------------------
 
-# Kinds of other tools' dumps, tried in this order; `_reader` maps them to modules.
-_READERS = ("msprobe", "ge", "fx", "sglang", "files")
+# The readers of other tools' dumps, tried in this order.
+_READERS: dict[str, Any] = {
+    "msprobe": msprobe,
+    "ge": ge_dump,
+    "fx": npy_tree,
+    "sglang": sglang,
+    "files": plain_files,
+}
 KINDS = ("paritas", *_READERS)
 
 
-class ReadableDump(Protocol):
-    """What every dump offers; see `Dump`."""
-
-    path: Path
-    kind: str
-    ranks: dict[int, RankDump]
-    problems: list[str]
-
-    def header(self, rank: int) -> Header:
-        """The header of a rank."""
-
-    def records(self) -> Iterator[Record]:
-        """All records, rank by rank."""
-
-    def read(self, record: Record) -> Tensor:
-        """The values of a record."""
-
-    def view(self, record: Record, *, check: bool = False) -> Tensor:
-        """The values of a record, mapped from the file where possible."""
-
-    def verify(self, record: Record) -> bool:
-        """Verify the checksum of a record's bytes; False if it has none."""
-
-    def check_files(self) -> list[str]:
-        """Problems of the files other than damaged values."""
-
-    def read_sketch(self, record: Record) -> Tensor:
-        """The linear sketch of a record's values."""
-
-
 def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> ReadableDump:
-    """Open a dump and detect its kind, unless it is given.
-
-    Raises:
-        UsageError: no reader knows what is there.
-    """
+    """Open a dump and detect its kind, unless it is given."""
     root = Path(path)
     if kind is not None and kind not in KINDS:
         raise UsageError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
@@ -72,8 +48,7 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
         raise UsageError(f"{root} does not exist: give the path of a dump")
     if kind == "paritas" or (kind is None and is_ours(root)):
         return Dump.open(root)
-    for name in _READERS:
-        reader = _reader(name)
+    for name, reader in _READERS.items():
         if kind == name or (kind is None and reader.looks_like(root)):
             found: ReadableDump = reader.open_dump(root)
             return found
@@ -85,21 +60,7 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
 
 def is_known(root: Path) -> bool:
     """Whether another tool's reader knows what is there."""
-    return any(_reader(name).looks_like(root) for name in _READERS)
-
-
-def _reader(name: str) -> Any:
-    """The module that reads a kind: it has `looks_like(path)` and `open_dump(path)`."""
-    from paritas.compat import ge_dump, msprobe, npy_tree, plain_files, sglang
-
-    readers = {
-        "msprobe": msprobe,
-        "ge": ge_dump,
-        "fx": npy_tree,
-        "sglang": sglang,
-        "files": plain_files,
-    }
-    return readers[name]
+    return any(reader.looks_like(root) for reader in _READERS.values())
 
 
 def is_ours(root: Path) -> bool:

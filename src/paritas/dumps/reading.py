@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
+from paritas.compat.npy_tree import read_npy
 from paritas.dumps.index import DumpFiles, check_payload, check_sketch, read_rank
 from paritas.errors import ParitasError, UsageError
 from paritas.files.dtypes import (
@@ -46,11 +47,7 @@ if TYPE_CHECKING:
 
 
 def complete_files(found: RankDump, files: DumpFiles) -> tuple[list[Path], list[str]]:
-    """Write the missing headers of a rank's data files; the repaired files, and the problems.
-
-    Raises:
-        UsageError: the rank is still being written.
-    """
+    """Write the missing headers of a rank's data files; the repaired files, and the problems."""
     if is_locked(found.folder / LOCK):
         raise UsageError(f"{found.folder} is still being written: wait, or stop its process")
     lacking = [
@@ -168,11 +165,7 @@ class Dump:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dump:
-        """Read the index of every rank.
-
-        Raises:
-            UsageError: this is not a dump.
-        """
+        """Read the index of every rank."""
         root = Path(path)
         problems: list[str] = []
         ranks: dict[int, RankDump] = {}
@@ -209,9 +202,6 @@ class Dump:
 
         Args:
             check: verify their digest.
-
-        Raises:
-            UsageError: they are missing, damaged, or were not recorded.
         """
         return self._values(record, is_view=False, check=check)
 
@@ -223,9 +213,6 @@ class Dump:
 
         Args:
             check: verify their digest, unless that was done before.
-
-        Raises:
-            UsageError: they are missing, truncated, damaged (if checked), or were not recorded.
         """
         return self._values(record, is_view=True, check=check)
 
@@ -236,9 +223,6 @@ class Dump:
 
         Returns:
             Whether there is a digest.
-
-        Raises:
-            UsageError: the bytes are missing, or do not match.
         """
         payload = record.payload
         if payload is None or not record.digest:
@@ -248,7 +232,7 @@ class Dump:
         try:
             path = check_payload(record, self._files, layout)
             if layout == "msit":
-                values = self._npy(path, record, is_view=True)
+                values = read_npy(path, record, self._open)
                 self._verify(record, payload, path, lambda: _digest_expanded(values, record))
             elif layout == "packed":
                 self._verify(record, payload, path, lambda: self._digest_stored(path, payload))
@@ -267,11 +251,7 @@ class Dump:
         ]
 
     def read_sketch(self, record: Record) -> Tensor:
-        """The linear sketch of a record's values.
-
-        Raises:
-            UsageError: it is missing, damaged, or was not recorded.
-        """
+        """The linear sketch of a record's values."""
         try:
             path, sketch = check_sketch(record, self._files)
             raw = self._open.read(path, sketch.begin, sketch.nbytes, sketch.file)
@@ -283,9 +263,6 @@ class Dump:
         """Complete the data files of a killed run; returns the repaired ones.
 
         What cannot be repaired becomes a problem.
-
-        Raises:
-            UsageError: a rank is still being written.
         """
         repaired: list[Path] = []
         for found in self.ranks.values():
@@ -303,7 +280,7 @@ class Dump:
                 raise UsageError(f"it is not a tensor: its value is {record.value}")
             check = check and bool(record.digest)
             if layout == "msit":
-                found = self._npy(path, record, is_view=is_view)
+                found = read_npy(path, record, self._open if is_view else None)
                 if check:
                     self._verify(record, payload, path, lambda: _digest_expanded(found, record))
                 return found
@@ -322,11 +299,6 @@ class Dump:
             return found
         except (ParitasError, OSError) as error:
             raise UsageError(f"{record.id} of step {record.step}: {error}") from error
-
-    def _npy(self, path: Path, record: Record, *, is_view: bool) -> Tensor:
-        from paritas.compat import npy_tree  # rarely needed
-
-        return npy_tree.read_npy(path, record, self._open if is_view else None)
 
     def _verify(
         self, record: Record, payload: Payload, path: Path, compute: Callable[[], str]

@@ -100,7 +100,10 @@ class FirstNonFinite:
             self._step = record.step
             self._calls = {}
         call = self._calls.setdefault(_call_key(record.site), _CallInputs())
-        finite = value_is_finite(record.value) if statistics is None else statistics.is_finite
+        if statistics is None:
+            finite = _NON_FINITE_VALUE.fullmatch(record.value or "") is None
+        else:
+            finite = statistics.is_finite
         if not is_result(record.site) and (statistics is not None or not finite):
             call.inputs += 1
             call.bad += not finite
@@ -126,11 +129,6 @@ def is_result(site: Site) -> bool:
     """
     backwards = site.source == "eager" and site.phase == "backward" and site.level == "module"
     return (site.side == "output") is not backwards
-
-
-def value_is_finite(value: str | None) -> bool:
-    """Whether the text of a value is something other than a NaN or an infinity."""
-    return value is None or _NON_FINITE_VALUE.fullmatch(value) is None
 
 
 def _call_key(site: Site) -> tuple[str, ...]:

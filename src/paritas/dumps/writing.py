@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import io
 import itertools
 import os
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import xxhash
 
+from paritas.compat.ge_writing import CallFiles
+from paritas.compat.npy_tree import NpyTree
 from paritas.errors import ParitasError, UsageError
 from paritas.files.dtypes import (
     bytes_needed,
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.compat.ge_writing import CallFiles, Operator, SiteKey
-    from paritas.compat.npy_tree import NpyTree
+    from paritas.compat.ge_writing import Operator, SiteKey
     from paritas.files.records import Header
 
 
@@ -68,11 +68,7 @@ _ADVICE = "give a new folder, or overwrite=True to replace the dump"
 
 
 def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
-    """Create the folder of a rank with its header, atomically and for this process only.
-
-    Raises:
-        UsageError: the folder has other contents.
-    """
+    """Create the folder of a rank with its header, atomically and for this process only."""
     home = index_home(root, header.layout)
     try:
         for folder in (root, home):
@@ -112,9 +108,9 @@ class _ClaimedPart(NamedTuple):
 
     def conflicts_with(self, header: Header) -> bool:
         """Whether it belongs to the same rank, or to another run."""
-        mine, its = header, self.header
-        other_run = (its.run, its.world_size) != (mine.run, mine.world_size)
-        return other_run or its.rank == mine.rank
+        its = self.header
+        other_run = (its.run, its.world_size) != (header.run, header.world_size)
+        return other_run or its.rank == header.rank
 
     def describe_conflict(self, header: Header) -> str:
         """Why it conflicts."""
@@ -130,7 +126,11 @@ def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) ->
     parts, foreign = _survey_folder(home)
     if home != root:
         known = any(part.header.layout == header.layout for part in parts)
-        foreign += [path for path in root.iterdir() if not (known and _is_of_old_tree(path))]
+        foreign += [
+            path
+            for path in root.iterdir()
+            if not known or not (TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
+        ]
     if foreign:
         names = enumerated((path.name for path in foreign), _MOST_NAMED)
         raise UsageError(
@@ -172,10 +172,6 @@ def _is_of_torchair_layout(path: Path) -> bool:
         return False
     found = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
     return found is not None and found.layout in ("msit", "ge")
-
-
-def _is_of_old_tree(path: Path) -> bool:
-    return bool(TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
 
 
 def _refuse_removal(folder: Path) -> None:
@@ -303,11 +299,13 @@ class Volume:
         if self._data is not None:
             self._data.flush()
 
-    def holds(self, place: Payload | None) -> bool:
-        """Whether bytes are in the file, after a failed write."""
-        if place is None or place.file != self._name or self._data is None:
-            return True
-        return place.begin + place.nbytes <= self._data.end
+    def holds(self, record: Record) -> bool:
+        """Whether the bytes of a record are in the files, after a failed write."""
+        data = self._data
+        return data is None or all(
+            place is None or place.file != self._name or place.begin + place.nbytes <= data.end
+            for place in (record.payload, record.sketch)
+        )
 
     def enter(self, lines: Sequence[bytes]) -> None:
         """Append lines to the index; if that fails, as many whole lines as possible."""
@@ -410,9 +408,6 @@ class DumpWriter:
             overwrite: replace an existing dump. Nothing else is ever removed.
             last: keep this many of the last steps, and those kept by `keep`; 0 keeps all.
             largest_file: payload bytes after which a new data file begins.
-
-        Raises:
-            UsageError: the folder has other contents.
         """
         self.path = path
         self.written_bytes = 0
@@ -430,13 +425,9 @@ class DumpWriter:
         self._tree: NpyTree | None = None
         self._calls: CallFiles | None = None
         if header.layout == "msit":
-            from paritas.compat import npy_tree  # imports this module
-
-            self._tree = npy_tree.NpyTree(path, header.rank, header.world_size)
+            self._tree = NpyTree(path, header.rank, header.world_size)
         elif header.layout != "packed":
-            from paritas.compat import ge_writing
-
-            self._calls = ge_writing.CallFiles(path, header.layout, header.rank, header.world_size)
+            self._calls = CallFiles(path, header.layout, header.rank, header.world_size)
         self.folder = claim(path, self._header, overwrite=overwrite)
         self._home = self.folder.parent
         self._volume: Volume | None = None
@@ -561,10 +552,13 @@ class DumpWriter:
             failure = error
         held = fresh
         if failure is not None or not sound:
-            held = list(itertools.takewhile(functools.partial(_is_held, volume), fresh))
+            held = list(itertools.takewhile(volume.holds, fresh))
         self._write_lines(volume, held)
         if failure is not None:
-            needed = _count_bytes(fresh[len(held)]) if len(held) < len(fresh) else 0
+            lost = fresh[len(held) : len(held) + 1]
+            needed = sum(
+                place.nbytes for one in lost for place in (one.payload, one.sketch) if place
+            )
             raise self._failed(failure, volume.folder, needed) from failure
         return len(records)
 
@@ -715,11 +709,3 @@ class DumpWriter:
             f"can be read"
         )
         return ParitasError(self._failure)
-
-
-def _is_held(volume: Volume, record: Record) -> bool:
-    return volume.holds(record.payload) and volume.holds(record.sketch)
-
-
-def _count_bytes(record: Record) -> int:
-    return sum(place.nbytes for place in (record.payload, record.sketch) if place is not None)

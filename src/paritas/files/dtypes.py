@@ -102,9 +102,6 @@ def as_stored(tensor: Tensor) -> Tensor:
     """The values as written to a file: row-major, dimensions of stride 0 once.
 
     The result stays on its device and is a copy only where necessary.
-
-    Raises:
-        UsageError: the tensor has no plain values.
     """
     if _is_stored_form(tensor):
         return tensor

@@ -40,11 +40,7 @@ _LARGEST_HEADER = 64 << 20
 
 
 def index_home(root: Path, layout: Layout | None = None) -> Path:
-    """The folder that holds the rank folders: the dump itself, or one beside it.
-
-    Args:
-        layout: None detects it.
-    """
+    """The folder that holds the rank folders: the dump, or one beside it; None detects it."""
     beside = root.with_name(f"{root.name}.index")
     if layout is None:
         is_beside = not rank_folders(root) and beside.is_dir() if root.is_dir() else False
@@ -63,12 +59,6 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_of(name: str) -> int | None:
-    """The step of a folder of this name, or None."""
-    found = STEP.fullmatch(name)
-    return int(found[1]) if found else None
-
-
 def data_name(number: int) -> str:
     """The name of the n-th data file of a folder."""
     return f"data-{number:04d}.safetensors"
@@ -81,8 +71,8 @@ def is_data(path: Path) -> bool:
 
 def volumes_of(folder: Path) -> list[Path]:
     """The folders of a rank that have an index: its own, or one per kept step."""
-    steps = ((step_of(path.name), path) for path in folder.iterdir() if path.is_dir())
-    ring = sorted((step, path) for step, path in steps if step is not None)
+    steps = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    ring = sorted((int(match[1]), path) for match, path in steps if match)
     own = [folder] if (folder / INDEX).exists() or not ring else []
     return own + [path for _, path in ring]
 
@@ -105,11 +95,7 @@ def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | No
 
 
 def read_header(folder: Path) -> Header:
-    """Read the header of a rank's folder.
-
-    Raises:
-        UsageError: the header is missing, or this version cannot read it.
-    """
+    """Read the header of a rank's folder."""
     path = folder / HEADER
     try:
         if path.stat().st_size > _LARGEST_HEADER:

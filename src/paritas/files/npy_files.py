@@ -72,11 +72,7 @@ class ArrayHeader:
 
 
 def read_npy_header(file: IO[bytes]) -> ArrayHeader:
-    """Read the header at the beginning of a file.
-
-    Raises:
-        UsageError: it is not a valid header.
-    """
+    """Read the header at the beginning of a file."""
     start = file.read(_START)
     if start[:6] != _MAGIC or len(start) < _START:
         raise UsageError(f"not a .npy file: it begins with {start[:6]!r}, not {_MAGIC!r}")
@@ -101,14 +97,7 @@ def read_npy_header(file: IO[bytes]) -> ArrayHeader:
 
 
 def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
-    """Where the values of an array are.
-
-    Args:
-        size: of the file, or of the archive member, in bytes.
-
-    Raises:
-        UsageError: torch has no such dtype, or the size does not match the header.
-    """
+    """Where the values of an array are, in a file or archive member of `size` bytes."""
     order, code = header.descr[:1], header.descr.lstrip("<>|=")
     if code not in _NAMES:
         reason = _REASONS.get(header.kind, "torch has no such dtype")
@@ -137,14 +126,7 @@ _ALWAYS_ACCEPTED = 64 << 20
 
 
 def read_arrays(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unreadable]]:
-    """The arrays of an archive by key, or why one cannot be read.
-
-    Args:
-        name: the path of the file inside the dump.
-
-    Raises:
-        UsageError: the archive is damaged.
-    """
+    """The arrays of an archive by key, or why one cannot be read; `name` is in the dump."""
     size = path.stat().st_size
     with open_archive(path) as archive, path.open("rb") as file:
         for member in archive.infolist():
@@ -201,11 +183,7 @@ _PYTHON_NUMBERS = {"<i8": "<q", "<f8": "<d", "|b1": "<?", "<c16": "<dd"}
 
 
 def python_text(file: IO[bytes], header: ArrayHeader) -> str | None:
-    """A Python number as text; None for an array.
-
-    Args:
-        file: positioned after the header.
-    """
+    """A Python number as text, from a file positioned after the header; None for an array."""
     code = _PYTHON_NUMBERS.get(header.descr)
     if code is None or header.shape:
         return None
@@ -214,15 +192,7 @@ def python_text(file: IO[bytes], header: ArrayHeader) -> str | None:
 
 
 def object_text(file: IO[bytes], header: ArrayHeader, size: int) -> str:
-    """Text, or a pickled object, as Python would print it.
-
-    Args:
-        file: positioned after the header.
-        size: of the file, in bytes.
-
-    Raises:
-        UsageError: it is damaged, or not a plain value.
-    """
+    """Text or a pickled object as Python prints it, from a file positioned after the header."""
     if size - header.begin > _LARGEST_OBJECT:
         raise UsageError(
             f"it is not a tensor, and its {size - header.begin} bytes are too many for text"
@@ -262,9 +232,6 @@ def summary_of(path: Path, place: FilePlace) -> Statistics:
 
     The number of values is unknown: the count is 0. The counts of NaN and Inf are lower bounds, 0
     or 1.
-
-    Raises:
-        UsageError: it is not such a pair.
     """
     if place.shape != (2,):
         raise UsageError(f"shape {place.shape} is not a pair of minimum and maximum")

@@ -82,7 +82,7 @@ class _PickleReader:
     def run(self) -> Any:
         while True:
             self._instruction = self.at
-            code = self._take(1)[0]
+            code = self.take(1)[0]
             if code == _STOP:
                 return self.pop()
             step = _STEPS.get(code)
@@ -90,7 +90,7 @@ class _PickleReader:
                 raise UsageError(f"its pickle has the unknown instruction {code:#04x}")
             step(self)
 
-    def _take(self, count: int) -> memoryview:
+    def take(self, count: int) -> memoryview:
         end = self.at + count
         if end > len(self._data):
             raise UsageError(f"its pickle ends {end - len(self._data)} bytes too early")
@@ -99,14 +99,14 @@ class _PickleReader:
         return part
 
     def _number(self, code: str) -> Any:
-        return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
     def _line(self) -> str:
         end = self.at
         while end < len(self._data) and self._data[end] != _NEW_LINE:
             end += 1
-        text = bytes(self._take(end - self.at))
-        self._take(1)
+        text = bytes(self.take(end - self.at))
+        self.take(1)
         return text.decode("utf-8", "replace")
 
     def pop(self) -> Any:
@@ -131,10 +131,10 @@ class _PickleReader:
         self._stack.append(value)
 
     def text(self, code: str) -> None:
-        self.push(bytes(self._take(self._number(code))).decode("utf-8", "replace"))
+        self.push(bytes(self.take(self._number(code))).decode("utf-8", "replace"))
 
     def raw(self, code: str) -> None:
-        self.push(bytes(self._take(self._number(code))))
+        self.push(bytes(self.take(self._number(code))))
 
     def number(self, code: str) -> None:
         self.push(self._number(code))
@@ -143,7 +143,7 @@ class _PickleReader:
         length = self._number(code)
         if not 0 <= length <= _LONGEST_INTEGER:
             raise UsageError(f"its pickle has an integer of {length} bytes")
-        self.push(int.from_bytes(self._take(length), "little", signed=True))
+        self.push(int.from_bytes(self.take(length), "little", signed=True))
 
     def group(self, kind: Callable[[list[Any]], Any]) -> None:
         self.push(kind(self.take_group()))
@@ -151,33 +151,24 @@ class _PickleReader:
     def mapping(self) -> None:
         group = self.take_group()
         self.push({})
-        self._set(group)
+        self.assign(group)
 
     def last(self, count: int) -> None:
         items = [self.pop() for _ in range(count)]
         self.push(tuple(reversed(items)))
 
-    def extend(self) -> None:
-        self._extend(self.take_group())
-
-    def append(self) -> None:
-        self._extend([self.pop()])
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         target = self._top()
         if isinstance(target, list):
             target.extend(items)
         elif not isinstance(target, Call):  # the contents of an unknown object are not needed
             raise UsageError(f"its pickle puts items into a {type(target).__name__}")
 
-    def set_items(self) -> None:
-        self._set(self.take_group())
-
     def set_item(self) -> None:
         value = self.pop()
-        self._set([self.pop(), value])
+        self.assign([self.pop(), value])
 
-    def _set(self, group: list[Any]) -> None:
+    def assign(self, group: list[Any]) -> None:
         target = self._top()
         if len(group) % 2:
             raise UsageError("its pickle has a key without a value")
@@ -237,14 +228,8 @@ class _PickleReader:
         if isinstance(target, Call):
             target.state = state
 
-    def persistent(self) -> None:
-        self.push(Persistent(self.pop()))
-
-    def skip_frame(self) -> None:
-        self._take(8)
-
     def skip_version(self) -> None:
-        version = self._take(1)[0]
+        version = self.take(1)[0]
         if version > _LAST_VERSION:
             raise UsageError(
                 f"its pickle has version {version}; the latest known one is {_LAST_VERSION}"
@@ -277,17 +262,17 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x4B: lambda r: r.number("<B"),
     0x4D: lambda r: r.number("<H"),
     0x4E: lambda r: r.push(None),
-    0x51: _PickleReader.persistent,
+    0x51: lambda r: r.push(Persistent(r.pop())),
     0x52: _PickleReader.call,
     0x54: lambda r: r.text("<I"),
     0x55: lambda r: r.text("<B"),
     0x58: lambda r: r.text("<I"),
     0x5D: lambda r: r.push([]),
-    0x61: _PickleReader.append,
+    0x61: lambda r: r.extend([r.pop()]),
     0x62: _PickleReader.build,
     0x63: _PickleReader.name,
     0x64: _PickleReader.mapping,
-    0x65: _PickleReader.extend,
+    0x65: lambda r: r.extend(r.take_group()),
     0x68: lambda r: r.get("<B"),
     0x6A: lambda r: r.get("<I"),
     0x6C: lambda r: r.group(list),
@@ -295,7 +280,7 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x72: lambda r: r.put("<I"),
     0x73: _PickleReader.set_item,
     0x74: lambda r: r.group(tuple),
-    0x75: _PickleReader.set_items,
+    0x75: lambda r: r.assign(r.take_group()),
     0x7D: lambda r: r.push({}),
     0x80: _PickleReader.skip_version,
     0x81: _PickleReader.call,
@@ -310,25 +295,18 @@ _STEPS: dict[int, Callable[[_PickleReader], Any]] = {
     0x8D: lambda r: r.text("<Q"),
     0x8E: lambda r: r.raw("<Q"),
     0x8F: lambda r: r.push([]),
-    0x90: _PickleReader.extend,
+    0x90: lambda r: r.extend(r.take_group()),
     0x91: lambda r: r.group(list),
     0x92: _PickleReader.call_with_names,
     0x93: _PickleReader.stack_name,
     0x94: _PickleReader.memoize,
-    0x95: _PickleReader.skip_frame,
+    0x95: lambda r: r.take(8),
     0x96: lambda r: r.raw("<Q"),
 }
 
 
 def follow(data: bytes, begin: int = 0, watch: PickleWatch | None = None) -> tuple[Any, int]:
-    """What a pickle would make, and the byte after it. A set becomes a list.
-
-    Args:
-        watch: sees every name and every call.
-
-    Raises:
-        UsageError: the pickle is damaged, or too large to be a description of tensors.
-    """
+    """What a pickle would make, and the byte after it. A set becomes a list."""
     if len(data) - begin > _LONGEST:
         raise UsageError(f"its pickle has {len(data) - begin} bytes, the limit is {_LONGEST}")
     reader = _PickleReader(memoryview(data), begin, watch)
@@ -338,11 +316,7 @@ def follow(data: bytes, begin: int = 0, watch: PickleWatch | None = None) -> tup
 def leaves(tree: Any, most: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The leaves of a tree of lists, tuples and dicts, each with its keys.
 
-    Args:
-        most: the limit on parts. Shared parts can make a tree far larger than its pickle.
-
-    Raises:
-        UsageError: the tree has more parts, or is too deep.
+    `most` limits its parts: shared parts can make a tree far larger than its pickle.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     seen = 0

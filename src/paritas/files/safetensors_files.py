@@ -47,14 +47,7 @@ class _TensorEntry(msgspec.Struct, frozen=True):
 
 
 def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unreadable]]:
-    """The tensors of a file by key, in the order of their bytes, or why one cannot be read.
-
-    Args:
-        name: the path of the file inside the dump.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """The tensors of a file by key, or why one cannot be read; `name` is its path in the dump."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(_LENGTH_BYTES)
@@ -205,11 +198,8 @@ class PackedFile:
     ) -> tuple[str, int]:
         """Write the values of a contiguous CPU tensor; return their key and offset.
 
-        If it fails, the partial write is undone.
-
-        Args:
-            data: its `raw_bytes`.
-            hasher: is updated with them while they are written.
+        `data` is its `raw_bytes`; `hasher` is updated with them while they are written. If it
+        fails, the partial write is undone.
         """
         if hasher is not None:
             self.flush()
@@ -220,10 +210,8 @@ class PackedFile:
     def gather(self, key: str, tensor: Tensor, data: Any) -> tuple[str, int]:
         """Collect the values of a contiguous CPU tensor for `flush`; return their key and offset.
 
-        The values must not change until then. Calls `flush` when enough is collected.
-
-        Args:
-            data: its `raw_bytes`.
+        `data` is its `raw_bytes`, which must not change until then. Calls `flush` when enough is
+        collected.
         """
         placed = self._add(key, tensor, data)
         if self.end - self._written >= _CACHED:
@@ -246,12 +234,9 @@ class PackedFile:
         return key, begin
 
     def flush(self, hasher: xxhash.xxh3_128 | None = None) -> None:
-        """Write what was collected.
+        """Write what was collected; `hasher` is updated with the last payload.
 
         If that fails, the file ends after the last payload that was written completely.
-
-        Args:
-            hasher: is updated with the last payload while it is written.
         """
         buffers = self._buffers
         if not buffers:
@@ -361,11 +346,7 @@ def is_complete(path: Path) -> bool:
 
 
 def complete(path: Path, pieces: Iterable[PackedPiece]) -> None:
-    """Write the missing header of a file whose writer was killed.
-
-    Args:
-        pieces: the known payloads; the bytes between and after them become filler.
-    """
+    """Write the missing header of a file whose writer was killed; unknown bytes become filler."""
     ordered = sorted(pieces, key=lambda piece: (piece.begin, piece.nbytes))
     with io.FileIO(path, "r+b") as file:
         room = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES) or b"", "little")

@@ -22,7 +22,6 @@ import torch
 from paritas.errors import UsageError
 from paritas.files.dtypes import known_dtype
 from paritas.files.records import Payload, TensorFacts
-from paritas.files.trees import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +64,7 @@ class CheckedBytes:
         if nbytes < _FEW:
             found = compute()
             return None if found == checksum else found
-        facts = os.stat(path)  # noqa: PTH116  (asked for each tensor)
+        facts = os.stat(path)  # noqa: PTH116  (called for each tensor)
         place = (os.fspath(path), facts.st_ino, facts.st_mtime_ns, facts.st_size)
         key = (*place, begin, nbytes, checksum)
         if key in self._known:
@@ -101,6 +100,9 @@ _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 class OpenFiles:
     """Reads from files and keeps a few of them open. Thread-safe.
 
+    Its methods raise `UsageError` if a file is too short, and `OSError` if it cannot be read.
+    `name` is the name of the file in messages.
+
     Attributes:
         checked: which bytes match their checksum.
     """
@@ -111,15 +113,7 @@ class OpenFiles:
         self._files: OrderedDict[str, _Descriptor] = OrderedDict()
 
     def read(self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str) -> Tensor:
-        """Bytes of a file, in memory of their own.
-
-        Args:
-            name: of the file in messages.
-
-        Raises:
-            UsageError: the file is too short.
-            OSError: the file cannot be read.
-        """
+        """Bytes of a file, in memory of their own."""
         file = self._open(path, begin + nbytes, name)
         if not nbytes:
             return torch.empty(0, dtype=torch.uint8)
@@ -135,17 +129,9 @@ class OpenFiles:
     def view(
         self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str, *, itemsize: int
     ) -> Tensor:
-        """Bytes of a file; mapped if they are many and aligned, otherwise read.
+        """Bytes of a file; mapped if they are many and aligned to `itemsize`, otherwise read.
 
         Writing to the result changes a private copy, not the file.
-
-        Args:
-            name: of the file in messages.
-            itemsize: the alignment that the numbers need.
-
-        Raises:
-            UsageError: the file is too short.
-            OSError: the file cannot be read.
         """
         if nbytes < LEAST_MAPPED or begin % itemsize or len(_mapped) >= _MOST_MAPPED:
             return self.read(path, begin, nbytes, name)
@@ -165,12 +151,7 @@ class OpenFiles:
     def blocks(
         self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str
     ) -> Iterator[memoryview]:
-        """Bytes of a file in blocks of bounded size.
-
-        Raises:
-            UsageError: the file is too short.
-            OSError: the file cannot be read.
-        """
+        """Bytes of a file in blocks of bounded size."""
         end = begin + nbytes
         for place in range(begin, end, _VIEWED_BLOCK):
             block = self.view(path, place, min(_VIEWED_BLOCK, end - place), name, itemsize=1)
@@ -179,7 +160,7 @@ class OpenFiles:
     def _open(self, path: str | os.PathLike[str], least: int, name: str) -> _Descriptor:
         """The open file, checked to be still the one of that name and long enough."""
         key = os.fspath(path)
-        facts = os.stat(key)  # noqa: PTH116  (asked for each tensor)
+        facts = os.stat(key)  # noqa: PTH116  (called for each tensor)
         if facts.st_size < least:
             raise UsageError(
                 f"{name} ends at byte {facts.st_size}, before byte {least}: it is truncated"
@@ -334,15 +315,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 def place_of(
     file: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], begin: int, room: int
 ) -> FilePlace:
-    """A place, checked before any memory is allocated for it.
-
-    Args:
-        begin: byte of the first value.
-        room: the number of bytes from there on.
-
-    Raises:
-        UsageError: the numbers do not describe a tensor, or exceed the room.
-    """
+    """A place, checked before any memory is allocated; there are `room` bytes from `begin` on."""
     itemsize = known_dtype(dtype).itemsize
     if len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
         raise UsageError(f"a shape of {len(shape)} dimensions has {len(stride)} strides")
@@ -358,20 +331,8 @@ def place_of(
     return FilePlace(file=file, dtype=dtype, shape=shape, stride=stride, begin=begin, nbytes=nbytes)
 
 
-def read_values(path: Path, place: FilePlace) -> Tensor:
-    """The tensor at a place of a dump; see `values_at`."""
-    return values_at(locate(path, place.file), place)
-
-
 def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> Tensor:
-    """The tensor at a place of a file; repeated dimensions are not materialised.
-
-    Args:
-        files: pass one to read several tensors from the same file.
-
-    Raises:
-        UsageError: the file has changed, is damaged or is gone.
-    """
+    """The tensor at a place of a file; repeated dimensions are not materialised."""
     dtype = known_dtype(place.dtype)
     if not place.nbytes:
         return torch.empty(place.shape, dtype=dtype)
@@ -390,11 +351,7 @@ def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> T
 def view_at(file: Path, place: FilePlace, files: OpenFiles, *, check: bool = False) -> Tensor:
     """Like `values_at`, but mapped unless it is small, compressed or rearranged.
 
-    Args:
-        check: also verify the checksum of mapped values; values that are read are always verified.
-
-    Raises:
-        UsageError: the file has changed, is damaged or is gone.
+    `check` also verifies the checksum of mapped values; values that are read are always verified.
     """
     if not place.nbytes or place.is_packed or place.is_swapped:
         return values_at(file, place, files)
@@ -410,9 +367,6 @@ def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
 
     Returns:
         Whether it has a checksum. Only archives have them.
-
-    Raises:
-        UsageError: the checksum does not match, or the file is gone.
     """
     member = place.member
     if member is None or not member.crc:

@@ -94,11 +94,7 @@ class Saved:
     _most: int
 
     def leaves(self, part: Any) -> list[SavedLeaf]:
-        """The leaves of a part of the tree.
-
-        Raises:
-            UsageError: the part is too deep or too large for the file.
-        """
+        """The leaves of a part of the tree."""
         found: list[SavedLeaf] = []
         for way, item in leaves(part, self._most):
             value: FilePlace | Unreadable | PlainValue
@@ -111,11 +107,7 @@ class Saved:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip archive that does not claim more bytes than the file has.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """Open a zip archive that does not claim more bytes than the file has."""
     try:
         archive = zipfile.ZipFile(path)
     except _ZIP_ERRORS as error:
@@ -133,11 +125,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
 
 
 def stored_at(file: io.BufferedReader, member: zipfile.ZipInfo, size: int) -> int:
-    """The offset of an uncompressed member.
-
-    Raises:
-        UsageError: it is compressed, encrypted, or missing.
-    """
+    """The offset of an uncompressed member."""
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
         raise UsageError(f"{member.filename} is compressed or encrypted; torch never writes that")
     file.seek(member.header_offset)
@@ -157,14 +145,7 @@ def stored_at(file: io.BufferedReader, member: zipfile.ZipInfo, size: int) -> in
 
 
 def read_saved(path: Path, name: str) -> Saved:
-    """Read the structure of a `torch.save` file, but no values.
-
-    Args:
-        name: the path of the file inside the dump.
-
-    Raises:
-        UsageError: it is damaged, or not such a file.
-    """
+    """Read the structure of a `torch.save` file, but no values; `name` is its path in the dump."""
     with path.open("rb") as file:
         start = file.read(len(_LEGACY))
         if start == _LEGACY:
@@ -191,11 +172,7 @@ def read_saved(path: Path, name: str) -> Saved:
 
 
 def only_tensor(path: Path, name: str) -> FilePlace:
-    """Where the values of the only tensor of a file are.
-
-    Raises:
-        UsageError: it is damaged, or does not hold exactly one tensor.
-    """
+    """Where the values of the only tensor of a file are."""
     saved = read_saved(path, name)
     found = [leaf.value for leaf in saved.leaves(saved.tree)]
     if len(found) == 1 and isinstance(found[0], FilePlace):

@@ -90,9 +90,6 @@ class Folder:
         Args:
             accepts: whether a file of this name (without folders) is wanted.
             problems: receives the wanted files that cannot be used.
-
-        Raises:
-            UsageError: there are too many files.
         """
         if not self.is_folder:
             return [FoundFile(self.path.name, self.path.stat().st_size)]
@@ -116,12 +113,8 @@ class Folder:
         return sorted(found, key=lambda one: natural_key(one.name))
 
     def locate(self, name: str) -> Path:
-        """The path of a file of the dump, checked again.
-
-        Raises:
-            UsageError: it is gone, or is a link to outside the dump.
-        """
-        place = os.path.join(self._real, name)  # noqa: PTH118  (asked for each tensor)
+        """The path of a file of the dump, checked again."""
+        place = os.path.join(self._real, name)  # noqa: PTH118  (called for each tensor)
         try:
             is_plain = stat.S_ISREG(os.stat(place).st_mode)  # noqa: PTH116
         except (OSError, ValueError) as error:
@@ -152,11 +145,6 @@ class Folder:
             problems.add(f"skipped {name!a}: its name is not valid text")
         except (UsageError, OSError) as error:
             problems.add(f"skipped: {error}")
-
-
-def locate(path: Path, name: str) -> Path:
-    """See `Folder.locate`, which is faster for many files."""
-    return Folder(path).locate(name)
 
 
 def glimpse(path: Path) -> Iterator[str]:
@@ -207,9 +195,6 @@ def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
     """A local path: the given one, or a temporary copy.
 
     A URL of a local file (`file://`) is not copied.
-
-    Raises:
-        UsageError: nothing is there, or it cannot be reached.
     """
     if not is_url(path_or_url):
         yield Path(path_or_url)
@@ -222,11 +207,7 @@ def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
-    """Copy the files of a local folder to a folder, which is created; other files there stay.
-
-    Raises:
-        UsageError: it cannot be written to.
-    """
+    """Copy the files of a local folder to a folder, which is created; other files there stay."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not is_url(url_or_path):
         for file in files:
@@ -245,11 +226,7 @@ def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
 
 
 def names_at(url: str) -> set[str]:
-    """The names at a URL; empty if nothing is there.
-
-    Raises:
-        UsageError: it cannot be reached.
-    """
+    """The names at a URL; empty if nothing is there."""
     with _translate_errors(url):
         store, root = _connect(url)
         if not store.exists(root):

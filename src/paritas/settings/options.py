@@ -454,18 +454,13 @@ def _wrong_keys(
             yield f"{file.full_place(table)}: no setting {key!r}; {hint(key, known)}"
 
 
-def known_variables(settings: Settings) -> set[str]:
-    """Every environment variable of a setting."""
-    return {
+def _wrong_variables(settings: Settings) -> Iterator[str]:
+    known = SWITCHES | {
         variable
         for name, command in settings.commands.items()
         for option in settable(command).values()
         for variable in variables(name, option)
     }
-
-
-def _wrong_variables(settings: Settings) -> Iterator[str]:
-    known = known_variables(settings) | SWITCHES
     short = [name.removeprefix(PREFIX) for name in known]
     for variable in sorted(os.environ):
         if not variable.startswith(PREFIX) or variable in known:

@@ -142,8 +142,8 @@ def test_a_name_that_nothing_explains_is_told_and_its_tensor_kept(tmp_path: Path
     assert [record.id for record in dump.records()] == ["forward/g/99#0/output.0"]
     (problem,) = dump.problems
     assert problem == (
-        "worldsize1_global_rank0/g/0/99.npy is not named after a node of a graph; it goes by its "
-        "own name"
+        "worldsize1_global_rank0/g/0/99.npy is not named after a node of a graph; its own name "
+        "is used"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_least_and_a_greatest_value_become_statistics(tmp_path: Path) -> None:
     assert (record.statistics.minimum, record.statistics.maximum) == (-1.5, None)
     assert record.statistics.positive_infinities == 1
     assert dump.header(0).data == "stats"
-    with pytest.raises(UsageError, match="statistics are all that was recorded"):
+    with pytest.raises(UsageError, match="only statistics were recorded"):
         dump.read(record)
 
 

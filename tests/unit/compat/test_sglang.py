@@ -113,7 +113,7 @@ def test_a_value_of_several_tensors_has_a_record_for_each(tmp_path: Path) -> Non
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     for run in ("dump_1", "dump_2"):
         put(tmp_path / run, torch.zeros(1), {}, step=0, rank=0, dump_index=1, name="x")
-    with pytest.raises(UsageError, match="holds 2 runs of sglang: give one of them, as dump_1"):
+    with pytest.raises(UsageError, match="has 2 runs of sglang: give one of them, as dump_1"):
         sglang.open_dump(tmp_path)
 
 

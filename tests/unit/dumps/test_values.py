@@ -108,7 +108,7 @@ def test_a_bin_file_that_is_cut_off_missing_or_elsewhere_is_told(tmp_path):
     with pytest.raises(UsageError) as cut:
         paritas.dumps.read_bin(path)
     assert str(cut.value) == (
-        f"{path.name} has {len(whole) - 1} bytes, and its header needs {len(whole)}"
+        f"{path.name} has {len(whole) - 1} bytes, but its header needs {len(whole)}"
     )
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         paritas.dumps.read_bin(tmp_path / "nowhere")
