@@ -110,7 +110,7 @@ class RankRecords:
                 problems.add(f"rank {rank}: {text}")
         for file, op_name, items in read:
             self._add(file, op_name, items)
-        self._note_doubts()
+        self._report_doubts()
 
     def finish(self) -> RankDump:
         """The rank as part of a dump."""
@@ -133,9 +133,9 @@ class RankRecords:
         try:
             path = self._folder.locate(file.path)
             if file.suffix == TABLE:
-                return file.name.op_name, [self._of_summary(one) for one in read_table(path)]
+                return file.name.op_name, [self._make_summary(one) for one in read_table(path)]
             if file.suffix == MIN_MAX:
-                return file.name.op_name, [self._of_summary(one) for one in read_min_max(path)]
+                return file.name.op_name, [self._make_summary(one) for one in read_min_max(path)]
             header = read_ge_header(path)
         except (UsageError, OSError) as error:
             self._problems.add(f"{file.path}: {error}")
@@ -153,9 +153,9 @@ class RankRecords:
         op_name = header.op_name
         if spell_name(op_name) != spell_name(file.name.op_name):
             op_name = file.name.op_name
-        return op_name, [self._of_tensor(file, one) for one in wanted]
+        return op_name, [self._make_tensor(file, one) for one in wanted]
 
-    def _of_tensor(self, file: DumpFile, tensor: GeTensor) -> _FileTensor:
+    def _make_tensor(self, file: DumpFile, tensor: GeTensor) -> _FileTensor:
         payload = Payload(
             file=file.path,
             key=tensor.key,
@@ -177,7 +177,7 @@ class RankRecords:
             self._note_layout(FORMATS.get(tensor.format & 0xFF, f"number {tensor.format}"))
         return _FileTensor(tensor.kind, tensor.index, facts, place)
 
-    def _of_summary(self, one: GeSummary) -> _FileTensor:
+    def _make_summary(self, one: GeSummary) -> _FileTensor:
         if one.tensor is not None and math.prod(one.tensor.shape) > 1:
             self._note_layout(one.layout)
         facts: dict[str, Any] = {"tensor": one.tensor, "statistics": one.statistics}
@@ -244,7 +244,7 @@ class RankRecords:
     def _label(self, file: DumpFile) -> str:
         return self._labels[file.levels.model, file.levels.model_id]
 
-    def _note_doubts(self) -> None:
+    def _report_doubts(self) -> None:
         runs: dict[tuple[str, int], set[str]] = {}
         for file in self._files:
             runs.setdefault((self._label(file), file.levels.step), set()).add(file.levels.time)

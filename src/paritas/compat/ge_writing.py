@@ -413,7 +413,7 @@ class CallFiles:
         waiting, self._pending = self._pending, []
         for entry in waiting:
             if entry.stored is None and entry.tensor is not None and entry.digest:
-                entry.stored = self._recovered(entry, entry.tensor, waiting)
+                entry.stored = self._recover(entry, entry.tensor, waiting)
         places: dict[int, Payload] = {}
         for file in self._files(waiting):
             # A value that several operators take is read where it was written first.
@@ -503,7 +503,7 @@ class CallFiles:
         # The nodes of a buffer that is read are those that made it.
         return Operator.of_buffer(site, (site.name,) if site.side == "input" else site.nodes)
 
-    def _recovered(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
+    def _recover(self, entry: Entry, facts: TensorFacts, waiting: Sequence[Entry]) -> Tensor:
         """The bytes of an entry without values, from a pending or written one."""
         dtype = stored_dtype(known_dtype(facts.dtype))
         shape = stored_shape(facts.shape, facts.stride)

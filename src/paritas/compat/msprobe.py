@@ -137,9 +137,9 @@ class Entries:
 
     def _sites(self, name: str, *, begins: bool) -> Iterator[tuple[Site, Any]]:
         entry, call = self._data[name], self._calls[name]
-        values = self._begin(name, entry, call) if begins else self._end(name, entry, call)
+        list_values = self._list_inputs if begins else self._list_outputs
         try:
-            for value in values:
+            for value in list_values(name, entry, call):
                 called = f"{value.parameter}.{value.position}"
                 if len(called) > _LONGEST_POSITION:
                     raise UsageError(f"the position {called[:80]!a} is too long")
@@ -147,13 +147,13 @@ class Entries:
         except UsageError as error:
             self._problems.add(f"{self._folder}{name}: {error}")
 
-    def _begin(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
+    def _list_inputs(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
         """The inputs of a call; of a backward call, the gradients of the forward call's outputs."""
         if not isinstance(entry, dict) or call.kind not in ("module", "function"):
             return
         if call.phase == "backward":
             gradients = entry.get("input")
-            positions = self._graded(name, gradients, "output")
+            positions = self._gradient_positions(name, gradients, "output")
             yield from _pair_with_positions(gradients, "output", positions)
             return
         for part in ("input_args", "input_kwargs"):
@@ -162,7 +162,7 @@ class Entries:
         for key, leaf in parameters.items() if isinstance(parameters, dict) else ():
             yield _EntryValue(leaf, "input", "value", parameter=key)
 
-    def _end(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
+    def _list_outputs(self, name: str, entry: Any, call: MsprobeCall) -> Iterator[_EntryValue]:
         """The outputs of a call; of a backward call, the gradients of the forward call's inputs."""
         if call.kind in ("saved", "other") or not isinstance(entry, dict):
             # A gradient that was never computed is None.
@@ -175,7 +175,7 @@ class Entries:
                     yield _EntryValue(leaf, "output", position, parameter=key)
         elif call.phase == "backward":
             gradients = entry.get("output")
-            positions = self._graded(name, gradients, "input_args")
+            positions = self._gradient_positions(name, gradients, "input_args")
             if call.kind == "function":
                 # They belong to autograd's node, whose arguments differ from the function's: the
                 # node of a linear layer takes the bias first.
@@ -188,7 +188,7 @@ class Entries:
         if unknown and call.kind in ("module", "function"):
             self._problems.add(f"{self._folder}{name}: unknown key {min(unknown)[:80]!a}")
 
-    def _graded(self, name: str, gradients: Any, part: str) -> list[str]:
+    def _gradient_positions(self, name: str, gradients: Any, part: str) -> list[str]:
         """The positions in the forward call of the tensors with gradients.
 
         msprobe numbers the tensors that require one, wherever in the arguments they are.

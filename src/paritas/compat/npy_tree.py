@@ -314,7 +314,7 @@ class NpyTree:
                 return Payload(file=file, nbytes=path.stat().st_size, shape=facts.shape)
         stored = entry.stored
         if stored is None:
-            earlier = self._holder(entry)
+            earlier = self._find_earlier(entry)
             if not (self._root / earlier.file).exists():
                 # A converter that follows the growing dump has taken the file over and deleted it.
                 # It finds these bytes by their digest.
@@ -334,7 +334,7 @@ class NpyTree:
         shape = stored_shape(facts.shape, facts.stride)
         return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
 
-    def _holder(self, entry: Entry) -> _EarlierFile:
+    def _find_earlier(self, entry: Entry) -> _EarlierFile:
         """An earlier file with the bytes of an entry, preferably one that still exists."""
         found = list(self._earlier.get(entry.digest, {}).values())
         for one in found:

@@ -305,7 +305,7 @@ class Dump:
     ) -> None:
         """Refuse bytes that do not match their digest."""
         place = (path, payload.begin, payload.nbytes)
-        found = self._open.checked.misfit(*place, record.digest, compute)
+        found = self._open.checked.mismatch(*place, record.digest, compute)
         if found is not None:
             raise UsageError(
                 f"the bytes at {payload.begin} of {payload.file} have digest {found}, but the "

@@ -37,9 +37,9 @@ from paritas.files.folders import (
     TIME,
     TORCHAIR,
     Lock,
-    alone_in,
     data_name,
     discard,
+    exclusive,
     index_home,
     is_locked,
     rank_name,
@@ -74,7 +74,7 @@ def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
         for folder in (root, home):
             folder.mkdir(parents=True, exist_ok=True)
         # Ranks that start together and replace an older dump must not remove each other.
-        with alone_in(home):
+        with exclusive(home):
             _clear_folder(root, home, header, overwrite=overwrite)
             return _make_folder(home, header)
     except OSError as error:
@@ -675,7 +675,7 @@ class DumpWriter:
                 f"{key} has {nbytes} bytes, but {place.key} was written with {place.nbytes} bytes "
                 f"under the same digest: it is not the digest of its bytes"
             )
-        return self._counted(place, shape, is_new=is_new), hashed
+        return self._count_bytes(place, shape, is_new=is_new), hashed
 
     def _sketch(self, volume: Volume, sketch: Tensor, key: str) -> Payload:
         """Where a sketch is; repeated values share the same sketch object."""
@@ -684,11 +684,11 @@ class DumpWriter:
             self.saved_bytes += known.nbytes
             return known
         place, _, is_new = volume.put(f"{key}/sketch", sketch)
-        placed = self._counted(place, tuple(sketch.shape), is_new=is_new)
+        placed = self._count_bytes(place, tuple(sketch.shape), is_new=is_new)
         self._sketched[id(sketch)] = placed
         return placed
 
-    def _counted(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
+    def _count_bytes(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
         if is_new:
             self.written_bytes += place.nbytes
             return place

@@ -193,7 +193,7 @@ class Lock:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Exclude other processes from a folder; without file locks, this excludes nobody."""
     if fcntl is None:
         yield

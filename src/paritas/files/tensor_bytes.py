@@ -48,7 +48,7 @@ class CheckedBytes:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], None] = {}
 
-    def misfit(
+    def mismatch(
         self,
         path: str | os.PathLike[str],
         begin: int,
@@ -379,7 +379,7 @@ def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
         )
         return functools.reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
 
-    found = files.checked.misfit(*where, member.crc, compute)
+    found = files.checked.mismatch(*where, member.crc, compute)
     if found is not None:
         raise UsageError(
             f"{member.name} of {place.file} has checksum {found:08x}, but the archive says "

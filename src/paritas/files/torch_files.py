@@ -99,7 +99,7 @@ class Saved:
         for way, item in leaves(part, self._most):
             value: FilePlace | Unreadable | PlainValue
             try:
-                value = self._storages.understand(item)
+                value = self._storages.interpret(item)
             except UsageError as error:
                 value = Unreadable(str(error))
             found.append(SavedLeaf(way, value))
@@ -241,7 +241,7 @@ class _Storages:
                 except UsageError as error:
                     self._members[key] = str(error)
 
-    def understand(self, item: Any) -> FilePlace | Unreadable | PlainValue:
+    def interpret(self, item: Any) -> FilePlace | Unreadable | PlainValue:
         """Interpret a leaf of the tree."""
         if isinstance(item, Persistent):
             storage = self._storage(item)
