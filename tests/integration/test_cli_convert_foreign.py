@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.compat.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.dumps.reading import Dump
 from paritas.files.dtypes import digest
@@ -60,10 +60,9 @@ def ge(root):
     for step in (0, 1):
         taken = [values(3, 4, seed=step).half(), torch.tensor([step])]
         for name in ("Add_2", "a/Mul_3"):
-            call = GeCall(
+            tree.write(
                 step=step, model="g", op_type="Add", op_name=name, inputs=taken, outputs=taken[:1]
             )
-            tree.write(call)
 
 
 def msprobe(root):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.compat.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.results.findings import Status
 
@@ -31,10 +31,7 @@ def ge_tree(root, tensors):
     tree = GeTree(root)
     for name, tensor in tensors.items():
         given = [tensor, torch.tensor([3])]
-        call = GeCall(
-            step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor]
-        )
-        tree.write(call)
+        tree.write(step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor])
     return root
 
 

@@ -67,7 +67,7 @@ class ForeignDump:
     def read(self, record: Record) -> Tensor:
         """The values of a record."""
         self.header(record.rank)  # refuses an unknown rank
-        with _name_record_in_errors(record):
+        with name_record_in_errors(record):
             return self.read_values(record)
 
     def view(self, record: Record, *, check: bool = False) -> Tensor:
@@ -77,7 +77,7 @@ class ForeignDump:
         changes a private copy. `check` verifies their checksum, if there is one.
         """
         self.header(record.rank)
-        with _name_record_in_errors(record):
+        with name_record_in_errors(record):
             return self.view_values(record, check)
 
     def verify(self, record: Record) -> bool:
@@ -90,7 +90,7 @@ class ForeignDump:
         self.header(record.rank)
         if record.payload is None or self.verify_values is None:
             return False
-        with _name_record_in_errors(record):
+        with name_record_in_errors(record):
             return self.verify_values(record)
 
     def check_files(self) -> list[str]:
@@ -103,7 +103,7 @@ class ForeignDump:
 
 
 @contextlib.contextmanager
-def _name_record_in_errors(record: Record) -> Iterator[None]:
+def name_record_in_errors(record: Record) -> Iterator[None]:
     """Put the name of the record in front of errors."""
     try:
         yield

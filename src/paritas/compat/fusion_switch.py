@@ -15,7 +15,7 @@ from paritas._torch import inductor
 from paritas.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 # --- The fusion passes of Ascend's compiler -------------------------------------------------------
@@ -174,17 +174,13 @@ def load_switch(path: str | os.PathLike[str]) -> FusionSwitch:
             f"the fusion switch file {file} contains {_shorten(content)}; give, for example, "
             f"{EXAMPLE}"
         )
-    known: dict[str, Callable[[], tuple[str, ...]]] = {
-        GRAPH: inductor.graph_names,
-        KERNEL: inductor.kernel_names,
-    }
     for section in sections:
-        if section not in known:
+        if section not in (GRAPH, KERNEL):
             raise UsageError(
                 f"{file}: unknown section {section!r}; "
-                f"the sections are {_names_by_likeness(section, [*known])}"
+                f"the sections are {_names_by_likeness(section, [GRAPH, KERNEL])}"
             )
-    names = {section: find() for section, find in known.items()}
+    names = {GRAPH: inductor.graph_names(), KERNEL: inductor.kernel_names()}
     read = {name: _read_entries(file, name, sections.get(name, {}), names[name]) for name in names}
     notes = tuple(_translate(file, read, names))
     return FusionSwitch(graph=read[GRAPH], kernel=read[KERNEL], notes=notes)

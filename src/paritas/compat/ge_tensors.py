@@ -360,7 +360,7 @@ def code_of_dtype(dtype: torch.dtype) -> int:
 def facts_of(tensor: GeTensor) -> TensorFacts:
     """The tensor in the program: dtype and shape as `read_ge_values` returns them."""
     coding = _find_coding(tensor.dtype)
-    shape = plan_layout(_with_plain_bytes(tensor), _count_room(tensor, coding)).shape
+    shape = plan_layout(_with_plain_bytes(tensor), tensor.nbytes * 8 // coding.bits).shape
     return TensorFacts(dtype=coding.dtype, shape=shape, stride=contiguous_stride(shape))
 
 
@@ -375,11 +375,15 @@ def read_ge_values(
     """
     coding = _find_coding(tensor.dtype)
     tensor = _with_plain_bytes(tensor)
-    room = _count_room(tensor, coding)
-    layout = plan_layout(tensor, room)
+    layout = plan_layout(tensor, tensor.nbytes * 8 // coding.bits)
     count = math.prod(layout.blocks)
     width = 1 if coding.widening else known_dtype(coding.dtype).itemsize
-    _check_size(path, size)
+    present = path.stat().st_size
+    if size not in (None, present):
+        raise UsageError(
+            f"{path.name} had {size} bytes and now has {present}: it changed after the dump was "
+            f"opened"
+        )
     place = (path, tensor.begin, -(-count * coding.bits // 8), path.name)
     raw = OpenFiles().read(*place) if files is None else files.view(*place, itemsize=width)
     if coding.widening:
@@ -402,25 +406,11 @@ def _find_coding(code: int | None) -> _Coding:
     return coding
 
 
-def _count_room(tensor: GeTensor, coding: _Coding) -> int:
-    """How many elements the bytes of a tensor can hold."""
-    return tensor.nbytes * 8 // coding.bits
-
-
 def _with_plain_bytes(tensor: GeTensor) -> GeTensor:
     """Treat a tensor without a dtype as bytes; its shape is dropped if it does not match them."""
     if tensor.dtype == 0 and math.prod(tensor.shape) != tensor.nbytes:
         return dataclasses.replace(tensor, shape=(), original_shape=(), format=2)
     return tensor
-
-
-def _check_size(path: Path, size: int | None) -> None:
-    present = path.stat().st_size
-    if size not in (None, present):
-        raise UsageError(
-            f"{path.name} had {size} bytes and now has {present}: it changed after the dump was "
-            f"opened"
-        )
 
 
 def _widen(raw: Tensor, coding: _Coding, count: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import re
 import shutil
 import struct
 import time
@@ -51,25 +52,6 @@ _VARINT, _BYTES = 0, 2
 _OUTPUT, _INPUT = 3, 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GeCall:
-    """One call of an operator, which makes one file.
-
-    Attributes:
-        step: which run of the graph, the engine's token.
-        model: the graph; the engine replaces dots, slashes and blanks by `_`.
-        op_type: for example `MatMul`, without dots in the tree.
-        op_name: as spelt in the graph; the header keeps that spelling.
-    """
-
-    step: int
-    model: str
-    op_type: str
-    op_name: str
-    inputs: Sequence[Tensor] = ()
-    outputs: Sequence[Tensor] = ()
-
-
 class GeTree:
     """Writes the files of one rank, in the folders of the engine.
 
@@ -96,32 +78,36 @@ class GeTree:
         self._tasks: dict[str, int] = {}
         self._last_time = 0
 
-    def folder(self, model: str, step: int) -> str:
-        """The folder of one step of a model, inside the dump."""
+    def write(
+        self,
+        *,
+        step: int,
+        model: str,
+        op_type: str,
+        op_name: str,
+        inputs: Sequence[Tensor] = (),
+        outputs: Sequence[Tensor] = (),
+    ) -> tuple[str, GeFile]:
+        """Write the file of one call; its path inside the dump, and its header.
+
+        Names are spelt as the engine spells them in file names; the header keeps `op_name` as it
+        is. Raises like `write_tensor_file`.
+        """
         name = spell_name(model) or "graph"
         number = self._models.setdefault(name, len(self._models) + 1)
-        return f"{self._run}/{name}/{number}/{step}"
-
-    def write(self, call: GeCall) -> tuple[str, GeFile]:
-        """Write the file of a call; its path inside the dump, and its header.
-
-        Raises like `write_tensor_file`.
-        """
-        folder = self.folder(call.model, call.step)
+        folder = f"{self._run}/{name}/{number}/{step}"
         place = self._root / folder
         place.mkdir(parents=True, exist_ok=True)
         # No two files in a folder have the same name: the time always increases.
         self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
         task = self._tasks[folder] = self._tasks.get(folder, 0) + 1
-        kind = spell_name(call.op_type) or "Op"
-        name = f"{kind}.{_in_file_name(call.op_name)}.{task}.0.{self._last_time}"
-        file = f"{folder}/{fitting_name(place, name)}"
+        kind = spell_name(op_type) or "Op"
+        # The operator keeps its dots.
+        operator = re.sub(r"[/\\ ]", "_", op_name) or "op"
+        file_name = f"{kind}.{operator}.{task}.0.{self._last_time}"
+        file = f"{folder}/{fitting_name(place, file_name)}"
         written = write_tensor_file(
-            self._root / file,
-            call.inputs,
-            call.outputs,
-            op_name=call.op_name,
-            moment=self._last_time,
+            self._root / file, inputs, outputs, op_name=op_name, moment=self._last_time
         )
         return file, written
 
@@ -223,11 +209,6 @@ def _encode_varint(value: int) -> bytes:
         parts.append(value & 127 | 128)
         value >>= 7
     return bytes([*parts, value])
-
-
-def _in_file_name(op_name: str) -> str:
-    """The operator in its file name, without slashes and blanks."""
-    return op_name.replace("/", "_").replace("\\", "_").replace(" ", "_") or "op"
 
 
 # --- One file as a whole: `paritas.dumps.read_bin` and `write_bin` --------------------------------
@@ -471,7 +452,7 @@ class CallFiles:
     def _write_file(self, file: _CallFile) -> dict[int, Payload]:
         """Write a file; where the values of its entries are, by sequence number."""
         site = file.first.site
-        call = GeCall(
+        path, written = self._tree.write(
             step=file.first.step,
             model=model_name(site.graph, site.phase),
             op_type=file.operator.type,
@@ -479,7 +460,6 @@ class CallFiles:
             inputs=[_expand_stored(entry) for entry in file.inputs],
             outputs=[_expand_stored(entry) for entry in file.outputs],
         )
-        path, written = self._tree.write(call)
         self._folders.add(path.rpartition("/")[0])
         found = {one.key: one for one in written.tensors}
         places: dict[int, Payload] = {}

@@ -244,7 +244,6 @@ if TYPE_CHECKING:
 
 
 _LONGEST_FILE_NAME = 255
-_SIDES = {"input": "INPUT", "output": "OUTPUT"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,7 +362,7 @@ class NpyTree:
 
     def _file_name(self, site: Site) -> str:
         call = call_name(_name_node(site), site.op or site.level)
-        return f"{call}.{_SIDES[site.side]}.{_plain_name(site.position)}.{self._time(site)}.npy"
+        return f"{call}.{site.side.upper()}.{_plain_name(site.position)}.{self._time(site)}.npy"
 
     def _time(self, site: Site) -> str:
         """The same for all inputs and outputs of a call, and different for each call."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
+from paritas.compat.foreign_dump import name_record_in_errors
 from paritas.compat.npy_tree import read_npy
 from paritas.dumps.index import DumpFiles, check_payload, check_sketch, read_rank
-from paritas.errors import ParitasError, UsageError
+from paritas.errors import UsageError
 from paritas.files.dtypes import (
     digest,
     in_safetensors,
@@ -228,18 +229,12 @@ class Dump:
         if payload is None or not record.digest:
             self._rank(record.rank)
             return False
-        layout = self._layout(record)
-        try:
-            path = check_payload(record, self._files, layout)
-            if layout == "msit":
-                values = read_npy(path, record, self._open)
-                self._verify(record, payload, path, lambda: _digest_expanded(values, record))
-            elif layout == "packed":
-                self._verify(record, payload, path, lambda: self._digest_stored(path, payload))
-            else:
-                self.view(record, check=True)
-        except (ParitasError, OSError) as error:
-            raise UsageError(f"{record.id} of step {record.step}: {error}") from error
+        if self._layout(record) != "packed":
+            self.view(record, check=True)
+            return True
+        with name_record_in_errors(record):
+            path = check_payload(record, self._files, "packed")
+            self._verify(record, payload, path, lambda: self._digest_stored(path, payload))
         return True
 
     def check_files(self) -> list[str]:
@@ -273,32 +268,27 @@ class Dump:
 
     def _values(self, record: Record, *, is_view: bool, check: bool) -> Tensor:
         layout = self._layout(record)
-        try:
+        with name_record_in_errors(record):
             path = check_payload(record, self._files, layout)
             payload, facts = record.payload, record.tensor
             if payload is None or facts is None:
                 raise UsageError(f"it is not a tensor: its value is {record.value}")
-            check = check and bool(record.digest)
             if layout == "msit":
-                found = read_npy(path, record, self._open if is_view else None)
-                if check:
-                    self._verify(record, payload, path, lambda: _digest_expanded(found, record))
-                return found
-            dtype = stored_dtype(known_dtype(facts.dtype))
-            place = (path, payload.begin, payload.nbytes, payload.file)
-            if is_view:
-                raw = self._open.view(*place, itemsize=dtype.itemsize)
+                values = found = read_npy(path, record, self._open if is_view else None)
             else:
-                raw = self._open.read(*place)
-            values = typed(raw, dtype).reshape(payload.shape)
-            found = values.expand(facts.shape)
-            if check and layout == "packed":
+                dtype = stored_dtype(known_dtype(facts.dtype))
+                place = (path, payload.begin, payload.nbytes, payload.file)
+                if is_view:
+                    raw = self._open.view(*place, itemsize=dtype.itemsize)
+                else:
+                    raw = self._open.read(*place)
+                values = typed(raw, dtype).reshape(payload.shape)
+                found = values.expand(facts.shape)
+            if check and record.digest and layout == "packed":
                 self._verify(record, payload, path, lambda: digest(values))
-            elif check:
+            elif check and record.digest:
                 self._verify(record, payload, path, lambda: _digest_expanded(found, record))
             return found
-        except (ParitasError, OSError) as error:
-            raise UsageError(f"{record.id} of step {record.step}: {error}") from error
 
     def _verify(
         self, record: Record, payload: Payload, path: Path, compute: Callable[[], str]
