@@ -341,7 +341,7 @@ def test_other_things_in_the_folder_of_an_old_tree_are_left_alone(tmp_path):
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "notes.txt").write_text("mine")
     with (
-        pytest.raises(UsageError, match=r"holds notes\.txt"),
+        pytest.raises(UsageError, match=r"contains notes\.txt"),
         paritas.capture(tmp_path / "dump", layout="ge-7.1.0", overwrite=True),
     ):
         nn.Identity()(torch.ones(2))
