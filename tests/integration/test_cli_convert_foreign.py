@@ -151,7 +151,7 @@ def test_statistics_of_another_tool_become_an_index(tmp_path):
     assert table.verdict.status is Status.IDENTICAL
     refused = convert(tmp_path / "dump", "--to", "packed")
     assert refused.exit_code == 2
-    assert "holds statistics, no tensors: the values are not there" in refused.stderr
+    assert "holds statistics only, so its values are not recorded" in refused.stderr
 
 
 def test_graphs_in_words_go_along_into_a_tree(tmp_path):
