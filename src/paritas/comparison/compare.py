@@ -77,19 +77,14 @@ class Sources:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasureOptions:
-    """How pairs are measured; see `judgement.measure`."""
-
-    quick: bool = False
-    trust_digests: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class _PairBatch:
+    """Pairs to measure, and how; see `judgement.measure`."""
+
     sources: Sources
     pairs: tuple[Pair, ...]
     requirements: tuple[Requirement | None, ...]
-    how: MeasureOptions
+    quick: bool
+    trust_digests: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,27 +104,30 @@ class DetailRequest:
     given: tuple[Operand, ...]
 
 
-def measure_all(
-    executor: Executor,
-    workers: int,
-    sources: Sources,
-    pairs: Sequence[Pair],
-    requirement_for: Callable[[Pair], Requirement | None],
-    how: MeasureOptions,
-) -> Iterator[list[Measured]]:
-    """Measure all pairs in order, batch by batch.
+def _measure_pairs(
+    pool: Executor, workers: int, batches: Iterable[_PairBatch], total: int, tell: Tell
+) -> list[Measured]:
+    """Measure all pairs in order.
 
     If a worker dies, the pairs of its batch are unverified, with the reason.
     """
-    batches = (
-        _PairBatch(sources, tuple(batch), tuple(map(requirement_for, batch)), how)
-        for batch in _make_batches(pairs)
-    )
-    for batch, result in run_batches(executor, _measure_batch, batches, ahead=2 * workers):
+    found: list[Measured] = []
+    nbytes = failing = 0
+    for batch, result in run_batches(pool, _measure_batch, batches, ahead=2 * workers):
         if isinstance(result, Failed):
-            yield [_report_lost(pair, batch.sources, result) for pair in batch.pairs]
+            measured = [_report_lost(pair, batch.sources, result) for pair in batch.pairs]
         else:
-            yield result
+            measured = result
+        found += measured
+        nbytes += sum(item.nbytes for item in measured)
+        failing += sum(not item.status.passes() for item in measured)
+        tell(Progress("comparing", len(found), total, nbytes=nbytes, failing=failing))
+    return found
+
+
+def _requirements(pairs: Iterable[Pair], rules: Rules) -> tuple[Requirement | None, ...]:
+    records = (pair.leading.record for pair in pairs)
+    return tuple(rules.requirement_for(record.id, record.site.module) for record in records)
 
 
 def _make_batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
@@ -161,7 +159,7 @@ def _open_both(sources: Sources) -> tuple[ReadableDump, ReadableDump]:
 def _measure_batch(batch: _PairBatch) -> list[Measured]:
     """Runs in a worker, which may be another process or machine."""
     my, golden = _open_both(batch.sources)
-    how = dataclasses.asdict(batch.how)
+    how = {"quick": batch.quick, "trust_digests": batch.trust_digests}
     return [
         measure(pair, my, golden, requirement, **how)
         for pair, requirement in zip(batch.pairs, batch.requirements, strict=True)
@@ -366,8 +364,13 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
         sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
         with executor_of(executor, jobs) as (pool, workers):
-            how = MeasureOptions(quick=quick, trust_digests=trust_digests)
-            measured = _measure_pairs(pool, workers, sources, pairs, chosen, how, tell)
+            batches = (
+                _PairBatch(
+                    sources, tuple(batch), _requirements(batch, chosen), quick, trust_digests
+                )
+                for batch in _make_batches(pairs)
+            )
+            measured = _measure_pairs(pool, workers, batches, len(pairs), tell)
             table = Table(mine, theirs, pairs, measured)
             replays = table.replay(tell, trust_digests=trust_digests) if replay else {}
             rows = table.rows(resolve(table.drafts, replays))
@@ -437,30 +440,6 @@ def _check_ranks(ranks: Sequence[int], mine: ReadableDump, theirs: ReadableDump)
         if rank not in mine.ranks and rank not in theirs.ranks:
             known = ", ".join(map(str, sorted({*mine.ranks, *theirs.ranks})))
             raise UsageError(f"neither dump has rank {rank}: choose from {known}")
-
-
-def _measure_pairs(
-    pool: Executor,
-    workers: int,
-    sources: Sources,
-    pairs: Sequence[Pair],
-    rules: Rules,
-    how: MeasureOptions,
-    tell: Tell,
-) -> list[Measured]:
-    found: list[Measured] = []
-    nbytes = failing = 0
-
-    def requirement(pair: Pair) -> Requirement | None:
-        record = pair.leading.record
-        return rules.requirement_for(record.id, record.site.module)
-
-    for batch in measure_all(pool, workers, sources, pairs, requirement, how):
-        found += batch
-        nbytes += sum(item.nbytes for item in batch)
-        failing += sum(not item.status.passes() for item in batch)
-        tell(Progress("comparing", len(found), len(pairs), nbytes=nbytes, failing=failing))
-    return found
 
 
 def _with_details(

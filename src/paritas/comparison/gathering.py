@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import itertools
 import math
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from paritas.comparison.operands import Operand
-from paritas.comparison.rules import parse_dims
+from paritas.comparison.operands import Operand, same_digest
+from paritas.comparison.rules import Rearranged, parse_dims
 from paritas.errors import UsageError
 from paritas.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
 from paritas.placement.placement import HeldPart, MeshAxis, Placement
@@ -20,8 +19,6 @@ from paritas.results.placements import Partial, Replicate, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch import Tensor
 
     from paritas.comparison.rules import Dims, Rules
     from paritas.dumps.opening import ReadableDump
@@ -53,11 +50,7 @@ class RankAxes:
     notes: tuple[str, ...] = ()
 
     def coordinates(self, rank: int) -> Mapping[str, int] | None:
-        """The coordinates of a rank.
-
-        Raises:
-            UsageError: the user's mesh does not fit this dump.
-        """
+        """The coordinates of a rank."""
         if self.problem:
             raise UsageError(self.problem)
         return None if self.places is None else self.places.get(rank, {})
@@ -158,11 +151,7 @@ class RankPart(NamedTuple):
 
 
 def plan_by_placement(parts: Sequence[RankPart]) -> Assembly:
-    """Plan by the placements that the ranks of a distributed tensor recorded.
-
-    Raises:
-        UsageError: a part or a placement is missing.
-    """
+    """Plan by the placements that the ranks of a distributed tensor recorded."""
     read: list[Placement] = []
     held: list[HeldPart] = []
     for rank, shape, _, place in parts:
@@ -283,36 +272,7 @@ def _lay_out_parts(
 Names = tuple[tuple[str, ...], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Arrangement:
-    """Permutes dimensions, then flattens runs of them.
-
-    Attributes:
-        joined: how many of the permuted dimensions become each new one.
-    """
-
-    words: str
-    order: tuple[int, ...]
-    joined: tuple[int, ...]
-
-    def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Rearrange the one part.
-
-        Raises:
-            UsageError: it has a different number of dimensions.
-        """
-        (tensor,) = parts
-        if tensor.ndim != len(self.order):
-            raise UsageError(
-                f"{self.words}: expected {len(self.order)} dimensions, got shape "
-                f"{tuple(tensor.shape)}"
-            )
-        moved = tensor.permute(self.order)
-        extents = iter(moved.shape)
-        return moved.reshape([math.prod(itertools.islice(extents, n)) for n in self.joined])
-
-
-def arrange(my: Names, golden: Names) -> tuple[Arrangement | None, Arrangement | None]:
+def arrange(my: Names, golden: Names) -> tuple[Rearranged | None, Rearranged | None]:
     """How to bring both sides into the golden order; None for a side that needs no change.
 
     Each dimension has one name, or several if it is flattened. Without the same names on both
@@ -347,7 +307,7 @@ def _is_run(names: tuple[str, ...], block: tuple[str, ...]) -> bool:
     return any(block[at : at + len(names)] == names for at in range(len(block)))
 
 
-def _make_arrangement(names: Names, blocks: Names) -> Arrangement | None:
+def _make_arrangement(names: Names, blocks: Names) -> Rearranged | None:
     if names == blocks:
         return None
     place = {one: at for at, dimension in enumerate(names) for one in dimension}
@@ -358,14 +318,13 @@ def _make_arrangement(names: Names, blocks: Names) -> Arrangement | None:
         order += own
         joined.append(len(own))
     names_after = " ".join("*".join(block) for block in blocks)
-    return Arrangement(f"dimensions rearranged to {names_after}", tuple(order), tuple(joined))
+    return Rearranged(f"dimensions rearranged to {names_after}", tuple(order), tuple(joined))
 
 
 # --- The records of all ranks ---------------------------------------------------------------------
 
 # Names of axes that an annotation may use even if this run has only one rank along them.
 _USUAL = re.compile(r"(?:attn_|moe_|e)?(?:dp|tp|pp|cp|ep|sp)|recompute_pseudo")
-_OUR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def gather(
@@ -409,11 +368,6 @@ def gather(
     return found
 
 
-def split_alike(my: Iterable[Record], golden: Iterable[Record]) -> bool:
-    """Whether the same ranks hold the same parts of a value in both dumps."""
-    return set(map(held_part, my)) == set(map(held_part, golden))
-
-
 def held_part(record: Record) -> tuple[object, ...]:
     """The rank and recorded placement, for comparing dumps."""
     place = record.placement
@@ -444,16 +398,7 @@ def agreeing(records: Sequence[Record]) -> Operand | None:
 
 
 def _same_bits(first: Record, other: Record) -> bool:
-    if first.tensor is None or other.tensor is None or first.payload is None:
-        return False
-    return (
-        _OUR_DIGEST.fullmatch(first.digest) is not None
-        and first.digest == other.digest
-        and first.tensor.dtype == other.tensor.dtype
-        and first.tensor.shape == other.tensor.shape
-        and other.payload is not None
-        and first.payload.shape == other.payload.shape
-    )
+    return first.payload is not None and same_digest(first, other)
 
 
 def _split_instances(records: Sequence[Record]) -> list[list[Record]]:
@@ -727,7 +672,7 @@ def _describe_shapes(sides: Sequence[Sequence[Record]]) -> str:
 
 # --- names of dimensions --------------------------------------------------------------------------
 
-Orders = dict[str, tuple[Arrangement | None, Arrangement | None]]
+Orders = dict[str, tuple[Rearranged | None, Rearranged | None]]
 
 
 def _find_orders(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> Orders:

@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from paritas.comparison.operands import (
-    are_other_bits,
     as_read,
+    comparable_digests,
     describe_side,
     read_value,
     same_digest,
@@ -316,11 +316,7 @@ def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> Summar
 
 
 def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> SideSummary:
-    """The recorded summary of an operand; computed from its values if there are any.
-
-    Raises:
-        UsageError: neither is recorded.
-    """
+    """The recorded summary of an operand; computed from its values if there are any."""
     if operand.record.value is not None:
         return _summarize_number(operand.record.value)
     if _has_values(operand):
@@ -451,11 +447,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class _PairCase:
-    """Two operands with their dumps.
-
-    Attributes:
-        trusts: whether to trust recorded digests and checksums.
-    """
+    """Two operands with their dumps; `trusts`: whether to trust digests and checksums."""
 
     my: Operand
     golden: Operand
@@ -464,6 +456,11 @@ class _PairCase:
     my_facts: SideFacts
     golden_facts: SideFacts
     trusts: bool = False
+
+    @property
+    def are_single(self) -> bool:
+        """Whether both are recorded values, not results of a recipe."""
+        return self.my.recipe is None and self.golden.recipe is None
 
     def my_values(self) -> Tensor:
         return self.my.read(self._reader(self.my_dump))
@@ -582,7 +579,7 @@ def _has_values(operand: Operand) -> bool:
 
 
 def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: bool) -> Measured:
-    same = same_digest(case.my, case.golden)
+    same = case.are_single and same_digest(case.my.record, case.golden.record)
     if same and case.trusts:
         return _by_digest(case, "digest, data not read")
     reference = case.golden_values()
@@ -723,10 +720,12 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     if None not in shapes and shapes[0] != shapes[1]:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
         return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
-    if same_digest(case.my, case.golden):
-        return _same_digests(case)
+    records = (case.my.record, case.golden.record)
+    known = case.are_single and comparable_digests(*records)
+    if known and same_digest(*records):
+        return _judge_by_digest(case)
     mine, golden, found = _summarize_and_judge(case)
-    if found.status is Status.IDENTICAL and are_other_bits(case.my, case.golden):
+    if found.status is Status.IDENTICAL and known:
         reason = "the digests differ, but all recorded statistics are equal"
         found = dataclasses.replace(found, status=Status.EQUIVALENT, reason=reason)
     has_sketches = mine.sketch is not None and golden.sketch is not None
@@ -744,7 +743,7 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     )
 
 
-def _same_digests(case: _PairCase) -> Measured:
+def _judge_by_digest(case: _PairCase) -> Measured:
     """Equal paritas digests of values that were not stored."""
     figures = (case.my.record.statistics, case.golden.record.statistics)
     if None not in figures and not case.trusts:

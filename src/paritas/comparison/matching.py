@@ -94,7 +94,7 @@ def match_renamed(book: Book, renamings: Iterable[Renaming]) -> None:
         known.setdefault((item.scope, *_call_place(item.site), item.site.name), item)
     for renaming in renamings:
         if renaming.concat:
-            found, linked = _match_joining(book, renaming, known)
+            found, linked = _match_joining(book, renaming, renaming.concat.of, known)
         else:
             found, linked = _match_renaming(book, renaming, known)
         rule = f"rename {renaming.my!r} to {renaming.golden!r}"
@@ -141,7 +141,10 @@ def _match_renaming(
 
 
 def _match_joining(
-    book: Book, renaming: Renaming, known: dict[tuple[object, ...], MatchItem]
+    book: Book,
+    renaming: Renaming,
+    names: tuple[str, ...],
+    known: dict[tuple[object, ...], MatchItem],
 ) -> tuple[int, int]:
     groups: dict[int, dict[int, MatchItem]] = {}
     targets: dict[int, MatchItem] = {}
@@ -155,14 +158,14 @@ def _match_joining(
                 targets[id(other)] = other
     for key, parts in groups.items():
         other = targets[key]
-        if len(parts) < len(renaming.concat):
-            missing = [name for at, name in enumerate(renaming.concat) if at not in parts]
+        if len(parts) < len(names):
+            missing = [name for at, name in enumerate(names) if at not in parts]
             book.notes.append(
                 f"rename {renaming.my!r}: cannot concatenate {other.record.id}, because "
                 f"{', '.join(missing)} is missing"
             )
             continue
-        items = [parts[at] for at in range(len(renaming.concat))]
+        items = [parts[at] for at in range(len(names))]
         book.link(items[0], other, "rename", renaming.operand([one.operand for one in items]))
         for one in items:
             one.found = True

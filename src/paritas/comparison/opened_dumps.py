@@ -27,11 +27,7 @@ _kept_for = ""
 
 
 def opened(path: str, kind: str | None = None) -> ReadableDump:
-    """Open a dump; a worker reuses one that is already open.
-
-    Raises:
-        UsageError: no reader can open it.
-    """
+    """Open a dump; a worker reuses one that is already open."""
     session = session_of_work()
     key = (path, kind)
     with _dumps_lock:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -103,11 +103,7 @@ class Operand:
         )
 
     def read(self, values: Callable[[Record], Tensor]) -> Tensor:
-        """Its value; `values` reads a record.
-
-        Raises:
-            UsageError: a record cannot be read, or the parts do not fit.
-        """
+        """Its value; `values` reads a record."""
         parts = [
             part.read(values) if isinstance(part, Operand) else values(part) for part in self.parts
         ]
@@ -247,7 +243,7 @@ class MatchItem:
         return self.record.value is not None
 
 
-class Link:
+class Link(NamedTuple):
     """Two items that belong together.
 
     Attributes:
@@ -255,14 +251,11 @@ class Link:
         is_home: whether this is the first match of the golden item, rather than a repeated read.
     """
 
-    __slots__ = ("by", "golden", "is_home", "my", "operand")
-
-    def __init__(
-        self, my: MatchItem, golden: MatchItem, by: MatchedBy, operand: Operand, *, is_home: bool
-    ) -> None:
-        self.my, self.golden, self.by = my, golden, by
-        self.operand = operand
-        self.is_home = is_home
+    my: MatchItem
+    golden: MatchItem
+    by: MatchedBy
+    operand: Operand
+    is_home: bool
 
 
 class Book:
@@ -359,11 +352,7 @@ _OF_TORCH = {
 
 
 def read_value(text: str) -> Any:
-    """Parse a number, string, dtype, device and the like, or a list of them.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Parse a number, string, dtype, device and the like, or a list of them."""
     try:
         if len(text) > _LONGEST:
             raise ValueError(f"{len(text)} characters")
@@ -449,24 +438,16 @@ def with_extremes(side: SideFacts, statistics: Statistics) -> SideFacts:
     return msgspec.structs.replace(side, **_extremes_of(statistics))
 
 
-def same_digest(my: Operand, golden: Operand) -> bool:
-    """Whether the digests show that the two are the same bits.
+def same_digest(left: Record, right: Record) -> bool:
+    """Whether the digests show that the two are the same bits."""
+    return left.digest == right.digest and comparable_digests(left, right)
 
-    Checksums of other tools are too short to show it.
+
+def comparable_digests(left: Record, right: Record) -> bool:
+    """Whether both have paritas digests of the same kind of tensor.
+
+    Checksums of other tools are too short.
     """
-    return my.record.digest == golden.record.digest and _have_digests(my, golden)
-
-
-def are_other_bits(my: Operand, golden: Operand) -> bool:
-    """Whether the digests show that the two are different bits."""
-    return my.record.digest != golden.record.digest and _have_digests(my, golden)
-
-
-def _have_digests(my: Operand, golden: Operand) -> bool:
-    """Whether both have comparable paritas digests."""
-    if my.recipe is not None or golden.recipe is not None:
-        return False
-    left, right = my.record, golden.record
     if left.tensor is None or right.tensor is None:
         return False
     return (

@@ -79,11 +79,7 @@ class ReplayProgram:
     position: str = "0"
 
     def run(self, values: Mapping[str, Any], most_bytes: int | None = None) -> Any:
-        """Run it without modifying its inputs.
-
-        Raises:
-            UsageError: it would allocate more than `most_bytes`.
-        """
+        """Run it without modifying its inputs."""
         done: dict[str, Any] = {}
         room = most_bytes
         result: Any = None
@@ -123,11 +119,7 @@ class ReplayRuns:
 
     @property
     def result(self) -> Tensor:
-        """The result of the native run.
-
-        Raises:
-            UsageError: it failed, or did not return a tensor.
-        """
+        """The result of the native run."""
         seen = self.evidence.native[0]
         value = seen.outputs.get(VALUE)
         if isinstance(seen.error, UsageError):

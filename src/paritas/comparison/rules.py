@@ -47,6 +47,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import re
 import tomllib
 from collections.abc import Sequence
@@ -173,29 +175,31 @@ PART = "{part}"
 
 
 @dataclasses.dataclass(frozen=True)
-class Permuted:
-    """`Tensor.permute`, as a recipe."""
+class Rearranged:
+    """Permutes dimensions, then flattens runs of them.
 
+    Attributes:
+        words: the text for the table.
+        joined: how many of the permuted dimensions become each new one; by default one.
+    """
+
+    words: str
     order: tuple[int, ...]
-
-    @property
-    def words(self) -> str:
-        """The text for the table."""
-        return f"dimensions permuted to {', '.join(map(str, self.order))}"
+    joined: tuple[int, ...] = ()
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Permute the one part.
-
-        Raises:
-            UsageError: it has a different number of dimensions.
-        """
+        """Rearrange the one part."""
         (tensor,) = parts
         if tensor.ndim != len(self.order):
             raise UsageError(
-                f"a rename permutes {len(self.order)} dimensions to {list(self.order)}, but the "
-                f"tensor has shape {tuple(tensor.shape)}"
+                f"{self.words}: expected {len(self.order)} dimensions, got shape "
+                f"{tuple(tensor.shape)}"
             )
-        return tensor.permute(self.order)
+        moved = tensor.permute(self.order)
+        if not self.joined:
+            return moved
+        extents = iter(moved.shape)
+        return moved.reshape([math.prod(itertools.islice(extents, n)) for n in self.joined])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +221,7 @@ class TensorPart:
         return f"part {self.index + 1} of {self.count} along dimension {self.dim}"
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Take this part.
-
-        Raises:
-            UsageError: the tensor cannot be split this way.
-        """
+        """Take this part."""
         (tensor,) = parts
         length = _check_dim(tensor, self.dim)
         sizes = self.sizes or (length // self.count,) * self.count
@@ -246,11 +246,7 @@ class Joined:
         return f"{self.count} joined along dimension {self.dim}"
 
     def apply(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate the parts.
-
-        Raises:
-            UsageError: their shapes or dtypes do not fit.
-        """
+        """Concatenate the parts."""
         dtypes = dict.fromkeys(part.dtype for part in parts)
         if len(dtypes) > 1:
             raise UsageError(f"cannot concatenate dtypes {', '.join(map(str, dtypes))}")
@@ -275,46 +271,63 @@ def _check_dim(tensor: Tensor, dim: int) -> int:
     return tensor.shape[dim]
 
 
-@dataclasses.dataclass(frozen=True)
-class Renaming:
+class _SplitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Split my tensor into parts; without `sizes`, all are equally long."""
+
+    dim: int = 0
+    parts: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.parts or tuple(map(str, range(len(self.sizes))))
+
+
+class _ConcatRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Concatenate several of my tensors."""
+
+    of: tuple[str, ...]
+    dim: int = 0
+
+
+class Renaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     r"""A rule that maps a name of my dump to one of the golden dump.
 
     Attributes:
         my: the regular expression to search in my name; with `concat`, `{part}` is each part.
         golden: the replacement, with `\1` for the first group; with `split`, `{part}` is each part.
-        dim: the dimension to split or concatenate along.
-        split: the parts to split my tensor into.
-        sizes: the lengths of these parts; empty if all are equally long.
-        concat: the parts of mine to concatenate.
         permute: the order of my dimensions, applied last.
     """
 
     my: str
     golden: str
-    dim: int = 0
-    split: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    concat: tuple[str, ...] = ()
     permute: tuple[int, ...] = ()
+    split: _SplitRule | None = None
+    concat: _ConcatRule | None = None
 
     def patterns(self) -> list[re.Pattern[str]]:
         """The regular expression for each of my parts."""
-        parts = self.concat or ("",)
+        parts = self.concat.of if self.concat else ("",)
         return [re.compile(self.my.replace(PART, re.escape(part))) for part in parts]
 
     def replacements(self) -> list[str]:
         """The replacement for each golden part."""
-        parts = self.split or ("",)
+        parts = self.split.names if self.split else ("",)
         return [self.golden.replace(PART, part) for part in parts]
 
     def operand(self, mine: Sequence[Operand], golden_part: int = 0) -> Operand:
         """My operand, transformed to match golden part number `golden_part`."""
         made = mine[0]
         if self.concat:
-            made = Operand(tuple(mine), Joined(self.dim, len(self.concat)))
+            made = Operand(tuple(mine), Joined(self.concat.dim, len(self.concat.of)))
         elif self.split:
-            made = Operand((made,), TensorPart(self.dim, golden_part, len(self.split), self.sizes))
-        return Operand((made,), Permuted(self.permute)) if self.permute else made
+            split = self.split
+            part = TensorPart(split.dim, golden_part, len(split.names), split.sizes)
+            made = Operand((made,), part)
+        if not self.permute:
+            return made
+        words = f"dimensions permuted to {', '.join(map(str, self.permute))}"
+        return Operand((made,), Rearranged(words, self.permute))
 
 
 # --- Dims annotations -----------------------------------------------------------------------------
@@ -391,11 +404,7 @@ class Dims:
 
 @functools.lru_cache(maxsize=4096)
 def parse_dims(text: str) -> Dims:
-    """Parse an annotation.
-
-    Raises:
-        UsageError: it is invalid; the message points at the position.
-    """
+    """Parse an annotation."""
     if len(text) > _LONGEST:
         raise UsageError(f"dims has {len(text)} characters; the limit is {_LONGEST}")
     shape, _, rest = text.partition("#")
@@ -504,25 +513,6 @@ _LARGEST_FILE = 16 << 20
 _MESH = re.compile(r"\s*(\w+)\s*=\s*(\d{1,6})\s*")
 
 
-class _SplitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    dim: int = 0
-    parts: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-
-
-class _ConcatRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    of: tuple[str, ...]
-    dim: int = 0
-
-
-class _RenameRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    my: str
-    golden: str
-    permute: tuple[int, ...] = ()
-    split: _SplitRule | None = None
-    concat: _ConcatRule | None = None
-
-
 class _DimsRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     dims: str
@@ -532,7 +522,7 @@ class _RulesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignore: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     rules: dict[str, str] = {}
-    rename: tuple[_RenameRule, ...] = ()
+    rename: tuple[Renaming, ...] = ()
     dims: tuple[_DimsRule, ...] = ()
     mesh: dict[str, int] = {}
 
@@ -578,13 +568,13 @@ class Rules:
         wanted = tuple(steps) or file.steps
         for text in wanted:
             list(_parse_pairs(text))  # raises if it is invalid
-        given = [_RenameRule(my=my, golden=golden) for my, golden in renames]
+        given = [Renaming(my=my, golden=golden) for my, golden in renames]
         return cls(
             requirements=tuple(
                 (_compile_pattern(name, "rules"), _parse_requirement(name, text))
                 for name, text in (*rules, *file.rules.items())
             ),
-            renamings=tuple(_make_renaming(one) for one in (*given, *file.rename)),
+            renamings=tuple(_check_renaming(one) for one in (*given, *file.rename)),
             dims=tuple(
                 (_compile_pattern(name, "dims"), text)
                 for name, text in (*dims, *((one.name, one.dims) for one in file.dims))
@@ -657,17 +647,16 @@ def _parse_requirement(name: str, text: str) -> Requirement:
         raise UsageError(f"rules: for {name!r}, {error}") from None
 
 
-def _make_renaming(one: _RenameRule) -> Renaming:
+def _check_renaming(one: Renaming) -> Renaming:
     split, concat = one.split, one.concat
     rule = f"rename: my = {one.my!r}, golden = {one.golden!r}"
     if split is not None and concat is not None:
         raise UsageError(f"{rule}: use split or concat, not both")
-    parts = () if split is None else split.parts or tuple(map(str, range(len(split.sizes))))
     if split is not None:
-        _check_parts(rule, parts, "golden", one.golden)
-        if split.sizes and (len(split.sizes) != len(parts) or min(split.sizes) < 0):
+        _check_parts(rule, split.names, "golden", one.golden)
+        if split.sizes and (len(split.sizes) != len(split.names) or min(split.sizes) < 0):
             raise UsageError(
-                f"{rule}: sizes = {list(split.sizes)} does not fit the parts {list(parts)}"
+                f"{rule}: sizes = {list(split.sizes)} does not fit the parts {list(split.names)}"
             )
     if concat is not None:
         _check_parts(rule, concat.of, "my", one.my)
@@ -676,23 +665,14 @@ def _make_renaming(one: _RenameRule) -> Renaming:
             f"{rule}: permute = {list(one.permute)} is not a permutation of the dimensions 0 to "
             f"{len(one.permute) - 1}"
         )
-    made = Renaming(
-        my=one.my,
-        golden=one.golden,
-        dim=split.dim if split else concat.dim if concat else 0,
-        split=parts,
-        sizes=split.sizes if split else (),
-        concat=concat.of if concat else (),
-        permute=one.permute,
-    )
     _compile_pattern(one.my.replace(PART, ""), "rename")
     try:
-        for pattern in made.patterns():
-            for text in made.replacements():
+        for pattern in one.patterns():
+            for text in one.replacements():
                 pattern.sub(text, "")  # validates the replacement even without a match
     except (re.error, IndexError) as error:
         raise UsageError(f"{rule}: {error}; \\1 stands for the first group") from None
-    return made
+    return one
 
 
 def _check_parts(rule: str, parts: tuple[str, ...], side: str, name: str) -> None:

@@ -100,11 +100,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def recorded(cls, words: Mapping[str, str]) -> Selection:
-        """Read a selection from the header of a dump; the inverse of `describe`.
-
-        Raises:
-            UsageError: it is not a selection.
-        """
+        """Read a selection from the header of a dump; the inverse of `describe`."""
         unknown = [name for name in words if name not in cls.__struct_fields__]
         if unknown:
             raise UsageError(f"selection: {unknown[0]!r} is not a field of a selection")

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from paritas.comparison.rules import Joined, Permuted, Rules, TensorPart
+from paritas.comparison.rules import Joined, Rearranged, Rules, TensorPart
 from paritas.errors import UsageError
 from unit.comparison.operand_samples import Side, found, told
 
@@ -102,7 +102,7 @@ def test_a_rule_that_does_nothing_is_noted():
 @pytest.mark.parametrize(
     ("recipe", "shapes", "message"),
     [
-        (Permuted((1, 0)), [(2, 3, 4)], r"permutes 2 dimensions to \[1, 0\].*\(2, 3, 4\)"),
+        (Rearranged("permuted", (1, 0)), [(2, 3, 4)], r"expected 2 dimensions.*\(2, 3, 4\)"),
         (TensorPart(0, 0, 3), [(4, 2)], r"dimension 0 of shape \(4, 2\).*3 equal parts"),
         (TensorPart(1, 0, 2, (1, 2)), [(4, 2)], r"cannot be split into parts of \[1, 2\]"),
         (TensorPart(2, 0, 2), [(4, 2)], "uses dimension 2"),
@@ -120,7 +120,9 @@ def test_parts_of_other_dtypes_are_not_joined():
         Joined(0, 2).apply([torch.zeros(1), torch.zeros(1, dtype=torch.float64)])
 
 
-@pytest.mark.parametrize("recipe", [Permuted((1, 0)), TensorPart(0, 1, 2), Joined(0, 2)])
+@pytest.mark.parametrize(
+    "recipe", [Rearranged("permuted", (1, 0)), TensorPart(0, 1, 2), Joined(0, 2)]
+)
 def test_a_recipe_can_be_sent_to_another_process(recipe):
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert recipe.words

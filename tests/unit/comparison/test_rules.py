@@ -42,12 +42,10 @@ def test_the_example_in_the_documentation_means_what_it_says(documented):
     assert rules.dims_for("forward/layers.0.attn.out#0/output.0") == "b s[cp] h[tp] d"
     assert rules.mesh == {"cp": 2, "tp": 4}
     assert rules.steps == ("1-3:0-2",)
-    assert [one.split or one.concat for one in rules.renamings] == [
-        (),
-        (),
-        ("q", "k", "v"),
-        ("gate", "up"),
-    ]
+    *plain, split, concat = rules.renamings
+    assert [(one.split, one.concat) for one in plain] == [(None, None), (None, None)]
+    assert split.split.parts == ("q", "k", "v")
+    assert concat.concat.of == ("gate", "up")
     assert pickle.loads(pickle.dumps(rules)) == rules
 
 
