@@ -202,7 +202,7 @@ def test_an_output_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "sync_to_disk", full)
     done = convert(tmp_path / "dump", "--to", "stats", "--delete")
     assert done.exit_code == 2
     assert len(list((tmp_path / "dump").rglob("*.npy"))) == 6

@@ -228,7 +228,7 @@ def test_a_conversion_killed_while_it_takes_over_an_earlier_one_loses_nothing(
     def full(folder):
         raise ParitasError("the disk is full")
 
-    monkeypatch.setattr(conversion, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "sync_to_disk", full)
     assert (
         convert(tmp_path / "dump", "--to", "stats", "--output", tmp_path / "stats").exit_code == 2
     )

@@ -195,7 +195,7 @@ def test_only_what_is_asked_for_is_recorded(tmp_path):
 
 
 def test_a_layer_that_is_not_there_is_told_with_the_nearest_names(tmp_path):
-    with pytest.raises(UsageError, match=r"'upp' matched nothing.*nearest: 'up'"):
+    with pytest.raises(UsageError, match=r"'upp' matched none.*most similar: 'up'"):
         record(
             tmp_path / "dump",
             lambda b: torch.compile(Block(), backend=b)(torch.randn(2, 8)),
