@@ -35,6 +35,7 @@ from paritas.numerics.mismatch_maps import mismatch_detail
 from paritas.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.results.findings import Aspect, Coverage, Status
 from paritas.results.progress import Progress, shows_progress
+from paritas.results.wording import counted
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
@@ -419,7 +420,7 @@ def _match_dumps(
     found = match(my_operands, golden_operands, rules, aligned, asked)
     skipped = list(found.skipped)
     if overwritten:
-        skipped.append(f"{overwritten} arguments are overwritten before anything reads them")
+        skipped.append(f"{counted(overwritten, 'argument')} overwritten before being read")
     return dataclasses.replace(found, notes=[*notes, *step_notes, *found.notes], skipped=skipped)
 
 

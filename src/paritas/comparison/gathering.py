@@ -16,6 +16,7 @@ from paritas.errors import UsageError
 from paritas.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
 from paritas.placement.placement import HeldPart, MeshAxis, Placement
 from paritas.results.placements import Partial, Replicate, Shard
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -648,7 +649,7 @@ def _note_unclear(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> l
             key = (named_ranks(ranks[0]), named_ranks(ranks[1]))
             unclear[key].append(f"{name}{_describe_shapes(sides)}")
     return [
-        f"{len(found)} values are on {my} in my dump and on {golden} in the golden dump, and "
+        f"{counted(len(found), 'value')} on {my} in my dump and on {golden} in the golden dump: "
         f"nothing says how they are split, so they are compared by rank number. Use --dims and "
         f"--mesh to describe the split. The first is {found[0]}"
         for (my, golden), found in unclear.items()

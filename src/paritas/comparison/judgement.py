@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import statistics
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +15,8 @@ from paritas.comparison.operands import (
     as_read,
     comparable_digests,
     describe_side,
+    merge_sketches,
+    merge_statistics,
     read_value,
     same_digest,
     with_extremes,
@@ -29,22 +29,23 @@ from paritas.numerics.bits import dtype_name, is_inexact
 from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise
 from paritas.numerics.gates import bound_score
 from paritas.numerics.pair_figures import pair_figures, quick_figures
-from paritas.numerics.sketch import add_sketches, sketch, sketch_distance
-from paritas.numerics.statistics import Statistics, summarize
-from paritas.placement.assembly import Assembly, PartsDisagreement, ReplicasDisagreeError
+from paritas.numerics.sketch import sketch, sketch_distance
+from paritas.numerics.statistics import summarize
+from paritas.placement.assembly import Assembly
 from paritas.results.comparisons import Basis
 from paritas.results.figures import PairFigures
 from paritas.results.findings import Aspect, Score, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
     from paritas.dumps.opening import ReadableDump
     from paritas.numerics.requirements import Requirement
-    from paritas.results.comparisons import SideFacts
+    from paritas.numerics.statistics import Statistics
+    from paritas.results.comparisons import Attributed, Made, SideFacts
 
 
 # --- The noise of a dtype -------------------------------------------------------------------------
@@ -91,119 +92,6 @@ def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noi
         )
         found = criterion.score(mine, truth, noise).score
     return found
-
-
-# --- Merging the summaries of parts ---------------------------------------------------------------
-
-
-def merge_statistics(plan: Assembly, parts: Sequence[Statistics]) -> tuple[Statistics, str]:
-    """The statistics of the assembled tensor, and what is not known; empty if all is known.
-
-    Raises:
-        ReplicasDisagreeError: copies have different statistics.
-        UsageError: the whole's statistics cannot be derived from those of the parts.
-    """
-    _check_copies(plan, [parts[first] == parts[other] for first, other in plan.copies])
-    terms = [[parts[copies[0]] for copies in cell.terms] for cell in plan.cells]
-    if all(len(found) == 1 for found in terms):
-        return _concat_statistics([found[0] for found in terms]), ""
-    return _reduce_statistics(terms, plan.reduction)
-
-
-def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
-    """The sketch of the assembled tensor.
-
-    Raises:
-        ReplicasDisagreeError: copies have different sketches.
-        UsageError: the whole's sketch cannot be derived from those of the parts.
-    """
-    same = [torch.equal(parts[first], parts[other]) for first, other in plan.copies]
-    _check_copies(plan, same)
-    boxes = all(len(segments) == 1 for cell in plan.cells for segments in cell.where)
-    if not boxes or not (plan.placed or len(plan.cells) == 1):
-        raise UsageError(
-            "the sketches of the parts cannot be added, because they do not contain each part's "
-            "position in the whole: record values, or distributed tensors"
-        )
-    terms = [copies[0] for cell in plan.cells for copies in cell.terms]
-    count = max((len(cell.terms) for cell in plan.cells), default=1)
-    if count > 1 and plan.reduction not in ("sum", "avg"):
-        raise UsageError(
-            f"the {plan.reduction} over ranks cannot be derived from sketches: record values"
-        )
-    total = add_sketches(parts[at] for at in terms)
-    return total / count if plan.reduction == "avg" else total
-
-
-def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
-    found = [
-        PartsDisagreement(plan.ranks[other], plan.ranks[first])
-        for (first, other), agrees in zip(plan.copies, same, strict=True)
-        if not agrees
-    ]
-    if found:
-        raise ReplicasDisagreeError(found)
-
-
-def _concat_statistics(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of parts that do not overlap."""
-    exponents: Counter[int] = Counter()
-    for part in parts:
-        exponents.update(dict(part.exponents))
-    known = [part for part in parts if _finite_count(part)]
-    total = sum(map(_finite_count, known))
-    minima, maxima, norms = (_known_by_all(known, name) for name in ("minimum", "maximum", "l2"))
-    means = zip(_known_by_all(known, "mean"), map(_finite_count, known), strict=False)
-    shares = [mean * (count / total) for mean, count in means]
-    return Statistics(
-        count=sum(part.count for part in parts),
-        minimum=min(minima, default=None),
-        maximum=max(maxima, default=None),
-        mean=math.fsum(shares) if shares else None,
-        l2=math.hypot(*norms) if norms else None,
-        zeros=sum(part.zeros for part in parts),
-        nans=sum(part.nans for part in parts),
-        positive_infinities=sum(part.positive_infinities for part in parts),
-        negative_infinities=sum(part.negative_infinities for part in parts),
-        exponents=tuple(sorted(exponents.items())),
-    )
-
-
-def _finite_count(part: Statistics) -> int:
-    return part.count - part.nans - part.positive_infinities - part.negative_infinities
-
-
-def _known_by_all(parts: Sequence[Statistics], name: str) -> list[float]:
-    """A figure of all parts; empty if one part does not have it."""
-    values = [getattr(part, name) for part in parts]
-    return [] if None in values else values
-
-
-# For each reduction the statistic of the result that is known, and how to compute it.
-_REDUCTIONS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
-    "sum": ("mean", math.fsum),
-    "avg": ("mean", statistics.fmean),
-    "max": ("maximum", max),
-    "min": ("minimum", min),
-}
-
-
-def _reduce_statistics(cells: Sequence[Sequence[Statistics]], how: str) -> tuple[Statistics, str]:
-    """The few statistics that survive a reduction of parts, and what is not known."""
-    if not all(part.is_finite for terms in cells for part in terms):
-        raise UsageError(
-            "some ranks' terms are not finite, and statistics do not say where: record values"
-        )
-    if how == "product":
-        raise UsageError("the product over ranks cannot be derived from statistics: record values")
-    kept, reduce = _REDUCTIONS[how]
-    wholes = []
-    for terms in cells:
-        values = _known_by_all(terms, kept)
-        known: dict[str, Any] = {kept: reduce(values)} if values else {}
-        wholes.append(Statistics(count=terms[0].count, **known))
-    limits = f"only the {kept} of the {how} over ranks can be derived from statistics"
-    return _concat_statistics(wholes), limits
 
 
 # --- Judging two summaries ------------------------------------------------------------------------
@@ -419,13 +307,17 @@ BY_DIGEST = "digests only: data damaged after recording is not detected"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What two values alone show.
+    """What two values alone show; `table` then considers their inputs.
 
     Attributes:
         settled: nothing else in the program can change the status: identical bits, a different
             structure, a user's rule, a side that cannot be read.
         nbytes: the bytes of the compared values.
         distance: |my - golden| / |golden|, if known.
+        own: the part of it that was added here.
+        inherited: the part of it that the inputs already had.
+        attributed: how these two were found.
+        made: where a failing row's difference comes from.
     """
 
     status: Status
@@ -443,6 +335,15 @@ class Measured:
     score: Score | None = None
     nbytes: int = 0
     distance: float | None = None
+    own: float | None = None
+    inherited: float | None = None
+    attributed: Attributed = ""
+    made: Made = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it differs by more than rounding."""
+        return self.status in {Status.DIFFERENT, Status.DEGRADED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,6 +376,8 @@ class _PairCase:
         sides = {"my": self.my_facts, "golden": self.golden_facts}
         if "judged_by" in rest:
             rest.setdefault("basis", Basis.VALUES)
+        if status is Status.IDENTICAL:
+            rest["own"] = rest["inherited"] = 0.0
         return Measured(status=status, settled=settled, **(sides | rest))
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from paritas.files.trees import natural_key
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -439,7 +440,7 @@ def match_order(book: Book) -> None:
     guessed = len(book.links) - before
     if guessed:
         book.notes.append(
-            f"{guessed} pairs were matched by order and shape only, because their names are "
+            f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
             f"unrelated: check these rows with care"
         )
 
@@ -557,12 +558,12 @@ def skip_inexact(book: Book, items: list[MatchItem], plain: set[GraphKey] | None
         if not item.is_left or site.level != "buffer" or site.exact:
             continue
         if site.kernel:
-            book.skip(item, "{n} buffers of fused code do not hold a value of the graph")
+            book.skip(item, "buffer", "of fused code without a value of the graph")
         elif plain is not None and item.graph in plain and item.graph in traced:
             if site.nodes and site.side == "output":
-                book.skip(item, "{n} results are only part of a node and have no counterpart")
+                book.skip(item, "result", "of only a part of a node, without a counterpart")
             elif not site.nodes and site.op in _MOVERS:
-                book.skip(item, "{n} values belong to operators that the engine added to move data")
+                book.skip(item, "value", "of operators that the engine added to move data")
 
 
 def _fold_fused(book: Book, side: GraphSide, other: GraphSide) -> None:
@@ -576,21 +577,21 @@ def _fold_fused(book: Book, side: GraphSide, other: GraphSide) -> None:
         made = held_node(item) or site.name
         if site.side == "input":
             if item.is_number:
-                book.skip(item, "{n} numbers are constants in fused kernels")
+                book.skip(item, "number", "inlined into fused kernels")
                 continue
             made = site.nodes[-1] if site.nodes and site.nodes[-1] != site.name else made
         key = node_key(item, made)
         reader = node_key(item, site.name)
         if site.side == "input":
             if key in known or reader in known:
-                book.skip(item, "{n} inputs of nodes are compared where they are computed or read")
+                book.skip(item, "input", "of nodes; compared where computed or read")
         elif key in inside:
-            book.skip(item, "{n} nodes are inside fused kernels; compared at their outputs")
+            book.skip(item, "node", "inside fused kernels; compared at their outputs")
         elif key in unseen:
             book.skip(
                 item,
-                "{n} nodes are inside fused kernels that write none of their values; compared "
-                "at later values",
+                "node",
+                "inside fused kernels that write none of their values; compared at later values",
             )
 
 
@@ -642,7 +643,8 @@ def skip_rewritten(book: Book) -> None:
             ):
                 book.skip(
                     item,
-                    "{n} values come from nodes that only one of the two graphs has; compared at "
+                    "value",
+                    "from nodes that only one of the two graphs has; compared at "
                     "the next value of both",
                 )
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,8 +17,11 @@ import torch
 
 from paritas.errors import UsageError
 from paritas.numerics.bits import dtype_name
-from paritas.placement.assembly import Assembly
+from paritas.numerics.sketch import add_sketches
+from paritas.numerics.statistics import Statistics
+from paritas.placement.assembly import Assembly, PartsDisagreement, ReplicasDisagreeError
 from paritas.results.comparisons import SideFacts
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.files.records import Record, Site
-    from paritas.numerics.statistics import Statistics
     from paritas.results.comparisons import MatchedBy
     from paritas.results.figures import Extremes
 
@@ -136,6 +139,119 @@ class Pair:
             return found
         same_side = self.my.record.site.side == self.golden.record.site.side
         return self.golden if same_side else self.my
+
+
+# --- Merging the summaries of parts ---------------------------------------------------------------
+
+
+def merge_statistics(plan: Assembly, parts: Sequence[Statistics]) -> tuple[Statistics, str]:
+    """The statistics of the assembled tensor, and what is not known; empty if all is known.
+
+    Raises:
+        ReplicasDisagreeError: copies have different statistics.
+        UsageError: the whole's statistics cannot be derived from those of the parts.
+    """
+    _check_copies(plan, [parts[first] == parts[other] for first, other in plan.copies])
+    terms = [[parts[copies[0]] for copies in cell.terms] for cell in plan.cells]
+    if all(len(found) == 1 for found in terms):
+        return _concat_statistics([found[0] for found in terms]), ""
+    return _reduce_statistics(terms, plan.reduction)
+
+
+def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
+    """The sketch of the assembled tensor.
+
+    Raises:
+        ReplicasDisagreeError: copies have different sketches.
+        UsageError: the whole's sketch cannot be derived from those of the parts.
+    """
+    same = [torch.equal(parts[first], parts[other]) for first, other in plan.copies]
+    _check_copies(plan, same)
+    boxes = all(len(segments) == 1 for cell in plan.cells for segments in cell.where)
+    if not boxes or not (plan.placed or len(plan.cells) == 1):
+        raise UsageError(
+            "the sketches of the parts cannot be added, because they do not contain each part's "
+            "position in the whole: record values, or distributed tensors"
+        )
+    terms = [copies[0] for cell in plan.cells for copies in cell.terms]
+    count = max((len(cell.terms) for cell in plan.cells), default=1)
+    if count > 1 and plan.reduction not in ("sum", "avg"):
+        raise UsageError(
+            f"the {plan.reduction} over ranks cannot be derived from sketches: record values"
+        )
+    total = add_sketches(parts[at] for at in terms)
+    return total / count if plan.reduction == "avg" else total
+
+
+def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
+    found = [
+        PartsDisagreement(plan.ranks[other], plan.ranks[first])
+        for (first, other), agrees in zip(plan.copies, same, strict=True)
+        if not agrees
+    ]
+    if found:
+        raise ReplicasDisagreeError(found)
+
+
+def _concat_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of parts that do not overlap."""
+    exponents: Counter[int] = Counter()
+    for part in parts:
+        exponents.update(dict(part.exponents))
+    known = [part for part in parts if _finite_count(part)]
+    total = sum(map(_finite_count, known))
+    minima, maxima, norms = (_known_by_all(known, name) for name in ("minimum", "maximum", "l2"))
+    means = zip(_known_by_all(known, "mean"), map(_finite_count, known), strict=False)
+    shares = [mean * (count / total) for mean, count in means]
+    return Statistics(
+        count=sum(part.count for part in parts),
+        minimum=min(minima, default=None),
+        maximum=max(maxima, default=None),
+        mean=math.fsum(shares) if shares else None,
+        l2=math.hypot(*norms) if norms else None,
+        zeros=sum(part.zeros for part in parts),
+        nans=sum(part.nans for part in parts),
+        positive_infinities=sum(part.positive_infinities for part in parts),
+        negative_infinities=sum(part.negative_infinities for part in parts),
+        exponents=tuple(sorted(exponents.items())),
+    )
+
+
+def _finite_count(part: Statistics) -> int:
+    return part.count - part.nans - part.positive_infinities - part.negative_infinities
+
+
+def _known_by_all(parts: Sequence[Statistics], name: str) -> list[float]:
+    """A figure of all parts; empty if one part does not have it."""
+    values = [getattr(part, name) for part in parts]
+    return [] if None in values else values
+
+
+# For each reduction the statistic of the result that is known, and how to compute it.
+_REDUCTIONS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "sum": ("mean", math.fsum),
+    "avg": ("mean", statistics.fmean),
+    "max": ("maximum", max),
+    "min": ("minimum", min),
+}
+
+
+def _reduce_statistics(cells: Sequence[Sequence[Statistics]], how: str) -> tuple[Statistics, str]:
+    """The few statistics that survive a reduction of parts, and what is not known."""
+    if not all(part.is_finite for terms in cells for part in terms):
+        raise UsageError(
+            "some ranks' terms are not finite, and statistics do not say where: record values"
+        )
+    if how == "product":
+        raise UsageError("the product over ranks cannot be derived from statistics: record values")
+    kept, reduce = _REDUCTIONS[how]
+    wholes = []
+    for terms in cells:
+        values = _known_by_all(terms, kept)
+        known: dict[str, Any] = {kept: reduce(values)} if values else {}
+        wholes.append(Statistics(count=terms[0].count, **known))
+    limits = f"only the {kept} of the {how} over ranks can be derived from statistics"
+    return _concat_statistics(wholes), limits
 
 
 # --- The most similar names -----------------------------------------------------------------------
@@ -274,7 +390,7 @@ class Book:
         self.notes: list[str] = []
         self.links: list[Link] = []
         self.unselected: list[tuple[MatchItem, str]] = []
-        self._reasons: Counter[str] = Counter()
+        self._reasons: Counter[tuple[str, str]] = Counter()
         my_ranks, golden_ranks = ([one.ranks for one in side] for side in (my, golden))
         label = self._labels(set(my_ranks), set(golden_ranks))
         self.my = [
@@ -308,16 +424,16 @@ class Book:
         my, golden = (one, other) if one.mine else (other, one)
         self.link(my, golden, by)
 
-    def skip(self, item: MatchItem, reason: str) -> None:
-        """Leave an item out; `{n}` in the reason becomes the number of such items."""
+    def skip(self, item: MatchItem, noun: str, reason: str) -> None:
+        """Leave out an item that is one `noun`, for a reason; see `skipped`."""
         item.gone = True
-        self._reasons[reason] += 1
+        self._reasons[noun, reason] += 1
 
-    def skip_left(self, items: Iterable[MatchItem], reason: str) -> None:
+    def skip_left(self, items: Iterable[MatchItem], noun: str, reason: str) -> None:
         """Leave out those that still have no counterpart."""
         for item in items:
             if item.is_left:
-                self.skip(item, reason)
+                self.skip(item, noun, reason)
 
     def leave_unselected(self, item: MatchItem, why: str) -> None:
         """Leave out an item that the other dump's selection excludes."""
@@ -326,7 +442,7 @@ class Book:
 
     def skipped(self) -> list[str]:
         """Why items were left out, with counts."""
-        return [reason.replace("{n}", str(count)) for reason, count in self._reasons.items()]
+        return [f"{counted(n, noun)} {reason}" for (noun, reason), n in self._reasons.items()]
 
     def _labels(self, mine: set[Ranks], theirs: set[Ranks]) -> Callable[[Ranks], int]:
         """A function from ranks to the rank of a scope; the rank of a single-rank run is WHOLE."""

@@ -171,9 +171,9 @@ def _match_shared(book: Book, eager: list[MatchItem]) -> None:
         if other is not None and other.found:
             book.link_either(item, partners[id(other)], "module")
         elif other is not None:
-            book.skip(item, "{n} values repeat other values, which are compared elsewhere")
+            book.skip(item, "value", "recorded again; compared elsewhere")
         elif item.is_left and _VIEWS.fullmatch(item.site.op) and _memory_key(item) in first:
-            book.skip(item, "{n} views show values that are compared themselves")
+            book.skip(item, "view", "of values that are compared themselves")
 
 
 def _find_partners(book: Book) -> dict[int, MatchItem]:
@@ -267,11 +267,13 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
     _match_program_inputs(book, eager, graph)
     book.skip_left(
         (one for one in graph if one.site.op == "placeholder"),
-        "{n} graph inputs do not exist in eager code",
+        "graph input",
+        "that eager code does not have",
     )
     book.skip_left(
         (one for one in graph if one.site.op == "getitem" and one.site.level == "node"),
-        "{n} parts of results are compared with the whole result",
+        "part",
+        "of results; compared with the whole result",
     )
     book.skip_left(
         (
@@ -281,7 +283,8 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
             and one.site.side == "input"
             and one.site.phase == "forward"
         ),
-        "{n} inputs of operators and modules are compared where they are computed",
+        "input",
+        "of operators and modules; compared where computed",
     )
     if not eager_calls:
         _fold_into_modules(book, eager, graph, named)
@@ -421,7 +424,8 @@ def _link_calls(
     inputs = (*eager.inputs.values(), *graph.inputs.values())
     book.skip_left(
         (item for item in inputs if item.is_number),
-        "{n} number arguments are recorded differently by the other side",
+        "number argument",
+        "that the other side records differently",
     )
 
 
@@ -445,13 +449,12 @@ def _match_stretch(
         if one.is_left and (other.is_left or other.found):
             book.link_either(one, other, "module")
         inside = [item for call in (*ours, *theirs) for item in call.items()]
-        book.skip_left(
-            inside, "{n} values are inside operators that the other side splits differently"
-        )
+        book.skip_left(inside, "value", "inside operators that the other side splits differently")
     added = [item for call in graph if is_anchored for item in call.items()]
     book.skip_left(
         (item for item in added if not item.site.line and not item.site.module),
-        "{n} values come from nodes that the compiler added; compared at the next value",
+        "value",
+        "from nodes that the compiler added; compared at the next value",
     )
 
 
@@ -459,11 +462,13 @@ def _skip_fused(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCal
     """Leave out what is inside fused kernels before a compared value."""
     book.skip_left(
         (item for call in eager for item in call.items()),
-        "{n} values are inside fused kernels; compared at their outputs",
+        "value",
+        "inside fused kernels; compared at their outputs",
     )
     book.skip_left(
         (item for call in graph for item in (*call.outputs.values(), *call.again)),
-        "{n} values of fused code belong to no operator of eager code",
+        "value",
+        "of fused code that belongs to no operator of eager code",
     )
 
 
@@ -490,7 +495,7 @@ def _fold_into_modules(
         path = named(item)
         while item.is_left:
             if (item.scope, item.site.phase, path) in compared:
-                book.skip(item, "{n} nodes are inside modules; compared at the modules' outputs")
+                book.skip(item, "node", "inside modules; compared at the modules' outputs")
             if not path:
                 break
             path = path.rpartition(".")[0]
@@ -711,13 +716,13 @@ def match(
 
 
 def _leave_out(book: Book, rules: Rules) -> None:
-    for whose, items in (("my", book.my), ("golden", book.golden)):
+    for whose, items in (("my", book.my), ("the golden", book.golden)):
         unselected = span_text({item.operand.step for item in items if item.scope is None})
         for item in items:
             if rules.ignores(item.record.id, item.site.module):
-                book.skip(item, f"{{n}} {whose} values are ignored, as requested")
+                book.skip(item, "value", f"of {whose} dump, ignored as requested")
             elif item.scope is None and rules.steps:
-                book.skip(item, f"{{n}} {whose} values belong to unselected steps: {unselected}")
+                book.skip(item, "value", f"of {whose} dump in unselected steps {unselected}")
 
 
 def _make_pairs(book: Book, steps: Mapping[int, int]) -> list[Pair]:

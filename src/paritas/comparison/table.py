@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paritas.comparison.replay import Replayed
     from paritas.dumps.opening import ReadableDump
     from paritas.files.records import Record
-    from paritas.results.comparisons import Attributed, Made
-    from paritas.results.findings import Score
 
 
 # --- Inherited error and own error ----------------------------------------------------------------
@@ -65,30 +63,9 @@ class Draft:
     neighbour: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
-    """The final judgement of a row."""
-
-    status: Status
-    reason: str
-    judged_by: str
-    advice: str = ""
-    own: float | None = None
-    inherited: float | None = None
-    attributed: Attributed = ""
-    made: Made = ""
-    score: Score | None = None
-    basis: Basis = Basis.UNKNOWN
-
-    @property
-    def fails(self) -> bool:
-        """Whether it differs by more than rounding."""
-        return self.status in {Status.DIFFERENT, Status.DEGRADED}
-
-
-def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Resolved]:
-    """Resolve all rows, each after its sources."""
-    found: dict[int, Resolved] = {}
+def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Measured]:
+    """Judge all rows together with their sources: what each row measured, in its final state."""
+    found: dict[int, Measured] = {}
     for place in _in_order(drafts):
         found[place] = _resolve_one(drafts[place], drafts, found, replays.get(place))
     return [found[place] for place in range(len(drafts))]
@@ -120,47 +97,34 @@ def _list_needed(draft: Draft) -> tuple[int, ...]:
 def _resolve_one(
     draft: Draft,
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
+    found: Mapping[int, Measured],
     replayed: Replayed | None,
-) -> Resolved:
-    measured = draft.measured
-    error = 0.0 if measured.status is Status.IDENTICAL else None
-    plain = Resolved(
-        measured.status,
-        measured.reason,
-        measured.judged_by,
-        measured.advice,
-        own=error,
-        inherited=error,
-        score=measured.score,
-        basis=measured.basis,
-    )
-    if measured.status in {Status.IDENTICAL, Status.UNVERIFIED}:
-        return plain
+) -> Measured:
+    if draft.measured.status in {Status.IDENTICAL, Status.UNVERIFIED}:
+        return draft.measured
     # A source that is not resolved yet is part of a cycle.
     sources = [source for source in draft.sources if source in found]
     failing = [source for source in sources if found[source].fails]
     if not draft.is_result:
-        return _resolve_argument(draft, plain, sources, drafts, found)
-    if replayed is not None and not measured.settled:
+        return _resolve_argument(draft.measured, sources, drafts, found)
+    if replayed is not None and not draft.measured.settled:
         known = sources and all(found[one].status is not Status.UNVERIFIED for one in sources)
         named = [drafts[source].name for source in failing]
-        return _resolve_replayed(draft, plain, replayed, named, inputs_known=bool(known))
-    return _resolve_estimated(draft, plain, sources, drafts, found)
+        return _resolve_replayed(draft.measured, replayed, named, inputs_known=bool(known))
+    return _resolve_estimated(draft, sources, drafts, found)
 
 
 def _resolve_argument(
-    draft: Draft,
-    plain: Resolved,
+    plain: Measured,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
-) -> Resolved:
+    found: Mapping[int, Measured],
+) -> Measured:
     """An input is the output of another call, unless something changed it in between."""
     if not sources or found[sources[0]].status is Status.UNVERIFIED:
         return plain
     source = sources[0]
-    if _same_difference(draft.measured, drafts[source].measured):
+    if _same_difference(plain, drafts[source].measured):
         same = found[source]
         reason = f"same value as {drafts[source].name}" if same.fails else same.reason
         return dataclasses.replace(
@@ -194,8 +158,8 @@ def _same_difference(left: Measured, right: Measured) -> bool:
 
 
 def _resolve_replayed(
-    draft: Draft, plain: Resolved, replayed: Replayed, failing: list[str], *, inputs_known: bool
-) -> Resolved:
+    plain: Measured, replayed: Replayed, failing: list[str], *, inputs_known: bool
+) -> Measured:
     judgement = replayed.judgement
     known = dataclasses.replace(
         plain,
@@ -229,14 +193,13 @@ def _resolve_replayed(
         # An inherited error is excused only if the inputs were compared and differ by rounding.
         reason = f"{plain.reason}; inherited from inputs that were not compared"
         return dataclasses.replace(known, reason=reason)
-    return _resolve_drifted(draft, known)
+    return _resolve_drifted(known)
 
 
-def _resolve_drifted(draft: Draft, known: Resolved) -> Resolved:
+def _resolve_drifted(known: Measured) -> Measured:
     """A difference that the rounding of the inputs explains."""
-    exact = draft.measured.figures is not None and draft.measured.score is None
-    distance = draft.measured.distance
-    large = distance is not None and not distance <= LARGE_DRIFT
+    exact = known.figures is not None and known.score is None
+    large = known.distance is not None and not known.distance <= LARGE_DRIFT
     if exact or large:
         reason = "the rounding of its inputs explains the difference; no single call caused it"
         return dataclasses.replace(known, status=Status.UNSTABLE, reason=reason)
@@ -245,11 +208,11 @@ def _resolve_drifted(draft: Draft, known: Resolved) -> Resolved:
 
 def _resolve_estimated(
     draft: Draft,
-    plain: Resolved,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Resolved],
-) -> Resolved:
+    found: Mapping[int, Measured],
+) -> Measured:
+    plain = draft.measured
     near = draft.neighbour
     used = sources or ([near] if near is not None and near in found else [])
     if not used:
@@ -257,7 +220,7 @@ def _resolve_estimated(
     failing = [source for source in used if found[source].fails]
     distances = (drafts[source].measured.distance for source in used)
     inherited = max((one for one in distances if one is not None), default=None)
-    total = draft.measured.distance
+    total = plain.distance
     known = plain
     if inherited is not None and total is not None:
         own = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
@@ -268,10 +231,10 @@ def _resolve_estimated(
         reason = f"{plain.reason}; inherited from {drafts[failing[0]].name}"
         return dataclasses.replace(known, reason=reason, made="before")
     unknown = any(found[source].status is Status.UNVERIFIED for source in used)
-    excusable = not draft.measured.settled and not unknown
-    if excusable and inherited and _is_explained(draft.measured, inherited):
+    excusable = not plain.settled and not unknown
+    if excusable and inherited and _is_explained(plain, inherited):
         judged_by = f"{plain.judged_by} and the error of its inputs"
-        return _resolve_drifted(draft, dataclasses.replace(known, judged_by=judged_by))
+        return _resolve_drifted(dataclasses.replace(known, judged_by=judged_by))
     return dataclasses.replace(known, made="here" if sources and not unknown else "")
 
 
@@ -429,25 +392,19 @@ class Table:
         others = self._golden_calls.get((golden.rank, golden.step))
         return None if calls is None or others is None else (mine, golden, calls, others)
 
-    def rows(self, resolved: Sequence[Resolved]) -> list[ComparisonRow]:
+    def rows(self, resolved: Sequence[Measured]) -> list[ComparisonRow]:
         """The finished rows."""
         rows = []
-        ends = zip(self.pairs, self._measured, resolved, self.drafts, strict=True)
-        for place, (pair, measured, end, draft) in enumerate(ends):
+        for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
             guess = _GUESS if pair.matched_by == "order" else ""
-            known = (measured.limits, self._unreplayed.get(place), guess)
+            known = (end.limits, self._unreplayed.get(place), guess)
             limits = "; ".join(filter(None, known))
-            rows.append(_make_row(place, pair, measured, end, limits, draft.sources))
+            rows.append(_make_row(place, pair, end, limits, self.drafts[place].sources))
         return rows
 
 
 def _make_row(
-    place: int,
-    pair: Pair,
-    measured: Measured,
-    end: Resolved,
-    limits: str,
-    sources: tuple[int, ...],
+    place: int, pair: Pair, end: Measured, limits: str, sources: tuple[int, ...]
 ) -> ComparisonRow:
     record = pair.leading.record
     site = record.site
@@ -471,17 +428,17 @@ def _make_row(
         kernel=own.kernel,
         nodes=own.nodes or site.nodes,
         matched_by=pair.matched_by,
-        my=measured.my,
-        golden=measured.golden,
+        my=end.my,
+        golden=end.golden,
         status=end.status,
-        aspect=measured.aspect,
+        aspect=end.aspect,
         reason=end.reason,
         advice=end.advice,
         judged_by=end.judged_by,
         basis=end.basis,
-        nonfinite=measured.nonfinite,
+        nonfinite=end.nonfinite,
         limits=limits,
-        figures=measured.figures,
+        figures=end.figures,
         score=end.score,
         own=end.own,
         inherited=end.inherited,

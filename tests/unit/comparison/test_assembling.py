@@ -103,8 +103,8 @@ def test_ranks_that_nothing_is_said_of_stay_apart_and_a_note_says_so():
     assert [one.ranks for one in golden] == [(0,)]
     (note,) = notes
     assert note == (
-        "1 values are on ranks 0-1 in my dump and on rank 0 in the golden dump, and nothing says "
-        "how they are split, so they are compared by rank number. Use --dims and --mesh to "
+        "1 value on ranks 0-1 in my dump and on rank 0 in the golden dump: nothing says how they "
+        "are split, so they are compared by rank number. Use --dims and --mesh to "
         "describe the split. The first is forward/x#0/output.0, [4, 6] and [4, 12]: dimension 1 "
         "appears to be split"
     )

@@ -48,10 +48,10 @@ FUSED_PAIRS = [
     ("node", "graph_0/~mm#0/output.0", "graph_0/mm#0/output.0"),
 ]
 FUSED_SKIPPED = [
-    "1 buffers of fused code do not hold a value of the graph",
-    "3 inputs of nodes are compared where they are computed or read",
-    "1 numbers are constants in fused kernels",
-    "1 nodes are inside fused kernels; compared at their outputs",
+    "1 buffer of fused code without a value of the graph",
+    "3 inputs of nodes; compared where computed or read",
+    "1 number inlined into fused kernels",
+    "1 node inside fused kernels; compared at their outputs",
 ]
 
 
@@ -118,7 +118,7 @@ def test_what_a_compiler_put_in_the_place_of_something_else_is_counted():
     assert [pair.matched_by for pair in matches.pairs] == ["id", "id"]
     assert matches.skipped == [
         (
-            "3 values come from nodes that only one of the two graphs has; compared at the next "
+            "3 values from nodes that only one of the two graphs has; compared at the next "
             "value of both"
         )
     ]
@@ -198,8 +198,8 @@ def test_operators_of_an_engine_are_held_against_the_nodes_of_the_captured_graph
         ("node", "model/Mul#0/output.0", "graph_1/mul#0/output.0"),
     ]
     assert sorted(matches.skipped) == [
-        "1 nodes are inside fused kernels; compared at their outputs",
-        "1 numbers are constants in fused kernels",
-        "2 inputs of nodes are compared where they are computed or read",
-        "2 values belong to operators that the engine added to move data",
+        "1 node inside fused kernels; compared at their outputs",
+        "1 number inlined into fused kernels",
+        "2 inputs of nodes; compared where computed or read",
+        "2 values of operators that the engine added to move data",
     ]

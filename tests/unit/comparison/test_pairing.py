@@ -50,8 +50,8 @@ def test_steps_that_were_not_asked_for_are_left_out_and_counted():
     matches = found(my, golden, Rules.of(steps=["1:0", "2:0"]))
     assert [(pair.my.step, pair.golden.step) for pair in matches.pairs] == [(1, 0), (2, 0)]
     assert matches.skipped == [
-        "1 my values belong to unselected steps: 0",
-        "1 golden values belong to unselected steps: 7",
+        "1 value of my dump in unselected steps 0",
+        "1 value of the golden dump in unselected steps 7",
     ]
 
 
@@ -76,8 +76,8 @@ def test_what_the_user_ignores_is_counted_and_has_no_row():
     matches = found(my, golden, Rules.of(ignore=["^rotary"]))
     assert told(matches) == [("", None, "b#0/output.0")]
     assert matches.skipped == [
-        "2 my values are ignored, as requested",
-        "1 golden values are ignored, as requested",
+        "2 values of my dump, ignored as requested",
+        "1 value of the golden dump, ignored as requested",
     ]
 
 
@@ -119,7 +119,7 @@ def test_order_and_shape_are_the_last_resort_and_marked():
     ]
     assert matches.notes == [
         (
-            "2 pairs were matched by order and shape only, because their names are unrelated: "
+            "2 pairs matched by order and shape only, because the names are unrelated: "
             "check these rows with care"
         )
     ]

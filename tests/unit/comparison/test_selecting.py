@@ -132,8 +132,8 @@ def test_inside_of_a_selected_buffer_nothing_is_missing():
     matches = found(my, nodes_with_inputs(), asked=(asked("on", layers=["b"]), WHOLE))
     assert alone(matches) == [[], ["d"]]
     assert sorted(matches.skipped) == [
-        "2 nodes are inside fused kernels; compared at their outputs",
-        "3 inputs of nodes are compared where they are computed or read",
+        "2 nodes inside fused kernels; compared at their outputs",
+        "3 inputs of nodes; compared where computed or read",
     ]
 
 

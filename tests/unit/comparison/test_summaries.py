@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.comparison.judgement import merge_sketches, merge_statistics
+from paritas.comparison.operands import merge_sketches, merge_statistics
 from paritas.errors import UsageError
 from paritas.numerics.sketch import sketch
 from paritas.numerics.statistics import summarize
