@@ -114,12 +114,8 @@ def freeable_files(
         return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
     if header.layout in ("ge", "ge-7.1.0"):
         # The file of a call is written before its index lines: all its tensors must be converted.
-        found = (path for path in root.rglob("*") if path.relative_to(root).as_posix() in used)
-        return [
-            path
-            for path in found
-            if _count_tensors(path) == used[path.relative_to(root).as_posix()]
-        ]
+        found = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
+        return [p for p, name in found if name in used and _count_tensors(p) == used[name]]
     files = []
     for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
         number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()

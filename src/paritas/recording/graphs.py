@@ -137,26 +137,21 @@ class NodeSites:
     @functools.cache  # noqa: B019  (it exists as long as its graph)
     def of(self, name: str) -> Site:
         """The site of a node's value."""
-        if name in self._inputs:
-            given = self._inputs[name]
-            return self._site(name, op="placeholder", module="" if given == name else given)
-        found = provenance(self._nodes[name])
-        return self._site(
-            name, op=found.operator, module=found.module, line=found.source, code=found.code
-        )
-
-    def _site(self, name: str, op: str, module: str, line: str = "", code: str = "") -> Site:
-        return Site(
+        site = Site(
             source=self._source,
             level="node",
             phase=self.phase,
             graph=self.graph,
             name=name,
             nodes=(name,),
-            op=op,
-            module=module,
-            line=line,
-            code=code,
+        )
+        if name in self._inputs:
+            given = self._inputs[name]
+            module = "" if given == name else given
+            return msgspec.structs.replace(site, op="placeholder", module=module)
+        found = provenance(self._nodes[name])
+        return msgspec.structs.replace(
+            site, op=found.operator, module=found.module, line=found.source, code=found.code
         )
 
 

@@ -15,7 +15,7 @@ import torch
 from paritas.errors import UsageError
 from paritas.files.dtypes import as_stored, digest
 from paritas.files.records import Entry, Layout, Site, TensorFacts
-from paritas.numerics.bits import holds_numbers
+from paritas.numerics.bits import dtype_name, holds_numbers
 from paritas.numerics.sketch import PendingSketch, begin_sketch
 from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
 from paritas.recording.selection import check_one_of
@@ -227,7 +227,7 @@ def _make_kind(
     requires_grad: bool,  # noqa: FBT001  (a key of the cache)
 ) -> TensorKind:
     facts = TensorFacts(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         shape=tuple(shape),
         stride=tuple(stride or ()),
         offset=int(offset),
