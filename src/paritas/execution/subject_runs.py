@@ -100,7 +100,9 @@ class SubjectProgram(Program):
 
     def _observe(self, conditions: RunConditions) -> list[Observation]:
         calls = 1 if conditions.options.forward_once else self.calls
-        with running_subject(self.subject, self.rng, conditions) as call:
+        seed = conditions.options.other_draws
+        rng = self.rng.elsewhere(seed) if seed else self.rng
+        with running_subject(self.subject, rng, conditions) as call:
             return [call(self.inputs) for _ in range(calls)]
 
     def initial(self, item: Item) -> Any:
@@ -234,8 +236,8 @@ class SubjectLift:
             return "the lifted run is switched off"
         if len(self.candidate.backends) > 1:
             return "the candidate is compiled by several backends"
-        draws = any(seen.drew_random_numbers for seen in self.evidence.native)
-        if draws and self.candidate.is_compiled and torch.cuda.is_available():
+        on_device = self.candidate.is_compiled and torch.cuda.is_available()
+        if on_device and self.evidence.depends_on_draws():
             return "random numbers drawn on the device depend on the dtype"
         return None
 
