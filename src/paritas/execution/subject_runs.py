@@ -31,7 +31,7 @@ from paritas.execution.observation import (
 from paritas.execution.program import Program, count_dtypes
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
-from paritas.numerics.automatic import RUNS
+from paritas.numerics.automatic import MOST_PAIRS, RUNS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
 from paritas.numerics.flattening import as_plain, flattened, is_dense
@@ -369,6 +369,12 @@ class Repetition:
             return True
         unit = unit_roundoff(values[0].dtype)
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
+        if criterion.score(values[1], values[0], noise).score.passed:
+            return True
+        jumps = evidence.jumps(evidence.unit, 0, item, MOST_PAIRS, demand)
+        if jumps is None:
+            return False
+        noise = dataclasses.replace(noise, jumps=jumps)
         return criterion.score(values[1], values[0], noise).score.passed
 
     def _repeated_arbiter(self) -> list[Observation] | None:

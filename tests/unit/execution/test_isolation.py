@@ -409,7 +409,7 @@ def run(x):
     from late_library import read
     return x + len(read())
 """
-    exec(code, namespace)  # noqa: S102
+    exec(code, namespace)
     state = ProgramState({}, namespace["run"])
     assert namespace["run"](1) == 2
     assert state.changed() == {}
