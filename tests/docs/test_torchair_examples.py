@@ -285,7 +285,7 @@ def test_dump_layer_chooses_names_and_what_is_not_there_is_an_error_in_the_end()
     backend = torchair_dump.get_backend(compiler_config=config)
     torch.compiler.reset()
     infer(torch.compile(build_model(), backend=backend))
-    with pytest.raises(UsageError, match=r"'addm' matched nothing .*'addmm'"):
+    with pytest.raises(UsageError, match=r"'addm' matched none .*'addmm'"):
         backend.close()
 
 

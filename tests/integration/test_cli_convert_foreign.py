@@ -150,7 +150,7 @@ def test_statistics_of_another_tool_become_an_index(tmp_path):
     assert table.verdict.status is Status.IDENTICAL
     refused = convert(tmp_path / "dump", "--to", "packed")
     assert refused.exit_code == 2
-    assert "holds statistics, no tensors: the values are not there" in refused.stderr
+    assert "holds statistics only, so its values are not recorded" in refused.stderr
 
 
 def test_graphs_in_words_go_along_into_a_tree(tmp_path):
@@ -201,7 +201,7 @@ def test_an_output_that_cannot_be_written_loses_nothing(tmp_path, monkeypatch):
     def full(folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion, "see_onto_disk", full)
+    monkeypatch.setattr(conversion, "sync_to_disk", full)
     done = convert(tmp_path / "dump", "--to", "stats", "--delete")
     assert done.exit_code == 2
     assert len(list((tmp_path / "dump").rglob("*.npy"))) == 6

@@ -168,7 +168,9 @@ def test_statistics_of_equal_digests_that_contradict_each_other_are_unverified(t
     edit_index(my, lambda line: line["statistics"].update(maximum=9.5))
     found = compare(my, golden)
     assert found.exit_code == 3
-    assert failing(found)[0].reason.startswith("the digests are equal, and yet maximum is 9.5")
+    assert failing(found)[0].reason.startswith(
+        "a dump is damaged: the digests are equal, but maximum is 9.5"
+    )
     assert compare(my, golden, trust_digests=True).status is Status.IDENTICAL
 
 

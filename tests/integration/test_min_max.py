@@ -84,7 +84,7 @@ def test_extremes_against_themselves_are_compared(tmp_path, kind):
     assert {row.judged_by for row in table.rows} == {"statistics"}
     assert table.verdict.coverage.compared == len(table.rows) > 0
     assert {row.limits for row in table.rows} == {
-        "least and greatest value only: what lies between them is not seen"
+        "minimum and maximum only: differences between them are not detected"
     }
 
 
@@ -126,7 +126,7 @@ def test_what_lies_between_the_extremes_is_not_seen_and_that_is_said(tmp_path, k
     golden = reduce_to_extremes(dump_of(kind, tmp_path / "golden", mm=array()))
     table = compare(mine, golden)
     assert table.verdict.status is Status.IDENTICAL
-    assert all("what lies between them is not seen" in row.limits for row in table.rows)
+    assert all("differences between them are not detected" in row.limits for row in table.rows)
 
 
 def test_half_precision_is_allowed_what_half_precision_needs(tmp_path, kind):
@@ -155,7 +155,7 @@ def test_a_nan_hides_the_extremes_and_that_is_said(tmp_path, kind):
         rows = [row for row in compare(*pair).rows if row.golden.minimum is None]
         assert {row.status for row in rows} == {Status.UNVERIFIED}
         assert {row.reason for row in rows} == {
-            "both sides hold a NaN, which took the place of the least and the greatest value"
+            "both sides contain a NaN, which replaces the minimum and the maximum"
         }
     sound = dump_of(kind, tmp_path / "sound", mm=array())
     rows = [row for row in compare(few, sound).rows if row.golden.minimum != 3]

@@ -348,7 +348,7 @@ def test_other_things_in_the_folder_of_an_old_tree_are_left_alone(tmp_path):
 
 
 def test_statistics_have_no_place_in_the_tree(tmp_path):
-    with pytest.raises(UsageError, match='layout="ge" holds tensors'):
+    with pytest.raises(UsageError, match='layout="ge" cannot hold statistics'):
         paritas.record(tmp_path / "dump", layout="ge", data="stats")
 
 

@@ -164,9 +164,9 @@ def test_what_other_ranks_of_the_run_have_written_is_not_in_the_way(monkeypatch)
     ("given", "message"),
     [
         ({"dump_mode": "inputs"}, "dump_mode='inputs': give one of input, output, all"),
-        ({"dump_token": [-1]}, r"dump_token: .*-1 is no step"),
-        ({"dump_token": []}, r"dump_token: .*holds no step"),
-        ({"dump_token": ["two"]}, r"dump_token: .*'two' is no step or range"),
+        ({"dump_token": [-1]}, r"dump_token: .*-1 is not a step"),
+        ({"dump_token": []}, r"dump_token: .*selects nothing"),
+        ({"dump_token": ["two"]}, r"dump_token: .*'two' is not a step or range"),
         ({"dump_layer": "Add"}, r"dump_layer='Add': give a list of names"),
         ({"dump_layer": []}, r"dump_layer=\[\]: give a list of names"),
         ({"dump_layer": ["Add", 3]}, r"dump_layer: 3 is not the name"),

@@ -191,10 +191,11 @@ class _Descriptor:
         self.identity = (facts.st_dev, facts.st_ino)
         self._lock = threading.Lock()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At interpreter exit `os` may already be gone; the default argument keeps its function.
         number = getattr(self, "number", None)
         if number is not None:
-            os.close(number)
+            close(number)
 
     def fill(self, room: memoryview, begin: int, name: str) -> None:
         """Read until `room` is full."""

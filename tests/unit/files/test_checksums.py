@@ -72,3 +72,13 @@ def test_what_is_remembered_does_not_grow_without_end(file, monkeypatch):
     for begin in range(10):
         assert checked.mismatch(file, begin, NBYTES, 7, lambda: 7) is None
     assert len(checked._known) <= 4
+
+
+def test_an_open_file_is_closed_at_interpreter_exit_when_modules_are_gone(file, monkeypatch):
+    opened = tensor_bytes._Descriptor(str(file))
+    number = opened.number
+    monkeypatch.setattr(tensor_bytes, "os", None)
+    del opened  # an exception in __del__ would be reported as a warning, which is an error
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
