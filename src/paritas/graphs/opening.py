@@ -1,4 +1,4 @@
-"""Graphs opened, whatever they are kept in: a file, or a program in memory."""
+"""Opens graphs from files and from programs in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from paritas.graphs.calls import (
 from paritas.graphs.exported import (
     APART,
     BRANCHES,
-    NO_TENSOR,
+    computes_no_tensor,
     idle_reason,
     is_zip,
     read_exported,
@@ -45,9 +45,9 @@ from paritas.graphs.exported import (
 from paritas.graphs.exported_values import SymbolRange, Symbols, makes_gradients
 from paritas.partition.library.registry import name_of
 
-# --- What a node of an FX graph calls, in full, as people write it --------------------------------
+# --- The full name of what a node of an FX graph calls --------------------------------------------
 
-# Where people find what torch keeps elsewhere.
+# The public modules, to which torch adds functions from elsewhere.
 _HOMES = {
     "torch.nn.functional": torch.nn.functional,
     "torch": torch,
@@ -70,20 +70,20 @@ def full_name(target: Callable[..., Any]) -> str:
         return name
     short = str(getattr(target, "__name__", ""))
     for home, module in _HOMES.items():
-        for spelt in (short, short.partition("_")[2]):  # torch.fft.fft is named fft_fft
+        for spelt in (short, short.partition("_")[2]):  # the name of torch.fft.fft is fft_fft
             if spelt and getattr(module, spelt, None) is target:
                 return f"{home}.{spelt}"
     return name
 
 
-# --- What the nodes of an FX graph stand for: tensors by name, numbers as numbers -----------------
+# --- The values of the nodes of an FX graph -------------------------------------------------------
 
-# None is a value too: that of a node which computes nothing.
+# None is a value too: that of a node without a result.
 UNKNOWN = object()
 
 
 def said_of(node: Node) -> Any:
-    """What the graph itself says of a node's value, or `UNKNOWN`."""
+    """The value that the graph records for a node, or `UNKNOWN`."""
     for key in ("val", "example_value", "tensor_meta"):
         if key in node.meta:
             return node.meta[key]
@@ -97,7 +97,7 @@ class Describing:
         self._symbols = symbols
 
     def result(self, value: Any, node: Node, prefix: str) -> Any:
-        """The result of a node; its parts bear the names of those that take it apart."""
+        """The result of a node; its parts have the names of the nodes that unpack it."""
         if not isinstance(value, list | tuple) or _is_metadata(value):
             return self.value(value, f"{prefix}{node.name}", "intermediate")
         named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
@@ -108,7 +108,7 @@ class Describing:
         return parts if isinstance(value, list) else tuple(parts)
 
     def value(self, value: Any, name: str, kind: Kind) -> Any:
-        """A tensor as its description, a symbol as its number, all else as it is."""
+        """A tensor as its description, a symbol as its number, anything else unchanged."""
         if isinstance(value, torch.Tensor) or _is_metadata(value):
             shape = tuple(self._number(size) for size in value.shape)
             grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
@@ -129,14 +129,14 @@ class Describing:
 
 
 def _is_metadata(value: Any) -> bool:
-    """Whether a value is what torch.fx's ShapeProp leaves: a tuple that describes a tensor."""
+    """Whether a value is a `TensorMetadata` of torch.fx's ShapeProp."""
     return hasattr(value, "_fields") and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-# --- Calls of modules, written out as the functions that the modules call -------------------------
+# --- Module calls, replaced by the functions that the modules call --------------------------------
 
-# A graph of `torch.fx.symbolic_trace` calls torch's own modules whole. A rule for splitting speaks
-# of `torch.nn.functional.linear`, not of a `Linear` somewhere in a model.
+# A graph of `torch.fx.symbolic_trace` calls torch's own modules as leaves. Split rules are about
+# `torch.nn.functional.linear`, not about a `Linear` in a model.
 
 _MOST_ROUNDS = 32
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -150,16 +150,16 @@ class _IntoEverything(Tracer):
 
 
 def written_out(module: GraphModule) -> GraphModule:
-    """The same graph with modules taken apart, as far as they can be traced.
+    """The same graph with module calls replaced by the functions inside, where they can be traced.
 
-    What is changed is a copy, which shares the tensors. Taken apart are also operators that only
-    put brackets around calls, as `torch.no_grad()` does.
+    The result is a copy that shares the tensors. Operators that only switch a mode for the calls
+    inside, such as `torch.no_grad()`, are inlined too.
     """
     if not any(_inside(node) for node in module.graph.nodes):
         return module
     result = copy_graph(module)
     left: set[Node] = set()
-    for _ in range(_MOST_ROUNDS):  # a module inside a module comes to light one round later
+    for _ in range(_MOST_ROUNDS):  # each round exposes the modules one level deeper
         nodes = [node for node in result.graph.nodes if node not in left and _inside(node)]
         if not nodes:
             break
@@ -182,14 +182,14 @@ def _write_out(module: GraphModule, node: Node) -> bool:
         target = module.get_submodule(path)
         graph = _traced(target)
         given = _bind_module_call(target, node)
-    except Exception:  # noqa: BLE001  (a module that decides by values; the call says so)
+    except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
     if not _replaceable(node, graph):
         return False
     stack = dict(node.meta.get("nn_module_stack") or {})
     if node.op == "call_module":
         stack[node.name] = (path, type(target))
-    told = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
+    origin = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
     made: dict[Node, Any] = {}
     with module.graph.inserting_before(node):
         for inner in graph.nodes:
@@ -199,7 +199,7 @@ def _write_out(module: GraphModule, node: Node) -> bool:
                 made[inner] = copied = module.graph.node_copy(inner, made.__getitem__)
                 if inner.op in {"get_attr", "call_module"}:
                     copied.target = f"{path}.{inner.target}"
-                copied.meta = {**told, **inner.meta}
+                copied.meta = {**origin, **inner.meta}
     _replace(node, torch.fx.node.map_arg(_result(graph), made.__getitem__))
     module.graph.erase_node(node)
     return True
@@ -210,7 +210,7 @@ def _result(graph: torch.fx.Graph) -> Any:
 
 
 def _replaceable(node: Node, graph: torch.fx.Graph) -> bool:
-    """Whether the users of a node can be given what a graph returns."""
+    """Whether the users of a node can use what a graph returns."""
     if isinstance(_result(graph), Node):
         return True
     return isinstance(_result(graph), list | tuple) and all(
@@ -227,7 +227,7 @@ def _replace(node: Node, result: Any) -> None:
     for user in list(node.users):
         part = result[user.args[1]]
         if not isinstance(part, Node):
-            raise UsageError(f"{node.name} gives {part!r:.40}, which is computed by nothing")
+            raise UsageError(f"{node.name} returns {part!r:.40}, which no node computes")
         user.replace_all_uses_with(part)
         user.graph.erase_node(user)
 
@@ -247,7 +247,7 @@ def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
 
 
 def _by_hand(module: Any) -> torch.fx.Graph | None:
-    """The graph of a module whose own code looks at its input to check it; None of any other."""
+    """The graph of a module that reads its input to check it; None for other modules."""
     graph = torch.fx.Graph()
     x = graph.placeholder("input")
 
@@ -270,7 +270,7 @@ def _by_hand(module: Any) -> torch.fx.Graph | None:
     return graph
 
 
-# --- A graph that is in memory: what torch.export or torch.fx made of a model ---------------------
+# --- A graph in memory, from torch.export or torch.fx ---------------------------------------------
 
 _KINDS: dict[str, Kind] = {
     "PARAMETER": "parameter",
@@ -302,17 +302,17 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     """The graph of an FX module.
 
     Args:
-        module: with `meta["val"]` at its nodes, as compilers pass it round, or without.
-        inputs: values of its placeholders by name, to find shapes where it has none.
+        module: with or without `meta["val"]` at its nodes.
+        inputs: placeholder values by name, to infer shapes where the graph has none.
 
     Raises:
-        UsageError: nothing is known of any shape.
+        UsageError: no shape is known.
     """
     unknown = all(said_of(node) is UNKNOWN for node in module.graph.nodes)
     if unknown and inputs is None:
         raise UsageError(
-            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']): "
-            "give sample inputs with it"
+            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']); "
+            "pass sample inputs with it"
         )
     whole = written_out(module)
     found: dict[Node, Any] = {}
@@ -346,7 +346,7 @@ class _FxReader:
         self.state: dict[str, torch.Tensor] = {}
 
     def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
-        """What was read."""
+        """The graph that was read."""
         notes = (f"read from memory, torch {torch.__version__}", *self._symbols.notes())
         return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes)
 
@@ -369,7 +369,7 @@ class _FxReader:
         if isinstance(value, torch.nn.Parameter):
             kind = "parameter"
         if self._prefix:
-            kind = "intermediate"  # what the operator around this graph hands on
+            kind = "intermediate"  # passed in by the enclosing operator
         made = self._describing.value(value, f"{self._prefix}{node.name}", kind)
         self._made[node] = None if made is UNKNOWN else made
         if isinstance(made, TensorValue) and not self._prefix:
@@ -400,8 +400,8 @@ class _FxReader:
         outputs = tuple(tensor_values(made))
         name, function, obstacle = self._called(node)
         idle = APART if apart else idle_reason(name, outputs)
-        if made is UNKNOWN and idle in {"", NO_TENSOR}:
-            idle, obstacle = "", "its shapes are unknown: give sample inputs with the graph"
+        if made is UNKNOWN and not apart and not computes_no_tensor(name):
+            idle, obstacle = "", "its shapes are unknown; pass sample inputs with the graph"
         source, code = source_of(node.meta.get("stack_trace") or "")
         call = GraphCall(
             position=len(self.calls),
@@ -430,15 +430,15 @@ class _FxReader:
         reader.read()
 
     def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
-        """What a node calls, the function, and why it cannot be checked."""
+        """The name of what a node calls, the function, and why it cannot be checked."""
         if node.op == "call_method":
             method = getattr(torch.Tensor, str(node.target), None)
             return f"torch.Tensor.{node.target}", method, ""
         if node.op == "call_module":
             module = self._module.get_submodule(str(node.target))
             name = f"{type(module).__module__}.{type(module).__qualname__}"
-            why = f"module {node.target} decides by what it is given, and cannot be taken apart"
-            return name, module, f"{why}: export the model with torch.export"
+            why = f"module {node.target} cannot be traced: its control flow depends on its inputs"
+            return name, module, f"{why}; export the model with torch.export"
         target: Any = node.target
         if is_higher_order(target):
             return full_name(target), None, BRANCHES
@@ -479,25 +479,25 @@ def _module_of(node: Node) -> str:
     return "" if path.startswith("_empty_nn_module_stack") else path
 
 
-# --- Whatever a graph is kept in, opened ----------------------------------------------------------
+# --- Opening a graph of any kind ------------------------------------------------------------------
 
 _PAIR = 2
 _KNOWN = "a .pt2 of torch.export.save, a .ckp of nnScaler, or module:factory"
 
 
 def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) -> Graph:
-    """Read a graph, without running anything that a file holds.
+    """Read a graph, without running any code from a file.
 
     Args:
-        source: a path (`.pt2`, `.ckp`); a `Graph`, which is given back; an `ExportedProgram`; a
-            `torch.fx.GraphModule`; an `nn.Module`, which is exported on the fly (non-strict, which
-            takes most models); or `(model, inputs)`.
+        source: a path (`.pt2`, `.ckp`); a `Graph`, which is returned; an `ExportedProgram`; a
+            `torch.fx.GraphModule`; an `nn.Module`, which is exported (non-strict, which works for
+            most models); or `(model, inputs)`.
         inputs: sample arguments: a tensor, a list or tuple of them, a dict by name, or `Inputs`.
-            Needed for an `nn.Module`, and for a graph module whose nodes say no shapes.
-        imports: modules of the user's, which a checkpoint may refer to; they are not imported here.
+            Required for an `nn.Module`, and for a graph module without shapes.
+        imports: your modules that a checkpoint may refer to; they are not imported here.
 
     Raises:
-        UsageError: it is nothing of these, cannot be read, or cannot be exported.
+        UsageError: it is something else, cannot be read, or cannot be exported.
     """
     if (
         isinstance(source, tuple)
@@ -516,7 +516,7 @@ def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) 
     if isinstance(source, torch.nn.Module):
         return _export_model(source, inputs)
     raise UsageError(
-        f"a graph cannot be read from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
+        f"cannot read a graph from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
         "ExportedProgram, a torch.fx.GraphModule, or a model with its inputs"
     )
 
@@ -534,17 +534,17 @@ def _open_file(path: Path, imports: Sequence[str]) -> Graph:
         return read_exported(path)
     if path.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin"}:
         raise UsageError(
-            f"{path} is a pickle, and loading it would run code that it holds. Give "
+            f"{path} is a pickle, and loading it would run the code in it. Give "
             "module:factory, a function of yours that loads and returns it, or a .pt2 of "
             "torch.export.save"
         )
-    raise UsageError(f"{path} is no graph that paritas reads; give {_KNOWN}")
+    raise UsageError(f"{path} is not a graph that paritas can read; give {_KNOWN}")
 
 
 def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
     name = type(model).__name__
     if inputs is None:
-        raise UsageError(f"{name} is to be exported, but no inputs are given: give (model, inputs)")
+        raise UsageError(f"{name} cannot be exported without inputs; give (model, inputs)")
     args, kwargs = split_arguments(inputs)
     try:
         program = torch.export.export(model, args, kwargs, strict=False)
@@ -572,6 +572,6 @@ def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
         bound = inspect.Signature(given).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         names = ", ".join(str(node.target) for node in nodes)
-        raise UsageError(f"the inputs do not fit the graph ({error}): it takes {names}") from None
+        raise UsageError(f"the inputs do not fit the graph ({error}); it takes {names}") from None
     bound.apply_defaults()
     return {node.name: bound.arguments[str(node.target)] for node in nodes}
