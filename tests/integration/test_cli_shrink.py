@@ -102,7 +102,7 @@ def test_a_wrong_operator_of_a_model_becomes_a_script_that_fails_by_itself_and_i
 def test_a_model_that_is_right_is_3_and_nothing_is_written(net):
     result = shrink("shrink_net:build", "--backend", "shrink_backend:right")
     assert result.exit_code == 3
-    assert "nothing to shrink: none of the 1 graphs fails by itself" in result.stderr
+    assert "nothing to shrink: none of the 1 graphs fails on its own" in result.stderr
     assert not (net / "shrunk").exists()
 
 

@@ -187,8 +187,8 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         (("--graph", "net:build"), "Missing option '--outdir'"),
         (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': there is no such file"),
         (("--graph", "net:bild", "--outdir", "out"), "did you mean 'build'?"),
-        (("--graph", "net:nothing", "--outdir", "out"), "a graph cannot be read from int 3"),
-        (("--graph", "net:build", "--outdir", "net.py"), "it is a file; name a folder"),
+        (("--graph", "net:nothing", "--outdir", "out"), "cannot read a graph from int 3"),
+        (("--graph", "net:build", "--outdir", "net.py"), "it is a file; use a folder"),
         (("--graph", "net:build", "--outdir", "out", "--ranks", "1"), "'1' is no number of ranks"),
         (("--graph", "net:build", "--outdir", "out", "--options", "some"), "'some' is not one of"),
         (("--graph", "net:build", "--outdir", "out", "--cap", "0"), "0 is not in the range"),
@@ -235,7 +235,7 @@ def test_results_of_another_graph_are_not_mixed_with_these(net):
     assert run("--graph", "net:build", "--outdir", "out", "--no-html").exit_code == 0
     other = run("--graph", "net:build", "--outdir", "out", "--no-html", "--seed", "1")
     assert other.exit_code == 2
-    assert "holds results of other settings (seed was 0, and is 1 now)" in words(other.stderr)
+    assert "holds results with other settings (seed was 0, now it is 1)" in words(other.stderr)
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html", "--seed", "1", "--overwrite")
     assert run(*asked).exit_code == 0
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 # --- Arithmetic: operation, addend, factor, epsilon -----------------------------------------------
 
-# A constant below this, added, is there to keep a denominator from zero.
+# A smaller constant in an addition is an epsilon that keeps a denominator from zero.
 _LARGEST_EPSILON = 1e-2
 _RSQRT = -0.5  # as an exponent
-# Where an operator holds its bias, and where its epsilon.
+# The argument positions of an operator's bias and epsilon.
 _BIAS = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _NORM_BIAS = {"native_layer_norm": 3, "native_batch_norm": 2, "native_group_norm": 2}
 _EPSILON = {
@@ -59,20 +59,12 @@ def _alpha(call: RunningCall) -> Any:
 
 
 def _shaped_as_right(result: Any, call: RunningCall) -> Tensor:
-    """A wrong value in the shape and dtype of the right one."""
+    """A wrong value in the shape and dtype of the correct one."""
     right: Tensor = call.right()
     return torch.as_tensor(result).to(right.dtype).expand(right.shape).clone()
 
 
 # --- 1, 2, 3, 14: another operation ---------------------------------------------------------------
-
-
-def _multiplications(place: CallPlace) -> list[str]:
-    return [""] if place.name == "mul" and place.parts() else []
-
-
-def _sum(call: RunningCall, _: str) -> Any:
-    return torch.add(call.args[0], call.args[1])
 
 
 def _difference(call: RunningCall, _: str) -> Any:
@@ -96,7 +88,7 @@ def _reciprocal_roots(place: CallPlace) -> list[str]:
 
 
 def addends(place: CallPlace) -> list[str]:
-    """The addends of an addition that are tensors, or numbers that are no epsilon."""
+    """The addends of an addition that are tensors, or numbers other than an epsilon."""
     if place.name != "add" or not place.parts(floating=False):
         return []
     found = []
@@ -119,12 +111,12 @@ def _droppable(place: CallPlace) -> list[str]:
     if position is not None:
         return ["bias"] if isinstance(place.argument(position), Node) else []
     if place.backward and is_gradient(place):
-        return []  # that one is called untied_gradient
+        return []  # that is untied_gradient
     return addends(place)
 
 
 def is_gradient(place: CallPlace) -> bool:
-    """Whether the call's result is the gradient of something, but for views."""
+    """Whether the call's result is a gradient, possibly through views."""
     return any(item.kind is ItemKind.GRADIENT for item in place.ends.values())
 
 
@@ -221,7 +213,10 @@ def _growable(place: CallPlace) -> list[str]:
 
 
 ARITHMETIC_FAULTS: dict[str, FaultRule] = {
-    "mul_to_add": FaultRule(_multiplications, _sum),
+    "mul_to_add": FaultRule(
+        lambda place: [""] if place.name == "mul" and place.parts() else [],
+        lambda call, _: torch.add(call.args[0], call.args[1]),
+    ),
     "add_to_sub": FaultRule(_calls_named("add"), _difference),
     "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
     "dropped_addend": FaultRule(_droppable, _dropped),
@@ -261,7 +256,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "hardtanh": torch.tanh,
     "log_sigmoid_forward": F.relu,
 }
-# Of the gradient that comes in and what the forward pass kept.
+# Functions of the incoming gradient and the saved tensor.
 _OTHERS_BACKWARD: dict[str, Callable[..., Any]] = {
     "gelu_backward": aten.silu_backward.default,
     "silu_backward": aten.gelu_backward.default,
@@ -287,7 +282,7 @@ def _other_activation(call: RunningCall, _: str) -> Any:
 
 
 def _no_activation(call: RunningCall, _: str) -> Any:
-    # Of a backward node, the first argument is the gradient that comes in.
+    # The first argument of a backward node is the incoming gradient.
     return call.args[0].clone()
 
 
@@ -305,9 +300,9 @@ ACTIVATION_FAULTS: dict[str, FaultRule] = {
 }
 
 
-# --- Precision: a narrower dtype inside, another outside ------------------------------------------
+# --- Precision: a narrower dtype inside, another dtype outside ------------------------------------
 
-# What a careless kernel computes in.
+# The dtypes in which a careless kernel computes.
 _NARROWER = {
     torch.float64: torch.float32,
     torch.float32: torch.bfloat16,
@@ -336,7 +331,7 @@ def _narrowable(place: CallPlace) -> list[str]:
     if not (place.computes and place.kind.rounds):
         return []
     dtypes = {part.dtype for _, part in place.parts()}
-    # Which one is said here, since a run in float64 does not know what the program ran in.
+    # The dtype is part of the detail, because a run in float64 does not know the program's own.
     return [f"in {dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
 
 
@@ -345,7 +340,7 @@ def _narrowed(call: RunningCall, detail: str) -> Any:
 
     def cast(value: Tensor) -> Tensor:
         limit = torch.finfo(narrow).max
-        # As such casts are written: what is too large stops at the largest number there is.
+        # Such casts usually saturate.
         kept = value.clamp(-limit, limit) if narrow is torch.float8_e4m3fn else value
         return kept.to(narrow).to(value.dtype)
 
@@ -368,7 +363,7 @@ def _rounded(call: RunningCall, detail: str) -> Any:
 
 
 def _cast_around(call: RunningCall, cast: Any) -> Any:
-    """The call with every float that goes in or comes out cast."""
+    """The call with every floating-point input and output cast."""
 
     def each(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -444,7 +439,7 @@ def _saturated(call: RunningCall, _: str) -> Any:
     else:
         true = _WRAPPING[call.name](*wide, **call.kwargs)
     info = torch.iinfo(right.dtype)
-    # Only where it leaves the range: float64 does not hold every integer within.
+    # Only outside the range: float64 does not hold every integer within.
     capped = torch.where(true >= info.max + 1, torch.full_like(right, info.max), right)
     return torch.where(true < info.min, torch.full_like(right, info.min), capped)
 
@@ -462,7 +457,7 @@ def _clamp_without_nan(call: RunningCall) -> Any:
     if call.name == "clamp_max":
         low, high = None, call.args[1]
     low, high = call.kwargs.get("min", low), call.kwargs.get("max", high)
-    # A NaN is not above the bound, and gets it.
+    # A NaN is not above the bound, so it is replaced by the bound.
     value = value if low is None else torch.where(value > low, value, low)
     return value if high is None else torch.where(value < high, value, high)
 
@@ -504,10 +499,10 @@ SPECIAL_FAULTS: dict[str, FaultRule] = {
 # --- Indices: a row, a column, a mask, a slice, an order ------------------------------------------
 
 _END = 2**62
-# Operators that take a piece of an axis or put one back, with the positions of axis and start.
+# Operators that read or write a piece of an axis, with the positions of axis and start.
 _SLICES = {"slice": (1, 2), "slice_backward": (2, 3), "slice_scatter": (2, 3)}
 _SELECTS = {"select": (1, 2), "select_backward": (2, 3), "select_scatter": (2, 3)}
-# Attention kernels, with the position at which they are told to be causal.
+# Attention kernels, with the position of their `is_causal` argument.
 _CAUSAL_ARGUMENTS = {
     "_scaled_dot_product_flash_attention_for_cpu": 4,
     "_scaled_dot_product_flash_attention": 4,
@@ -521,14 +516,18 @@ _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 
 def _moves(place: CallPlace) -> bool:
-    """Whether a call writes values, be it only to move them."""
+    """Whether a call writes values, if only to move them."""
     return place.computes or place.name in {"clone", "_to_copy", "copy"}
 
 
-def _rows(place: CallPlace) -> list[str]:
-    if not _moves(place):
-        return []
-    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[0] > 1]
+def _long_along(axis: int) -> Callable[[CallPlace], list[str]]:
+    """Results with more than one element along an axis."""
+
+    def where(place: CallPlace) -> list[str]:
+        parts = place.parts() if _moves(place) else []
+        return [detail for detail, part in parts if part.dim() > 0 and part.shape[axis] > 1]
+
+    return where
 
 
 def _with_zero_row(part: Tensor) -> Tensor:
@@ -536,12 +535,6 @@ def _with_zero_row(part: Tensor) -> Tensor:
     changed = part.clone()
     changed[row] = 0
     return changed
-
-
-def _columns(place: CallPlace) -> list[str]:
-    if not _moves(place):
-        return []
-    return [detail for detail, part in place.parts() if part.dim() > 0 and part.shape[-1] > 1]
 
 
 def _with_stale_column(part: Tensor) -> Tensor:
@@ -585,13 +578,13 @@ def _with_mask_moved(call: RunningCall, detail: str) -> Any:
 
 
 def _seeing_the_next(call: RunningCall) -> Any:
-    """Attention whose causal mask lets every position see one more."""
+    """Attention with a causal mask that lets every position see one more."""
     query, key, value = call.args[:3]
     seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
     mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
     if call.name.endswith("_for_cpu"):
         return call.given((_CAUSAL_ARGUMENTS[call.name], False), attn_mask=mask)
-    # A device's kernel takes no such mask, or not in every size: its output is written out.
+    # GPU kernels take no such mask, or not in every size: compute the output here.
     output, *rest = call.right()
     wide = torch.promote_types(query.dtype, torch.float32)
     scale = call.kwargs.get("scale") or query.shape[-1] ** -0.5
@@ -619,7 +612,7 @@ def _slices(place: CallPlace) -> list[str]:
 
 
 def _whole_length(place: CallPlace, axis: int) -> int:
-    """How long the whole is of which a piece is taken."""
+    """The length of the axis from which a piece is taken."""
     if place.name.endswith("_backward"):
         sizes = place.argument(1)
         return sizes[axis] if all(isinstance(size, int) for size in sizes) else 0
@@ -650,7 +643,7 @@ def _moved(call: RunningCall, detail: str) -> Any:
     return call.target(*args, **call.kwargs)
 
 
-# --- 24: what is joined ---------------------------------------------------------------------------
+# --- 24: concatenation ----------------------------------------------------------------------------
 
 
 def _joins(place: CallPlace) -> list[str]:
@@ -666,9 +659,9 @@ def _swapped(call: RunningCall, _: str) -> Any:
 
 
 INDEXING_FAULTS: dict[str, FaultRule] = {
-    "zero_row": FaultRule(_rows, lambda call, detail: call.spoil(detail, _with_zero_row)),
+    "zero_row": FaultRule(_long_along(0), lambda call, detail: call.spoil(detail, _with_zero_row)),
     "stale_column": FaultRule(
-        _columns, lambda call, detail: call.spoil(detail, _with_stale_column)
+        _long_along(-1), lambda call, detail: call.spoil(detail, _with_stale_column)
     ),
     "shifted_mask": FaultRule(_masks, _with_mask_moved),
     "shifted_slice": FaultRule(_slices, _moved),
@@ -676,7 +669,7 @@ INDEXING_FAULTS: dict[str, FaultRule] = {
 }
 
 
-# --- State: a write too few or too many -----------------------------------------------------------
+# --- State: missing and unwanted writes -----------------------------------------------------------
 
 # --- 28, 29: writes left out ----------------------------------------------------------------------
 
@@ -696,7 +689,7 @@ def _without_write(call: RunningCall, detail: str) -> Any:
 
 
 def _written_in_place(place: CallPlace) -> list[str]:
-    """What writes in place, and not to a buffer: that one is called stale_buffer."""
+    """Calls that write in place, but not to a buffer: that is stale_buffer."""
     if 0 not in place.writes or place.kind.random or place.name in {"fill", "zero"}:
         return []
     return [] if place.writes_buffer(0) else [""]

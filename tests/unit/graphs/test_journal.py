@@ -80,7 +80,7 @@ def test_a_last_line_that_was_cut_short_is_dropped_with_a_note_and_the_rest_goes
     with opened(tmp_path) as journal:
         assert list(journal.finished) == ["one"]
         [note] = journal.notes
-        assert "was cut short" in note
+        assert "was truncated" in note
         journal.finish(result("two"))
     with opened(tmp_path) as journal:
         assert list(journal.finished) == ["one", "two"]
@@ -108,16 +108,16 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"settings": {"ranks": "4"}}, r"other settings \(ranks was 2, and is 4 now\)"),
-        ({"versions": {"torch": "2.12.0"}}, r"other versions \(torch was 2.13.0, and is 2.12.0"),
+        ({"settings": {"ranks": "4"}}, r"other settings \(ranks was 2, now it is 4\)"),
+        ({"versions": {"torch": "2.12.0"}}, r"other versions \(torch was 2.13.0, now it is 2.12.0"),
         ({"inputs": "1234"}, "other sample inputs or weights"),
-        ({"modules": {"own_ops": "1234"}}, "another text of the module own_ops"),
+        ({"modules": {"own_ops": "1234"}}, "another version of the module own_ops"),
     ],
 )
 def test_results_of_something_else_are_refused_and_it_is_said_of_what(tmp_path, changes, told):
     write(tmp_path, "one")
     other = msgspec.structs.replace(ABOUT, **changes)
-    with pytest.raises(UsageError, match=f"holds results of {told}.*--overwrite"):
+    with pytest.raises(UsageError, match=f"holds results with {told}.*--overwrite"):
         opened(tmp_path, other)
     with opened(tmp_path, other, resume=False) as journal:
         assert not journal.finished
@@ -144,7 +144,7 @@ def test_what_was_interrupted_is_no_suspect(tmp_path):
 def test_two_runs_cannot_write_to_one_folder_at_the_same_time(tmp_path):
     with (
         opened(tmp_path),
-        pytest.raises(UsageError, match="another process writes its results there"),
+        pytest.raises(UsageError, match="another process is writing its results there"),
     ):
         opened(tmp_path)
     write(tmp_path, "one")
@@ -214,14 +214,14 @@ def test_starting_anew_because_of_other_settings_says_what_else_that_drops(tmp_p
     write(tmp_path, "one")
     write(tmp_path, "two", about=OTHER)
     changed = msgspec.structs.replace(ABOUT, settings={"ranks": "4"})
-    with pytest.raises(UsageError, match="which drops those of 1 other graph, too"):
+    with pytest.raises(UsageError, match="which also deletes the results of 1 other graph"):
         opened(tmp_path, changed)
 
 
 def test_a_journal_of_an_older_format_or_of_another_program_is_refused(tmp_path):
     for text in (b'{"format":1,"about":null}\n', b'{"entry": "somebody else\'s"}\n', b"notes\n"):
         (tmp_path / JOURNAL_NAME).write_bytes(text)
-        with pytest.raises(UsageError, match="line 1 is damaged or of another version"):
+        with pytest.raises(UsageError, match="line 1 is damaged or from another version"):
             opened(tmp_path)
         assert (tmp_path / JOURNAL_NAME).read_bytes() == text
 
@@ -232,6 +232,6 @@ def test_a_lock_that_was_taken_in_between_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "paritas.graphs.results_folder.is_locked", lambda path: False, raising=False
     )
-    with pytest.raises(UsageError, match="another process writes its results there"):
+    with pytest.raises(UsageError, match="another process is writing its results there"):
         opened(tmp_path)
     held.release()

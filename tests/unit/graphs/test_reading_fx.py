@@ -59,7 +59,7 @@ def test_parameters_and_buffers_are_told_apart_and_the_model_is_left_as_it_was()
 def test_taking_a_tuple_apart_is_idle_and_a_subscript_of_a_tensor_is_not():
     graph = traced(Cnn(), torch.randn(2, 3, 8, 8))
     apart = [call for call in graph.calls if call.operator == "operator.getitem"]
-    assert [call.idle for call in apart] == ["takes a tuple apart", "takes a tuple apart", ""]
+    assert [call.idle for call in apart] == ["unpacks a tuple", "unpacks a tuple", ""]
     assert isinstance(apart[2].args[0], TensorValue)
     assert apart[2].args[1] == (slice(None, None, None), 0)
 
@@ -79,7 +79,7 @@ def test_shapes_that_a_graph_holds_are_taken():
 
 def test_a_graph_without_shapes_asks_for_inputs():
     module = torch.fx.symbolic_trace(Cnn())
-    with pytest.raises(UsageError, match=r"has no shapes .* give sample inputs with it"):
+    with pytest.raises(UsageError, match=r"has no shapes .* pass sample inputs with it"):
         open_graph(module)
 
 

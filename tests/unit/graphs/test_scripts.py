@@ -156,12 +156,12 @@ def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
     handed = write_script(tmp_path, "00_linear", facts_of("bias once"))
     assert handed.path == "repro/00_linear.py"
     problem = "it exits with 0: the fault is gone"
-    assert handed.note == f"repro/00_linear.py does not show the failure by itself: {problem}"
+    assert handed.note == f"repro/00_linear.py does not reproduce the failure: {problem}"
     assert f"did not show the failure: {problem}" in (tmp_path / handed.path).read_text()
 
 
 def test_a_function_made_in_memory_has_no_script():
-    with pytest.raises(NoScriptError, match=r"own\.f was made in memory"):
+    with pytest.raises(NoScriptError, match=r"own\.f exists only in memory"):
         function_text("own.f", lambda x: x)
 
 

@@ -174,7 +174,7 @@ def test_another_graph_in_the_same_folder_is_registered_beside_the_first(
     assert (report.shared, report.resumed, report.number) == (1, 0, 2)
     assert report.passed
     [again] = [one for one in report.operators if one.operator == "torch.relu"]
-    assert "not verified again: it was for toy" in again.notes
+    assert "not verified again: already verified for toy" in again.notes
     assert [site.node for site in again.sites] == ["relu_0"]
     [first] = report.others
     assert (first.graph, first.exit_code, len(first.operators)) == ("toy", 1, 3)
@@ -259,7 +259,7 @@ def test_starting_anew_takes_away_what_is_ours_and_nothing_else(tmp_path, untrie
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path):
     verify_graph(FINE, tmp_path)
-    with pytest.raises(UsageError, match=r"seed was 0, and is 1 now"):
+    with pytest.raises(UsageError, match=r"seed was 0, now it is 1"):
         verify_graph(FINE, tmp_path, seed=1)
 
 
@@ -269,13 +269,13 @@ def test_a_module_that_was_mended_meanwhile_is_another_question(tmp_path, monkey
     module.write_text("A = 1\n")
     verify_graph(FINE, tmp_path / "out", imports=["rules_of_mine"])
     module.write_text("A = 2\n")
-    with pytest.raises(UsageError, match="another text of the module rules_of_mine"):
+    with pytest.raises(UsageError, match="another version of the module rules_of_mine"):
         verify_graph(FINE, tmp_path / "out", imports=["rules_of_mine"])
 
 
 def test_files_of_somebody_else_are_not_replaced(tmp_path):
     (tmp_path / "results.csv").write_text("mine")
-    with pytest.raises(UsageError, match=r"holds results.csv, but no journal.jsonl to go on from"):
+    with pytest.raises(UsageError, match=r"holds results.csv, but no journal.jsonl to resume from"):
         verify_graph(FINE, tmp_path)
     assert (tmp_path / "results.csv").read_text() == "mine"
 
@@ -285,18 +285,18 @@ def test_a_file_that_leads_out_of_the_folder_is_not_written_to(tmp_path, name):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).symlink_to(tmp_path / "precious")
-    with pytest.raises(UsageError, match="it leads out of the folder"):
+    with pytest.raises(UsageError, match="it is a symbolic link; remove it"):
         verify_graph(FINE, tmp_path / "out", resume=False)
     assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_an_outdir_that_is_a_file_and_a_linked_folder_of_scripts_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="it is a file; name a folder"):
+    with pytest.raises(UsageError, match="it is a file; use a folder"):
         verify_graph(FINE, tmp_path / "file")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "repro").symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="it is no folder of its own"):
+    with pytest.raises(UsageError, match="it is a link or a file, not a folder; remove it"):
         verify_graph(FINE, tmp_path / "out")
 
 

@@ -147,7 +147,7 @@ def test_a_wrong_result_does_not_become_a_wrong_gradient(tmp_path) -> None:
 
 def test_an_operator_that_no_script_could_import_is_refused() -> None:
     verdict = check_recipe(call(lambda x: x - x.mean(), drawn(4, 2), name="mine"), ROWS)
-    with pytest.raises(UsageError, match=r"mine was made in memory.*a module of its own"):
+    with pytest.raises(UsageError, match=r"mine exists only in memory.*top level of a module"):
         verdict.shrink()
 
 

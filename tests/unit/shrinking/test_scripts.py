@@ -11,7 +11,7 @@ from paritas.errors import UsageError
 from paritas.reports.scripts import ScriptValues, write
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature
-from paritas.shrinking.scripts import program_script
+from paritas.shrinking.shrink import program_script
 from quality.faulty_backends import backend
 
 # Not those that a script's own formula draws.
@@ -183,5 +183,5 @@ def test_sub_graphs_are_refused_by_name(tmp_path):
     x = graph.placeholder("x")
     graph.output((graph.get_attr("inner"), x))
     program = FailingProgram(fx.GraphModule(Holder(), graph), (torch.ones(1),))
-    with pytest.raises(UsageError, match="holds sub-graphs"):
+    with pytest.raises(UsageError, match="has nested graphs"):
         write_script(program, Candidate(), WRONG, None, tmp_path / "repro.py")

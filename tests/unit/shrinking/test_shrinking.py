@@ -42,18 +42,18 @@ def test_a_wrong_operator_is_left_alone_and_without_its_backward_pass(tmp_path):
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
     assert targets(result) == [torch.sin]
     assert not result.program.gradients
-    assert result.nodes_before == 14
-    assert result.ended
+    assert len(result.original.calls) == 14
+    assert result.report.ended
     assert result.signature.role == "output"
-    assert result.queries <= 10
+    assert result.report.queries <= 10
 
 
 def test_a_failure_that_is_known_needs_no_compile_of_the_whole(tmp_path):
     known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, signature=known)
     assert targets(result) == [torch.sin]
-    assert result.nodes_before == 14
-    assert result.queries <= 4
+    assert len(result.original.calls) == 14
+    assert result.report.queries <= 4
 
 
 def test_a_wrong_gradient_stays_a_wrong_gradient(tmp_path):
@@ -138,7 +138,7 @@ def test_best_so_far_is_kept_when_the_time_is_over(tmp_path, monkeypatch):
     monkeypatch.setattr(Oracle, "left", property(left))
     with torch.no_grad():
         result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path)
-    assert not result.ended
+    assert not result.report.ended
     assert targets(result) == [torch.sin]
     assert result.script.path.exists()
 
@@ -150,7 +150,7 @@ def test_best_so_far_is_kept_on_interrupt(tmp_path):
 
     with torch.no_grad():
         result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, on_progress=interrupt)
-    assert not result.ended
+    assert not result.report.ended
     assert targets(result) == [torch.sin]
 
 
@@ -165,7 +165,7 @@ def test_of_several_graphs_the_first_failing_one_is_shrunk(tmp_path):
         return torch.sin(pause(y))
 
     result = shrunk(model, [torch.randn(4, 8)], "sin_as_cos", tmp_path)
-    assert result.nodes_before == 1
+    assert len(result.original.calls) == 1
 
 
 def test_a_checkpointed_body_is_laid_open(tmp_path):
@@ -178,7 +178,7 @@ def test_a_checkpointed_body_is_laid_open(tmp_path):
 
 
 def test_nothing_that_fails_is_nothing_to_shrink(tmp_path):
-    with pytest.raises(UsageError, match="none of the 1 graphs fails by itself"):
+    with pytest.raises(UsageError, match="none of the 1 graphs fails on its own"):
         shrunk(Model(1), [torch.randn(4, 8)], "right", tmp_path)
 
 

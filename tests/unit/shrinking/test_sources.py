@@ -16,6 +16,7 @@ import paritas
 from paritas.checks.failures import recall_failed
 from paritas.errors import MismatchError, UsageError
 from paritas.results.findings import Verdict
+from paritas.shrinking import shrink as shrinking
 from paritas.shrinking import sources
 from paritas.shrinking.programs import Candidate
 from quality import faulty_backends
@@ -81,7 +82,12 @@ def test_so_does_the_one_that_its_error_carries(tmp_path) -> None:
 
 def test_dynamic_shapes_stay_dynamic(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(sources, "report_of", seen.append)
+
+    def shrink(*args, **kwargs):
+        seen.append(shrinking.shrink(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(sources, "shrink", shrink)
     _failing(dynamic=True).shrink(outdir=tmp_path)
     (shrunk,) = seen
     assert shrunk.program.dynamic
