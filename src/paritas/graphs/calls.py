@@ -287,7 +287,8 @@ def draw_values(
     """
     wanted = _wanted_arguments(name, args, kwargs)
     uses: dict[str, list[tuple[Place, str, TensorValue]]] = {}
-    for place, path, value in _uses(args, kwargs):
+    for (place, *keys), value in tensors_by_path(args, kwargs):
+        path = "".join([str(place), *(f"[{key!r}]" for key in keys)])
         uses.setdefault(value.name, []).append((place, path, value))
     sizes = _subscripts(name, args)
     drawn = {key: _draw_tensor(wanted, found, sizes, seed) for key, found in uses.items()}
@@ -332,23 +333,23 @@ def _places(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Plac
     return [*enumerate(args), *kwargs.items()]
 
 
-def _uses(
+def tensors_by_path(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Place, str, TensorValue]]:
-    """Every tensor of the call: the argument it is in, its path there, and its value."""
+) -> Iterator[tuple[tuple[Any, ...], TensorValue]]:
+    """Every tensor of a call, with its argument's place and the keys inside that argument."""
 
-    def below(place: Place, path: str, value: Any) -> Iterator[tuple[Place, str, TensorValue]]:
+    def below(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], TensorValue]]:
         if isinstance(value, TensorValue):
-            yield place, path, value
+            yield path, value
         elif isinstance(value, (list, tuple)):
             for at, item in enumerate(value):
-                yield from below(place, f"{path}[{at}]", item)
+                yield from below((*path, at), item)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                yield from below(place, f"{path}[{key!r}]", item)
+                yield from below((*path, key), item)
 
     for place, value in _places(args, kwargs):
-        yield from below(place, str(place), value)
+        yield from below((place,), value)
 
 
 def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:

@@ -420,8 +420,10 @@ def prepare_call(
         UsageError: no values can be drawn, or they would take too much memory.
     """
     notes: list[str] = []
-    if values is None:
-        subject, note = _shrunk(subject, call, settings)
+    if settings.cap is not None and values is None:
+        annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
+        declared = call.annotation is not None and settings.options in {None, "declared", "all"}
+        subject, note = capped(subject, call.outputs, settings, annotation, declared=declared)
         notes += [note] if note else []
     elif settings.cap is not None and any(
         n > settings.cap for t in call.tensors() for n in t.shape
@@ -430,17 +432,6 @@ def prepare_call(
     _refuse_huge(subject, call, settings)
     operator_call, note = _operator_call(subject, settings, values)
     return subject, operator_call, [*notes, note]
-
-
-def _shrunk(
-    subject: GraphSubject, call: GraphCall, settings: GraphSettings
-) -> tuple[GraphSubject, str]:
-    """Shorten dimensions to the cap, if there is one and the operator allows it."""
-    if settings.cap is None:
-        return subject, ""
-    annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
-    declared = call.annotation is not None and settings.options in {None, "declared", "all"}
-    return capped(subject, call.outputs, settings, annotation, declared=declared)
 
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
@@ -586,7 +577,13 @@ class _Splits:
                 imports=settings.imports,
             )
         except UsageError as error:  # real ranks cannot run it: keep the simulated verdict
-            real = _unverified(f"on {settings.confirm} ranks", str(error))
+            finding = Finding(
+                item=harness(f"on {settings.confirm} ranks"),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=str(error),
+            )
+            real = Verdict(findings=(finding,))
         merged = Verdict.merge([simulated, real])
         return merged, Confirmation(
             backend=settings.confirm, status=real.status, simulated=simulated.status
@@ -628,12 +625,6 @@ class _Splits:
             reason=offer.fault,
             verdict=Verdict(findings=(finding,), coverage=Coverage(compared=1)),
         )
-
-
-def _unverified(path: str, reason: str) -> Verdict:
-    item = harness(path)
-    finding = Finding(item=item, aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=reason)
-    return Verdict(findings=(finding,))
 
 
 def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:

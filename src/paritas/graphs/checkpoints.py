@@ -106,8 +106,15 @@ def declared_annotation(
         _without_dims(tensor, value) for tensor, value in zip(outputs, outputs_given, strict=True)
     ]
     numbers = _embedding_bounds(node, inputs, kwargs)
-    numbers += _norm_group(node, inputs, suffixes)
-    inputs = _own_statistics(node, inputs, suffixes)
+    # The code that nnScaler generates for batch norm contains the group of the ranks.
+    samples = _samples(node, inputs, suffixes, _BATCH_NORM)
+    numbers += [f"process_group=ranks({samples})"] if samples else []
+    # Instance norm has no group: its running statistics cover each rank's own samples.
+    samples = _samples(node, inputs, suffixes, _INSTANCE_NORM)
+    inputs = [
+        dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
+        for at, tensor in enumerate(inputs)
+    ]
     notes = []
     if node.get("_no_grad_reduce_inputs"):
         notes.append("the node lists inputs with full gradients: ignored")
@@ -192,25 +199,6 @@ def _embedding_bounds(
     if not bounded or len(inputs) != 2 or not inputs[1].dims:  # noqa: PLR2004 - ids and the table
         return []
     return [f"start:stop={inputs[1].dims[0][0]}"]
-
-
-def _norm_group(
-    node: CheckpointRecord, inputs: list[_DeclaredTensor], suffixes: Mapping[str, str]
-) -> list[str]:
-    """The code that nnScaler generates for batch norm contains the group of the ranks."""
-    samples = _samples(node, inputs, suffixes, _BATCH_NORM)
-    return [f"process_group=ranks({samples})"] if samples else []
-
-
-def _own_statistics(
-    node: CheckpointRecord, inputs: list[_DeclaredTensor], suffixes: Mapping[str, str]
-) -> list[_DeclaredTensor]:
-    """Instance norm has no group: its running statistics cover each rank's samples."""
-    samples = _samples(node, inputs, suffixes, _INSTANCE_NORM)
-    return [
-        dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
-        for at, tensor in enumerate(inputs)
-    ]
 
 
 def _samples(
@@ -379,6 +367,8 @@ class CheckpointNodes:
             self.notes += [declared.note] if declared.note else []
         idle = _idle_reason(node, returns_tensors=bool(outputs))
         source, code = _node_source(node)
+        stack = node.get("_module_stack")
+        module = list(stack)[-1] if isinstance(stack, dict) and stack else None
         obstacle = f"the file has no value for {', '.join(missing[:5])}" if missing else ""
         return GraphCall(
             position=position,
@@ -390,7 +380,7 @@ class CheckpointNodes:
             annotation=annotation,
             source=source,
             code=code,
-            module=_node_module(node),
+            module=text_of(module) or "",
             idle=idle,
             obstacle="" if idle else obstacle,
         )
@@ -421,13 +411,6 @@ def _node_source(node: CheckpointRecord) -> tuple[str, str]:
     if found is None:
         return "", text.strip()[:_LONGEST_CODE]
     return f"{found['file']}:{found['line']}", found["code"].strip()[:_LONGEST_CODE]
-
-
-def _node_module(node: CheckpointRecord) -> str:
-    stack = node.get("_module_stack")
-    if not isinstance(stack, dict) or not stack:
-        return ""
-    return text_of(list(stack)[-1]) or ""
 
 
 # --- The checkpoint -------------------------------------------------------------------------------

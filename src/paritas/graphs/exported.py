@@ -383,13 +383,15 @@ def read_exported(path: Path) -> Graph:
         _read_part(part, values, symbols, calls)
     except (Unknown, *_MISREAD) as error:
         raise UsageError(f"{where} cannot be read: {error!s:.200}") from None
+    version = program.schema_version
+    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
     return Graph(
         name=path.name,
         kind="torch.export",
         calls=tuple(calls),
         values=known,
         state=lambda: read_state(archive, names),
-        notes=_program_notes(program, symbols),
+        notes=(made, *symbols.notes()),
     )
 
 
@@ -444,8 +446,9 @@ def _read_part(
     for node in part.nodes:
         call, made = _read_node(node, values, len(calls))
         calls.append(call)
-        for name, inner in _graphs_inside(node):
-            within = ExportedValues(inner, symbols, f"{call.name}.{name}.")
+        for held in [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]:
+            inner = msgspec.convert(held["graph"], GraphPart)
+            within = ExportedValues(inner, symbols, f"{call.name}.{held['name']}.")
             if call.operator == _GRAD_BRACKET:
                 _hand_on(call, inner, within)
             _read_part(inner, within, symbols, calls)
@@ -533,11 +536,6 @@ def _taken_apart(
     return found
 
 
-def _graphs_inside(node: Node) -> list[tuple[str, GraphPart]]:
-    given = [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]
-    return [(str(one["name"]), msgspec.convert(one["graph"], GraphPart)) for one in given]
-
-
 def _operator_name(target: str) -> str:
     name = target.removeprefix("torch.ops.")[:_LONGEST_NAME]
     return name.removeprefix("_") if name.startswith("_operator.") else name
@@ -550,9 +548,3 @@ def _name_of(node: Node, position: int) -> str:
         if isinstance(held, Mapping) and ("name" in held or "as_name" in held):
             return str(held.get("name") or held.get("as_name"))
     return f"{_operator_name(node.target).split('.')[-2:][0]}_{position}"
-
-
-def _program_notes(program: ExportedProgramData, symbols: Symbols) -> tuple[str, ...]:
-    version = program.schema_version
-    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
-    return (made, *symbols.notes())

@@ -90,44 +90,6 @@ def said_of(node: Node) -> Any:
     return UNKNOWN
 
 
-class Describing:
-    """Turns values into descriptions."""
-
-    def __init__(self, symbols: Symbols) -> None:
-        self._symbols = symbols
-
-    def result(self, value: Any, node: Node, prefix: str) -> Any:
-        """The result of a node; its parts have the names of the nodes that unpack it."""
-        if not isinstance(value, list | tuple) or _is_metadata(value):
-            return self.value(value, f"{prefix}{node.name}", "intermediate")
-        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
-        parts = [
-            self.value(one, f"{prefix}{named.get(at, f'{node.name}_unused_{at}')}", "intermediate")
-            for at, one in enumerate(value)
-        ]
-        return parts if isinstance(value, list) else tuple(parts)
-
-    def value(self, value: Any, name: str, kind: Kind) -> Any:
-        """A tensor as its description, a symbol as its number, anything else unchanged."""
-        if isinstance(value, torch.Tensor) or _is_metadata(value):
-            shape = tuple(self._number(size) for size in value.shape)
-            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
-            return TensorValue(name, shape, value.dtype, kind, grad)
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return self._number(value)
-        if isinstance(value, list | tuple):
-            parts = [self.value(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
-            return parts if isinstance(value, list) else tuple(parts)
-        if isinstance(value, Mapping):
-            return {key: self.value(one, f"{name}_{key}", kind) for key, one in value.items()}
-        return value
-
-    def _number(self, value: Any) -> Any:
-        if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return value
-        return size_number(value, self._symbols.guess)
-
-
 def _is_metadata(value: Any) -> bool:
     """Whether a value is a `TensorMetadata` of torch.fx's ShapeProp."""
     return hasattr(value, "_fields") and hasattr(value, "shape") and hasattr(value, "dtype")
@@ -180,7 +142,10 @@ def _write_out(module: GraphModule, node: Node) -> bool:
     path = _inside(node)
     try:
         target = module.get_submodule(path)
-        graph = _traced(target)
+        if isinstance(target, GraphModule):
+            graph = target.graph
+        else:
+            graph = _by_hand(target) or _IntoEverything().trace(target)
         given = _bind_module_call(target, node)
     except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
@@ -230,12 +195,6 @@ def _replace(node: Node, result: Any) -> None:
             raise UsageError(f"{node.name} returns {part!r:.40}, which no node computes")
         user.replace_all_uses_with(part)
         user.graph.erase_node(user)
-
-
-def _traced(module: nn.Module) -> torch.fx.Graph:
-    if isinstance(module, GraphModule):
-        return module.graph
-    return _by_hand(module) or _IntoEverything().trace(module)
 
 
 def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
@@ -340,7 +299,6 @@ class _FxReader:
         self._kinds = kinds
         self._made: dict[Node, Any] = {}
         self._prefix = ""
-        self._describing = Describing(symbols)
         self.calls: list[GraphCall] = []
         self.values: dict[str, TensorValue] = {}
         self.state: dict[str, torch.Tensor] = {}
@@ -363,6 +321,32 @@ class _FxReader:
     def _value(self, node: Node) -> Any:
         return self._found[node] if node in self._found else said_of(node)
 
+    def _describe(self, value: Any, name: str, kind: Kind = "intermediate") -> Any:
+        """A tensor as its description, a symbol as its number, anything else unchanged."""
+        if isinstance(value, torch.Tensor) or _is_metadata(value):
+            shape = tuple(self._describe(size, name) for size in value.shape)
+            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
+            return TensorValue(f"{self._prefix}{name}", shape, value.dtype, kind, grad)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size_number(value, self._symbols.guess)
+        if isinstance(value, list | tuple):
+            parts = [self._describe(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, Mapping):
+            return {key: self._describe(one, f"{name}_{key}", kind) for key, one in value.items()}
+        return value
+
+    def _describe_result(self, value: Any, node: Node) -> Any:
+        """The result of a node; its parts have the names of the nodes that unpack it."""
+        if not isinstance(value, list | tuple) or _is_metadata(value):
+            return self._describe(value, node.name)
+        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+        parts = [
+            self._describe(one, named.get(at, f"{node.name}_unused_{at}"))
+            for at, one in enumerate(value)
+        ]
+        return parts if isinstance(value, list) else tuple(parts)
+
     def _read_input(self, node: Node) -> None:
         value = self._value(node)
         kind = self._kinds.get(node.name, "input")
@@ -370,7 +354,7 @@ class _FxReader:
             kind = "parameter"
         if self._prefix:
             kind = "intermediate"  # passed in by the enclosing operator
-        made = self._describing.value(value, f"{self._prefix}{node.name}", kind)
+        made = self._describe(value, node.name, kind)
         self._made[node] = None if made is UNKNOWN else made
         if isinstance(made, TensorValue) and not self._prefix:
             self.values[made.name] = made
@@ -380,22 +364,25 @@ class _FxReader:
         for part in str(node.target).split("."):
             held = getattr(held, part, None)
         if isinstance(held, torch.Tensor):
+            is_buffer = node.target in dict(self._module.named_buffers())
+            kind: Kind = "buffer" if is_buffer else "constant"
+            if isinstance(held, torch.nn.Parameter):
+                kind = "parameter"
             name = f"{self._prefix}{node.target}"
             self.state[name] = held
-            self.values[name] = held = self._describing.value(held, name, self._kind_of(node, held))
+            self.values[name] = held = self._describe(held, str(node.target), kind)
         self._made[node] = held
-
-    def _kind_of(self, node: Node, held: torch.Tensor) -> Kind:
-        if isinstance(held, torch.nn.Parameter):
-            return "parameter"
-        return "buffer" if node.target in dict(self._module.named_buffers()) else "constant"
 
     def _read_call(self, node: Node) -> None:
         args = tuple(self._argument(one) for one in node.args)
         kwargs = {key: self._argument(one) for key, one in node.kwargs.items()}
-        apart = node.target is operator.getitem and _holds_tensors(args[0])
+        apart = (
+            node.target is operator.getitem
+            and not isinstance(args[0], TensorValue)
+            and any(True for _ in tensor_values(args[0]))
+        )
         value = self._value(node)
-        made = _picked(args) if apart else self._describing.result(value, node, self._prefix)
+        made = _picked(args) if apart else self._describe_result(value, node)
         self._made[node] = None if made is UNKNOWN else made
         outputs = tuple(tensor_values(made))
         name, function, obstacle = self._called(node)
@@ -451,10 +438,6 @@ class _FxReader:
             return self._made[one] if isinstance(one, Node) else one
 
         return map_items(given, item)
-
-
-def _holds_tensors(value: Any) -> bool:
-    return not isinstance(value, TensorValue) and any(True for _ in tensor_values(value))
 
 
 def _picked(args: tuple[Any, ...]) -> Any:

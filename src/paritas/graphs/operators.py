@@ -78,32 +78,34 @@ _FURTHER = frozenset(
     """.split()  # noqa: SIM905
 )
 # Python's operators on tensors, and the operator whose rule applies.
-_PYTHON = {
-    "add": "torch.add",
+_SAME_NAMES = (
+    "add",
+    "sub",
+    "mul",
+    "pow",
+    "neg",
+    "abs",
+    "matmul",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)
+_PYTHON = {name: f"torch.{name}" for name in _SAME_NAMES} | {
     "iadd": "torch.add",
-    "sub": "torch.sub",
     "isub": "torch.sub",
-    "mul": "torch.mul",
     "imul": "torch.mul",
     "truediv": "torch.true_divide",
     "itruediv": "torch.true_divide",
     "floordiv": "torch.floor_divide",
     "mod": "torch.remainder",
-    "pow": "torch.pow",
-    "neg": "torch.neg",
     "pos": "torch.positive",
-    "abs": "torch.abs",
-    "matmul": "torch.matmul",
     "and_": "torch.bitwise_and",
     "or_": "torch.bitwise_or",
     "xor": "torch.bitwise_xor",
     "invert": "torch.bitwise_not",
-    "eq": "torch.eq",
-    "ne": "torch.ne",
-    "lt": "torch.lt",
-    "le": "torch.le",
-    "gt": "torch.gt",
-    "ge": "torch.ge",
     "getitem": "torch.Tensor.__getitem__",
 }
 # The same operator of aten and of torch: the second is the library's spelling.
@@ -389,7 +391,8 @@ def most_bytes(subject: GraphSubject) -> int:
     """
     first = _FACTORS.get(subject.name.rpartition(".")[2])
     if first is not None:
-        left, right = (_sizes(value) for value in subject.args[first : first + 2])
+        factors = subject.args[first : first + 2]
+        left, right = (x.shape if isinstance(x, TensorValue) else () for x in factors)
         if left and right:
             rows = math.prod(left) // max(left[-1], 1)
             columns = math.prod(right) // max(min(right[-2:]), 1)
@@ -397,10 +400,6 @@ def most_bytes(subject: GraphSubject) -> int:
     tree = (subject.args, dict(subject.kwargs))
     sizes = [math.prod(value.shape) for value in tensor_values(tree)]
     return math.prod(max(n, 1) for n in [*sizes, *numbers_in(tree)]) * _WIDEST
-
-
-def _sizes(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, TensorValue) else ()
 
 
 def numbers_in(tree: Any) -> Iterator[int]:

@@ -332,8 +332,12 @@ def prepare_folder(folder: Path, *, resume: bool) -> None:
         raise UsageError(
             f"cannot write to {str(scripts)!r}: it is a link or a file, not a folder; remove it"
         )
-    if resume and not (folder / JOURNAL_NAME).exists():
-        _refuse_strangers(folder)
+    there = [name for name in (*_FILES, SCRIPTS_FOLDER) if os.path.lexists(folder / name)]
+    if resume and there and not (folder / JOURNAL_NAME).exists():
+        raise UsageError(
+            f"{str(folder)!r} holds {', '.join(there)}, but no {JOURNAL_NAME} to resume from; use "
+            "another folder, or replace them with --overwrite (resume=False)"
+        )
 
 
 def clear_folder(folder: Path) -> None:
@@ -351,15 +355,6 @@ def clear_folder(folder: Path) -> None:
             path.unlink()
     if not any(scripts.iterdir()):
         scripts.rmdir()
-
-
-def _refuse_strangers(folder: Path) -> None:
-    there = [name for name in (*_FILES, SCRIPTS_FOLDER) if os.path.lexists(folder / name)]
-    if there:
-        raise UsageError(
-            f"{str(folder)!r} holds {', '.join(there)}, but no {JOURNAL_NAME} to resume from; use "
-            "another folder, or replace them with --overwrite (resume=False)"
-        )
 
 
 def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tuple[Path, ...]:

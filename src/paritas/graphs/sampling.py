@@ -21,6 +21,7 @@ from paritas.graphs.calls import (
     TensorValue,
     items_in,
     split_arguments,
+    tensors_by_path,
     values_for,
 )
 from paritas.graphs.operators import bytes_words, foretold, function_of, numbers_in, subject_of
@@ -29,7 +30,6 @@ from paritas.partition.configuration.inputs import generator_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paritas.dumps.opening import ReadableDump
     from paritas.files.records import Record, Site
 
 
@@ -70,18 +70,14 @@ def bound_inputs(graph: Graph, inputs: Any) -> dict[str, torch.Tensor]:
     if missing:
         raise UsageError(f"the inputs {', '.join(missing):.200} are missing; {takes}")
     for value in wanted:
-        _check(value, found[value.name])
+        tensor = found[value.name]
+        form, expected = (tuple(tensor.shape), tensor.dtype), (value.shape, value.dtype)
+        if form != expected:
+            raise UsageError(
+                f"input {value.name} is {shown([form])}, but the graph has {shown([expected])}; "
+                "pass inputs of the shapes and dtypes that it was made with"
+            )
     return found
-
-
-def _check(value: TensorValue, tensor: torch.Tensor) -> None:
-    found = (tuple(tensor.shape), tensor.dtype)
-    if found != (value.shape, value.dtype):
-        raise UsageError(
-            f"input {value.name} is {shown([found])}, but the graph has "
-            f"{shown([(value.shape, value.dtype)])}; pass inputs of the shapes and dtypes that it "
-            "was made with"
-        )
 
 
 def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
@@ -137,7 +133,10 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
         UsageError: it is not a dump, or none of its calls is in the graph.
     """
     dump = open_dump(path)
-    found = _match_records(graph, _calls_of(dump))
+    records = [one for one in dump.records() if one.site.phase == "forward"]
+    first = min(((one.rank, one.step) for one in records), default=(0, 0))
+    calls = list(RecordedCalls(one for one in records if (one.rank, one.step) == first))
+    found = _match_records(graph, calls)
     if not found:
         raise UsageError(
             f"{path}: none of its recorded calls is in {graph.name}. Record the model of the "
@@ -163,21 +162,13 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
     return Samples(kept, tuple(notes))
 
 
-def _calls_of(dump: ReadableDump) -> list[RecordedCall]:
-    """The forward calls of the first step of the first rank."""
-    records = [one for one in dump.records() if one.site.phase == "forward"]
-    first = min(((one.rank, one.step) for one in records), default=(0, 0))
-    return list(RecordedCalls(one for one in records if (one.rank, one.step) == first))
-
-
 def _match_records(graph: Graph, calls: list[RecordedCall]) -> dict[str, Record]:
     """The record of each graph value that the dump holds."""
     found: dict[str, Record] = {}
     for theirs, ours in _pair_calls(graph, calls):
-        wanted = [
-            *_tensors_by_place(ours),
-            *((f"made {at}", x) for at, x in enumerate(ours.outputs)),
-        ]
+        inputs = tensors_by_path(ours.args, ours.kwargs)
+        wanted = [(".".join(map(str, path)), value) for path, value in inputs]
+        wanted += [(f"made {at}", value) for at, value in enumerate(ours.outputs)]
         held = {**theirs.given, **{f"made {place}": one for place, one in theirs.made.items()}}
         if theirs.site.level == "module":
             # A module receives no parameters: its first argument is the first other tensor.
@@ -231,22 +222,6 @@ def _group_by_site(items: Iterable[tuple[str, str, Any]]) -> Mapping[tuple[str, 
     for module, name, item in items:
         groups[module, name].append(item)
     return groups
-
-
-def _tensors_by_place(call: GraphCall) -> Iterator[tuple[str, TensorValue]]:
-    """The input tensors of a call, with their places as a dump writes them."""
-
-    def below(place: str, value: Any) -> Iterator[tuple[str, TensorValue]]:
-        if isinstance(value, TensorValue):
-            yield place, value
-        elif isinstance(value, list | tuple):
-            for at, item in enumerate(value):
-                yield from below(f"{place}.{at}", item)
-
-    for at, value in enumerate(call.args):
-        yield from below(str(at), value)
-    for name, value in call.kwargs.items():
-        yield from below(name, value)
 
 
 def _record_fits(record: Record, value: TensorValue) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # --- The flat graph -------------------------------------------------------------------------------
 
 # Parameters, buffers, inputs and incoming gradients are placeholders; outputs, gradients and
-# changed buffers are results. So a fault in the backward pass is a fault of one node like any other,
-# and a mutant is run, lifted and compared like any program.
+# changed buffers are results. So a fault in the backward pass is a fault of one node, and a mutant
+# is run, lifted and compared like any program.
 
 # Marks the border between forward and backward during tracing.
 _MARK = torch.ops.aten.alias.default

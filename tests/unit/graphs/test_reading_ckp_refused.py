@@ -73,7 +73,7 @@ def test_a_payload_is_refused_by_name_and_not_run(name: str, tmp_path: Path) -> 
     payload = payloads(marker)[name]
     told = refusal(tmp_path, b"\x80\x04" + payload + b"0" + REAL[2:])
     assert f"it refers to `{name}` at byte " in told
-    assert "nothing of it was run" in told
+    assert "None of its code was run" in told
     assert not marker.exists()
     pickle.loads(b"\x80\x04" + payload + b".")
     assert marker.exists()
@@ -183,7 +183,7 @@ def test_a_path_that_is_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file or directory; give"):
         read_checkpoint(tmp_path / "none.ckp")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="it is no plain file"):
+    with pytest.raises(UsageError, match="it is not a regular file"):
         read_checkpoint(tmp_path / "pipe")
 
 

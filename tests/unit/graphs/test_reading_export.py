@@ -133,7 +133,7 @@ def test_only_the_folder_of_a_file_is_shown():
 def test_taking_apart_sizes_and_assertions_are_nothing_to_check(programs):
     block = read_exported(programs["block"][1])
     assert call_named(block, "getitem").idle == "unpacks a tuple"
-    assert call_named(block, "sym_size_int_1").idle == "works on sizes, not on tensors"
+    assert call_named(block, "sym_size_int_1").idle == "computes sizes, not tensors"
     counting = read_exported(programs["counting"][1])
     asserted = [call for call in counting.calls if "assert" in call.operator]
     assert asserted
