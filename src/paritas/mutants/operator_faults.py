@@ -67,10 +67,6 @@ def _shaped_as_right(result: Any, call: RunningCall) -> Tensor:
 # --- 1, 2, 3, 14: another operation ---------------------------------------------------------------
 
 
-def _difference(call: RunningCall, _: str) -> Any:
-    return torch.sub(call.args[0], call.args[1], alpha=_alpha(call))
-
-
 def _sum_of_difference(call: RunningCall, _: str) -> Any:
     alpha = call.args[2] if len(call.args) > 2 else _alpha(call)  # noqa: PLR2004
     left, right = call.args[:2]
@@ -137,10 +133,6 @@ def without_addend(call: RunningCall, detail: str) -> Tensor:
     return _shaped_as_right(kept, call)
 
 
-def _doublable(place: CallPlace) -> list[str]:
-    return [detail for detail in addends(place) if not is_bias(place, detail)]
-
-
 def _doubled(call: RunningCall, detail: str) -> Any:
     left, right = call.args[:2]
     again = left if detail == "argument 0" else torch.mul(right, _alpha(call))
@@ -163,14 +155,11 @@ def _bias_twice(call: RunningCall, detail: str) -> Any:
 # --- 6, 7, 8: factors -----------------------------------------------------------------------------
 
 
-def _scalable(place: CallPlace) -> list[str]:
-    return [detail for detail, _ in place.parts()] if place.computes else []
-
-
 def scaled(factor: float) -> FaultRule:
     """A result times `factor`."""
     return FaultRule(
-        _scalable, lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor))
+        lambda place: [detail for detail, _ in place.parts()] if place.computes else [],
+        lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor)),
     )
 
 
@@ -208,19 +197,20 @@ def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
     return call.given((position, call.args[position] * factor))
 
 
-def _growable(place: CallPlace) -> list[str]:
-    return [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)]
-
-
 ARITHMETIC_FAULTS: dict[str, FaultRule] = {
     "mul_to_add": FaultRule(
         lambda place: [""] if place.name == "mul" and place.parts() else [],
         lambda call, _: torch.add(call.args[0], call.args[1]),
     ),
-    "add_to_sub": FaultRule(_calls_named("add"), _difference),
+    "add_to_sub": FaultRule(
+        _calls_named("add"),
+        lambda call, _: torch.sub(call.args[0], call.args[1], alpha=_alpha(call)),
+    ),
     "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
     "dropped_addend": FaultRule(_droppable, _dropped),
-    "doubled_addend": FaultRule(_doublable, _doubled),
+    "doubled_addend": FaultRule(
+        lambda place: [detail for detail in addends(place) if not is_bias(place, detail)], _doubled
+    ),
     "scaled_by_percent": scaled(1.01),
     "scaled_by_permille": scaled(1.001),
     "missing_scale": FaultRule(_has_scale, _unscaled),
@@ -228,7 +218,7 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
         _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
     ),
     "larger_epsilon": FaultRule(
-        _growable,
+        lambda place: [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)],
         lambda call, detail: _with_epsilon(call, detail, number_in(detail)),
     ),
     "rsqrt_to_sqrt": FaultRule(_reciprocal_roots, lambda call, _: torch.sqrt(call.args[0])),
@@ -281,11 +271,6 @@ def _other_activation(call: RunningCall, _: str) -> Any:
     return _OTHERS_BACKWARD[name](call.args[0], call.args[1])
 
 
-def _no_activation(call: RunningCall, _: str) -> Any:
-    # The first argument of a backward node is the incoming gradient.
-    return call.args[0].clone()
-
-
 def _other_gelu(call: RunningCall, _: str) -> Any:
     known = call.kwargs.get("approximate", "none")
     return call.given(approximate="tanh" if known == "none" else "none")
@@ -293,7 +278,8 @@ def _other_gelu(call: RunningCall, _: str) -> Any:
 
 ACTIVATION_FAULTS: dict[str, FaultRule] = {
     "wrong_activation": FaultRule(_activation_calls, _other_activation),
-    "dropped_activation": FaultRule(_activation_calls, _no_activation),
+    # The first argument of a backward node is the incoming gradient.
+    "dropped_activation": FaultRule(_activation_calls, lambda call, _: call.args[0].clone()),
     "other_gelu": FaultRule(
         lambda place: [""] if place.name in {"gelu", "gelu_backward"} else [], _other_gelu
     ),
@@ -391,13 +377,12 @@ def _retypable(place: CallPlace) -> list[str]:
     return found
 
 
-def _in_other_dtype(call: RunningCall, detail: str) -> Any:
-    return call.spoil(detail, lambda part: part.to(_dtype_in(detail)))
-
-
 PRECISION_FAULTS: dict[str, FaultRule] = {
     "internal_downcast": FaultRule(_narrowable, _narrowed, exact=_rounded),
-    "output_dtype": FaultRule(_retypable, _in_other_dtype),
+    "output_dtype": FaultRule(
+        _retypable,
+        lambda call, detail: call.spoil(detail, lambda part: part.to(_dtype_in(detail))),
+    ),
 }
 
 
@@ -431,7 +416,7 @@ def _wraps(place: CallPlace) -> list[str]:
 
 def _saturated(call: RunningCall, _: str) -> Any:
     right = call.right()
-    wide = [_as_float(value) for value in call.args]
+    wide = [x.to(torch.float64) if isinstance(x, Tensor) else x for x in call.args]
     if call.name == "_to_copy":
         true = wide[0]
     elif call.name in _WIDENED:
@@ -442,10 +427,6 @@ def _saturated(call: RunningCall, _: str) -> Any:
     # Only outside the range: float64 does not hold every integer within.
     capped = torch.where(true >= info.max + 1, torch.full_like(right, info.max), right)
     return torch.where(true < info.min, torch.full_like(right, info.min), capped)
-
-
-def _as_float(value: Any) -> Any:
-    return value.to(torch.float64) if isinstance(value, Tensor) else value
 
 
 # --- 42: NaN --------------------------------------------------------------------------------------
@@ -674,10 +655,6 @@ INDEXING_FAULTS: dict[str, FaultRule] = {
 # --- 28, 29: writes left out ----------------------------------------------------------------------
 
 
-def _buffers(place: CallPlace) -> list[str]:
-    return [f"argument {position}" for position in place.writes if place.writes_buffer(position)]
-
-
 def _without_write(call: RunningCall, detail: str) -> Any:
     position = number_in(detail)
     if call.in_place and position == 0:
@@ -695,20 +672,14 @@ def _written_in_place(place: CallPlace) -> list[str]:
     return [] if place.writes_buffer(0) else [""]
 
 
-# --- 30: memory -----------------------------------------------------------------------------------
-
-
-def _aliasable(place: CallPlace) -> list[str]:
-    return [] if place.donor is None else [f"argument {place.donor}"]
-
-
-def _into_the_input(call: RunningCall, detail: str) -> Any:
-    given = call.args[number_in(detail)]
-    return given.copy_(call.right())
-
-
 STATE_FAULTS: dict[str, FaultRule] = {
-    "stale_buffer": FaultRule(_buffers, _without_write),
+    "stale_buffer": FaultRule(
+        lambda place: [f"argument {at}" for at in place.writes if place.writes_buffer(at)],
+        _without_write,
+    ),
     "dropped_write": FaultRule(_written_in_place, lambda call, _: call.args[0]),
-    "aliased_output": FaultRule(_aliasable, _into_the_input),
+    "aliased_output": FaultRule(
+        lambda place: [] if place.donor is None else [f"argument {place.donor}"],
+        lambda call, detail: call.args[number_in(detail)].copy_(call.right()),
+    ),
 }

@@ -238,7 +238,13 @@ _REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
 
 def rewritable(program: FlatProgram) -> list[str]:
     """The nodes that have a harmless rewrite, in graph order."""
-    return [node.name for node in program.calls if node.target in _REWRITES and _gives_float(node)]
+    return [
+        node.name
+        for node in program.calls
+        if node.target in _REWRITES
+        and isinstance(value := node.meta.get("val"), Tensor)
+        and value.is_floating_point()
+    ]
 
 
 def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
@@ -249,11 +255,6 @@ def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
     node.target = function
     module.recompile()
     return words, module
-
-
-def _gives_float(node: Any) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 # --- How small a fault may be and still be caught -------------------------------------------------

@@ -85,6 +85,8 @@ def trace_program(
     tracing = _Tracing(model, list(inputs), gradients=gradients, autocast=autocast)
     try:
         return tracing.program(seed)
+    except UsageError:
+        raise
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise UsageError(
             f"the model cannot be traced as one graph: {in_one_line(error)}"
@@ -405,7 +407,8 @@ class FaultyCall:
         self.fault = fault
         self.detail = detail
         self.writes = place.kind.mutates
-        self.layouts = _layouts(place.value)
+        values = [place.value] if isinstance(place.value, Tensor) else list(place.value)
+        self.layouts = [part.stride() if isinstance(part, Tensor) else None for part in values]
         self.__name__ = f"{place.name}_{name}"
         self.__module__ = __name__
         self.__qualname__ = self.__name__
@@ -438,11 +441,6 @@ class FaultyCall:
 
     def __repr__(self) -> str:
         return f"<{self.__name__}>"
-
-
-def _layouts(value: Any) -> list[tuple[int, ...] | None]:
-    values = [value] if isinstance(value, Tensor) else list(value)
-    return [part.stride() if isinstance(part, Tensor) else None for part in values]
 
 
 def _with_strides(result: Tensor, strides: tuple[int, ...] | None) -> Tensor:

@@ -113,9 +113,9 @@ def _transposed(call: RunningCall, detail: str) -> Any:
     return call.given((position, call.args[position].transpose(*axes).contiguous()))
 
 
-def _shortenable(place: CallPlace) -> list[str]:
+def _is_shortenable(place: CallPlace) -> bool:
     found = contraction_at(place)
-    return [""] if (found is not None and found.length > 1) or sums(place) else []
+    return (found is not None and found.length > 1) or sums(place)
 
 
 def _flippable(place: CallPlace) -> list[str]:
@@ -133,14 +133,11 @@ def _flipped(call: RunningCall, _: str) -> Any:
 def _pools(place: CallPlace) -> list[str]:
     if place.name in {"amax", "max"}:
         # Overloads with indices, or between two tensors, do something else.
-        return [""] if isinstance(place.value, Tensor) and _along_axes(place) else []
+        along_axes = isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
+        return [""] if isinstance(place.value, Tensor) and along_axes else []
     if place.name in _POOLS:
         return [""] if place.parts() and _pool_arguments(place.node.args, 1) else []
     return [""] if place.name in _BACKWARD_POOLS and _pool_arguments(place.node.args, 2) else []
-
-
-def _along_axes(place: CallPlace) -> bool:
-    return isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
 
 
 def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
@@ -169,7 +166,8 @@ def _averaged(call: RunningCall, _: str) -> Any:
 CONTRACTION_FAULTS: dict[str, FaultRule] = {
     "transposed_operand": FaultRule(_square, _transposed),
     "short_contraction": FaultRule(
-        _shortenable, lambda call, _: shortened(call, lambda length: length - 1)
+        lambda place: [""] if _is_shortenable(place) else [],
+        lambda call, _: shortened(call, lambda length: length - 1),
     ),
     "flipped_kernel": FaultRule(_flippable, _flipped),
     "max_to_average": FaultRule(_pools, _averaged),
@@ -324,12 +322,9 @@ _LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
 
 def _splittable(place: CallPlace) -> list[str]:
     found = contraction_at(place)
-    return [""] if found is not None and found.length > 1 and not _is_weight(place) else []
-
-
-def _is_weight(place: CallPlace) -> bool:
-    """Whether the result is a gradient, which is summed over batches: see unreduced_gradient."""
-    return place.backward and is_gradient(place)
+    # Gradients are summed over batches: see unreduced_gradient.
+    is_weight = place.backward and is_gradient(place)
+    return [""] if found is not None and found.length > 1 and not is_weight else []
 
 
 def _twice(call: RunningCall, _: str) -> Any:
@@ -371,9 +366,7 @@ def _gradients(place: CallPlace) -> list[str]:
         return []
     if place.name == "convolution_backward":
         return [f"result {part}, scaled" for part in sorted(p for p in place.ends if p is not None)]
-    found = contraction_at(place)
-    halves = (found is not None and found.length > 1) or sums(place)
-    return ["scaled", "one rank's"] if halves else ["scaled"]
+    return ["scaled", "one rank's"] if _is_shortenable(place) else ["scaled"]
 
 
 def _unreduced(call: RunningCall, detail: str) -> Any:
@@ -384,10 +377,6 @@ def _unreduced(call: RunningCall, detail: str) -> Any:
 
 def _half(length: int) -> int:
     return length // 2
-
-
-def _accumulates(place: CallPlace) -> list[str]:
-    return addends(place) if place.backward and is_gradient(place) else []
 
 
 # --- 38: random masks -----------------------------------------------------------------------------
@@ -467,5 +456,8 @@ RANK_FAULTS: dict[str, FaultRule] = {
     ),
     "equal_masks": FaultRule(_drawing_calls, _same_on_both),
     "mean_of_means": FaultRule(_mean_calls, _uneven),
-    "untied_gradient": FaultRule(_accumulates, without_addend),
+    "untied_gradient": FaultRule(
+        lambda place: addends(place) if place.backward and is_gradient(place) else [],
+        without_addend,
+    ),
 }

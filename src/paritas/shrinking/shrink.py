@@ -92,14 +92,20 @@ def reduce_dtypes(
     floats = {v.dtype for v in program.inputs if _is_float(v)}
     if not floats or floats == {torch.float32}:
         return program
-
-    def widened(value: Tensor, _: int) -> Tensor:
-        return value.to(torch.float32) if _is_float(value) else value
-
-    changed = _with_values(program, widened)
+    changed = _with_dtype(program, torch.float32)
     if reference_runs(changed) and oracle.shows(changed, wanted, kind=True):
         return changed
     return program
+
+
+def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
+    """The program on float64 inputs, if it fails natively there: a script can show that."""
+    wide = _with_dtype(program, torch.float64)
+    return wide if oracle.becomes_native(wide, wanted) else program
+
+
+def _with_dtype(program: FailingProgram, dtype: torch.dtype) -> FailingProgram:
+    return _with_values(program, lambda value, _: value.to(dtype) if _is_float(value) else value)
 
 
 def _lengths(program: FailingProgram) -> set[int]:
@@ -182,9 +188,8 @@ def _small_numbers(value: Tensor, position: int) -> Tensor:
     return (steps % 7 - 3).reshape(value.shape).to(value.dtype)
 
 
-def _halves(value: Tensor, position: int) -> Tensor:
+def _halves(value: Tensor, _: int) -> Tensor:
     """The original values, rounded to halves."""
-    del position
     return (value.double() * 2).round().div(2).to(value.dtype) if _is_float(value) else value
 
 
@@ -196,9 +201,8 @@ def _draw(value: Tensor, position: int) -> Tensor:
     return torch.randn(value.shape, generator=source, dtype=torch.float32).to(value.dtype)
 
 
-def _two_digits(value: Tensor, position: int) -> Tensor:
+def _two_digits(value: Tensor, _: int) -> Tensor:
     """The original values, rounded to two decimals."""
-    del position
     return value.double().round(decimals=2).to(value.dtype) if _is_float(value) else value
 
 
@@ -400,21 +404,14 @@ def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str]
     body = [line for line in lines if line.startswith("    ") and line.strip()]
     renamed = dict(zip([str(n.target) for n in program.placeholders], names, strict=True))
     by_node = dict(zip([n.name for n in program.placeholders], names, strict=True))
-    body = [_rename_in(line, {**renamed, **by_node}) for line in body]
+    renamed |= by_node
+    identifier = re.compile(r"(?<![\w.'\"])([A-Za-z_]\w*)")
+    body = [identifier.sub(lambda m: renamed.get(m[1], m[1]), line) for line in body]
     body = [line for line in body if not re.fullmatch(r"\s*(\w+) = \1", line)]
-    imports = [
-        _import_line(name, value) for name, value in code.globals.items() if _is_used(name, body)
-    ]
+    used = set(re.findall(r"\b\w+\b", "\n".join(body))) - _KNOWN_GLOBALS
+    imports = [_import_line(name, value) for name, value in code.globals.items() if name in used]
     head = f"def program({', '.join(names)}):"
     return imports, "\n".join([head, *body, ""])
-
-
-def _rename_in(line: str, names: dict[str, str]) -> str:
-    return re.sub(r"(?<![\w.'\"])([A-Za-z_]\w*)", lambda m: names.get(m[1], m[1]), line)
-
-
-def _is_used(name: str, body: list[str]) -> bool:
-    return name not in _KNOWN_GLOBALS and any(re.search(rf"\b{name}\b", line) for line in body)
 
 
 def _import_line(name: str, value: Any) -> str:
@@ -589,7 +586,9 @@ class _Shrinking:
         for position, program in enumerate(programs):
             self._show(f"looking for the failure in graph {position + 1} of {len(programs)}")
             answer = self.oracle.first(program)
-            if _is_unclear(answer) and self.candidate.backend == "inductor":
+            # Something could not be compared, and nothing else is wrong.
+            is_unclear = answer.signature is not None and not answer.signature.is_mismatch
+            if is_unclear and self.candidate.backend == "inductor":
                 answer = self._with_random_numbers_of_eager(program) or answer
             if answer.signature is None or not answer.signature.is_mismatch:
                 unclear += [] if answer.signature is None else [answer.signature.sentence]
@@ -654,23 +653,6 @@ class _Shrinking:
         script = program_script(self.best, self.candidate, wanted, self.diagnosis, self.remedies)
         seconds = max(self._left(), _SCRIPT_SECONDS) if run else None
         return write(script, self.folder / SCRIPT, seconds)
-
-
-def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
-    """The program on float64 inputs, if it fails natively there: a script can show that."""
-    inputs = tuple(
-        value.detach().double().requires_grad_(value.requires_grad)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for value in program.inputs
-    )
-    wide = dataclasses.replace(program, inputs=inputs)
-    return wide if oracle.becomes_native(wide, wanted) else program
-
-
-def _is_unclear(answer: Answer) -> bool:
-    """Whether something could not be compared, and nothing else is wrong."""
-    return answer.signature is not None and not answer.signature.is_mismatch
 
 
 def _describe_size(program: FailingProgram) -> str:

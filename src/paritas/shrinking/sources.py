@@ -219,7 +219,10 @@ def shrink_verdict(
 
 def _why_unknown(verdict: Verdict) -> str:
     if not any(one.status in {Status.DIFFERENT, Status.DEGRADED} for one in verdict.failures):
-        return f"nothing is certainly wrong (the verdict is {verdict.status})"
+        return (
+            f"nothing is certainly wrong (the verdict is {verdict.status}), so there is nothing to "
+            "shrink"
+        )
     return (
         "the programs behind this verdict are not available: it was read from a file, merged, or "
         "comes from another process; shrink the verdict that verify(), guard().verdict() or "

@@ -160,7 +160,7 @@ def test_a_site_that_does_not_fit_plants_nothing():
 
 
 def test_an_unknown_fault_is_refused_by_name():
-    with pytest.raises(UsageError, match="no fault called 'misspelt'; known are mul_to_add"):
+    with pytest.raises(UsageError, match="unknown fault 'misspelt'; use one of mul_to_add"):
         plant(programs()["attention"], FaultSite("add", "misspelt"))
 
 

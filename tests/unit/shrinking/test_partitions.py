@@ -160,13 +160,13 @@ def test_so_is_a_mesh_of_ranks() -> None:
 
 def test_so_is_a_statement_that_is_no_import() -> None:
     verdict = check_recipe(call(centred, drawn(4, 4)), ROWS)
-    with pytest.raises(UsageError, match=r"setup 'x = 1': before a split only modules"):
+    with pytest.raises(UsageError, match=r"setup 'x = 1': only imports are supported"):
         verdict.shrink(setup=["x = 1"])
 
 
 def test_a_split_that_only_could_not_be_checked_is_nothing_to_shrink() -> None:
     verdict = product({"idx": 0, "dim": 1}, annotation="m k^, k^ n -> m n")
-    with pytest.raises(UsageError, match=r"^nothing is wrong for certain \(the verdict is unver"):
+    with pytest.raises(UsageError, match=r"^nothing is certainly wrong \(the verdict is unver"):
         verdict.shrink()
 
 

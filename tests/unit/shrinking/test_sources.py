@@ -138,7 +138,7 @@ def test_a_backend_that_no_script_could_import_is_refused() -> None:
     model = Model()
     compiled = torch.compile(model, backend=lambda graph, _: lambda *a: SIN_AS_COS(graph, a)(*a))
     verdict = paritas.verify([torch.ones(2, 8)], model, compiled, RECORD)
-    with pytest.raises(UsageError, match="put it into a module of its own"):
+    with pytest.raises(UsageError, match="define it as a function at the top level of a module"):
         verdict.shrink()
 
 
