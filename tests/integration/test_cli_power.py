@@ -128,18 +128,20 @@ def test_fewer_caught_than_asked_for_ends_with_1(monkeypatch):
 def test_a_branch_on_values_is_traced_as_it_is_taken():
     done = run("power_net:deciding", "--faults", "4")
     assert done.exit_code == 0, done.output
-    assert "and decides by, are constants here: 1" in " ".join(done.stdout.split())
+    assert "traced as constants: 1 value that Python code reads" in " ".join(done.stdout.split())
 
 
 def test_what_numpy_computes_is_said_to_be_out_of_sight():
     done = run("power_net:opaque")
-    assert "in Python or numpy, are constants here: 1" in " ".join(done.stdout.split())
+    assert "traced as constants: 1 tensor that Python or numpy code creates" in " ".join(
+        done.stdout.split()
+    )
 
 
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("power_net:failing", "cannot be written down as one graph: ValueError: no such thing"),
+        ("power_net:failing", "cannot be traced as one graph: ValueError: no such thing"),
         ("power_net:counting", "the model gives no tensor on these inputs: Counting()"),
         ("power_net:missing", "module power_net has no 'missing'"),
         ("power_net", "is not of the form package.module:name"),

@@ -40,6 +40,7 @@ from paritas.results.power_reports import (
     Reordering,
 )
 from paritas.results.progress import Progress, shows_progress
+from paritas.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -413,9 +414,10 @@ def _untraced_work(program: FlatProgram) -> list[str]:
     read = sum(str(node.target).startswith("aten._local_scalar_dense") for node in program.calls)
     notes = []
     if made:
-        notes.append(f"{made} tensors that Python or numpy code creates are constants here")
+        tensors = counted(made, "tensor")
+        notes.append(f"traced as constants: {tensors} that Python or numpy code creates")
     if read:
-        notes.append(f"{read} values that Python code reads are constants here")
+        notes.append(f"traced as constants: {counted(read, 'value')} that Python code reads")
     return notes
 
 

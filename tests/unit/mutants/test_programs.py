@@ -69,5 +69,5 @@ def test_a_model_without_gradients_has_no_backward_pass():
 
 
 def test_a_model_that_gives_no_tensor_is_refused():
-    with pytest.raises(UsageError, match="^the model returns no tensor"):
+    with pytest.raises(UsageError, match=r"^the model returns no tensor"):
         trace_program(lambda x: None, [draw(0, 2)])
