@@ -118,7 +118,7 @@ def test_options_say_how_the_model_is_built(net):
     assert found.backward == 0
 
 
-def test_fewer_caught_than_asked_for_ends_with_1(monkeypatch):
+def test_fewer_caught_than_required_ends_with_1(monkeypatch):
     monkeypatch.setattr(searching._PowerSearch, "_judge", lambda *_, **__: Status.EQUIVALENT)
     arguments = ("power_net:build", "--faults", "4", "--no-gradients")
     assert run(*arguments, "--at-least", "0.99").exit_code == 1
@@ -147,7 +147,7 @@ def test_what_numpy_computes_is_said_to_be_out_of_sight():
         ("power_net", "is not of the form package.module:name"),
     ],
 )
-def test_what_cannot_be_planted_in_is_told_without_a_traceback(factory, words):
+def test_a_model_without_a_place_for_faults_is_reported_without_a_traceback(factory, words):
     done = run(factory)
     assert done.exit_code == 2
     assert words in done.stderr
@@ -160,7 +160,7 @@ def test_where_nothing_can_be_planted_nothing_is_verified():
     assert done.stdout.splitlines()[-1].startswith("nothing can be said: ")
 
 
-def test_an_interrupt_tells_what_was_found_so_far(monkeypatch):
+def test_an_interrupt_reports_what_was_found_so_far(monkeypatch):
     tried = searching._PowerSearch._try
 
     def interrupted(self, *args):

@@ -122,7 +122,7 @@ def words(text):
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def test_a_graph_whose_splits_are_right_passes_with_all_files_written(net, monkeypatch):
+def test_a_graph_with_correct_splits_passes_and_all_files_are_written(net, monkeypatch):
     monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
@@ -204,7 +204,7 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         ((*BUILT, "--confirm", "nccl"), "NCCL sends from GPU to GPU, and the device is 'cpu'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name_with_exit_code_2(net, arguments, told):
+def test_invalid_arguments_are_refused_by_name_with_exit_code_2(net, arguments, told):
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert told in words(result.stderr)
@@ -289,7 +289,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_and_gives_the_deadly_operator_a_process(
+def test_a_killed_run_resumes_and_gives_the_crashing_operator_its_own_process(
     tmp_path, monkeypatch
 ):
     """A process that is killed, and those of its workers."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, in_one_line
 from paritas.execution.executors import Failed, executor_of, run_batches
 from paritas.execution.subjects import usable_device
 from paritas.graphs.calls import (
@@ -82,8 +82,11 @@ class OperatorWork:
 
 
 def check_work(work: OperatorWork) -> OperatorResult:
-    """Check one operator; `check_call` makes an exception its result."""
-    return check_call(work.call, work.settings, work.values)
+    """Check one operator; an exception becomes its result."""
+    try:
+        return check_call(work.call, work.settings, work.values)
+    except Exception as error:  # noqa: BLE001  (becomes the result)
+        return _unsupported_result(work, f"checking it raised {in_one_line(error)}")
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:
@@ -136,9 +139,7 @@ def _check_in_process(
         if _is_settled(work):
             yield work, check_work(work)
         elif work.key in suspects and _can_travel(work):
-            with executor_of("processes", 1) as (pool, _):  # it may crash its process
-                [(_, result)] = run_batches(pool, check_work, [work], ahead=1)
-            yield work, _result_of_worker(work, result)
+            yield work, _check_isolated(work)
         else:
             begin(work.key)
             yield work, check_work(work)
@@ -147,6 +148,13 @@ def _check_in_process(
 def _is_settled(work: OperatorWork) -> bool:
     """Whether the reader of the graph already knows the result: nothing runs."""
     return bool(work.call.idle or work.call.obstacle)
+
+
+def _check_isolated(work: OperatorWork) -> OperatorResult:
+    """Check it in its own process, which it may crash."""
+    with executor_of("processes", 1) as (pool, _):
+        [(_, result)] = run_batches(pool, check_work, [work], ahead=1)
+    return _result_of_worker(work, result)
 
 
 def _can_travel(work: OperatorWork) -> bool:
@@ -161,16 +169,20 @@ def _can_travel(work: OperatorWork) -> bool:
 def _result_of_worker(
     work: OperatorWork, result: OperatorResult | Failed[OperatorWork]
 ) -> OperatorResult:
-    if not isinstance(result, Failed):
-        return result
+    if isinstance(result, Failed):
+        died = f"the process that checked it died twice ({result.error})"
+        return _unsupported_result(work, f"{died}: the operator crashed, or memory ran out")
+    return result
+
+
+def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
     return OperatorResult(
         key=work.key,
         operator=work.call.operator,
         signature=signature_of(work.call),
         sites=(work.call.site,),
         outcome=CallOutcome.UNSUPPORTED,
-        reason=f"the process that checked it died twice ({result.error}): the operator crashed, "
-        "or memory ran out",
+        reason=reason,
     )
 
 

@@ -1,4 +1,4 @@
-"""What is finished is written down at once, and taken over only by the same run."""
+"""Finished results are written at once, and reused only by the same run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_second_run_takes_over_what_is_finished(tmp_path):
         assert not journal.suspects
 
 
-def test_figures_that_are_no_numbers_come_back(tmp_path):
+def test_nan_and_infinity_survive_the_journal(tmp_path):
     option = OptionResult(
         idx=0,
         dim=0,
@@ -87,7 +87,7 @@ def test_a_last_line_that_was_cut_short_is_dropped_with_a_note_and_the_rest_goes
         assert not journal.notes
 
 
-def test_a_journal_whose_first_line_was_cut_short_starts_anew(tmp_path):
+def test_a_journal_with_a_truncated_first_line_starts_over(tmp_path):
     (tmp_path / JOURNAL_NAME).write_bytes(b'{"format": 1, "ab')
     with opened(tmp_path) as journal:
         assert not journal.finished
@@ -133,7 +133,7 @@ def test_what_was_begun_and_never_finished_is_a_suspect(tmp_path):
         assert not journal.suspects
 
 
-def test_what_was_interrupted_is_no_suspect(tmp_path):
+def test_an_interrupted_operator_is_not_a_suspect(tmp_path):
     with opened(tmp_path) as journal:
         journal.begin("slow")
         journal.interrupt()
@@ -167,7 +167,7 @@ def test_another_graph_is_registered_beside_the_first_and_both_are_kept(tmp_path
         assert list(journal.graphs["abc"].finished) == ["one", "three"]
 
 
-def test_how_a_run_ended_is_told_of_its_graph_later(tmp_path):
+def test_the_end_of_a_run_is_kept_for_its_graph(tmp_path):
     with opened(tmp_path) as journal:
         journal.finish(result("one"))
         journal.end(GraphReport(graph="model.pt2", kind="fx", calls=3, notes=("a note",)))
@@ -210,7 +210,7 @@ def test_an_operator_that_ended_a_run_of_one_graph_is_a_suspect_for_the_next(tmp
         assert journal.suspects == {"deadly"}
 
 
-def test_starting_anew_because_of_other_settings_says_what_else_that_drops(tmp_path):
+def test_starting_over_because_of_other_settings_says_what_else_is_deleted(tmp_path):
     write(tmp_path, "one")
     write(tmp_path, "two", about=OTHER)
     changed = msgspec.structs.replace(ABOUT, settings={"ranks": "4"})
@@ -227,7 +227,7 @@ def test_a_journal_of_an_older_format_or_of_another_program_is_refused(tmp_path)
 
 
 def test_a_lock_that_was_taken_in_between_is_seen(tmp_path, monkeypatch):
-    """Two runs that start at once: whoever is second must not find out too late."""
+    """Two runs that start at once: the second must not find out too late."""
     held = Lock(tmp_path / JOURNAL_LOCK)
     monkeypatch.setattr(
         "paritas.graphs.results_folder.is_locked", lambda path: False, raising=False

@@ -1,4 +1,4 @@
-"""One call of a graph, checked: every way it can end."""
+"""The check of one call of a graph, with every outcome."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_sources_of_options():
     assert origins("all") == ["declared", "declared", "library"]
 
 
-def test_no_rule_is_nothing_to_check_and_says_what_to_do():
+def test_without_a_rule_there_is_nothing_to_check_and_the_reason_says_what_to_do():
     call = GraphCall(0, "n", "my.op", args=(X,), function=lambda x: x * 2)
     result = check_call(call, GraphSettings())
     assert result.outcome is CallOutcome.NOTHING
@@ -110,7 +110,7 @@ def test_no_rule_is_nothing_to_check_and_says_what_to_do():
     assert check_call(call, GraphSettings(options="discover")).outcome is CallOutcome.VERIFIED
 
 
-def test_what_is_too_short_is_left_out_and_told():
+def test_a_dimension_that_is_too_short_is_left_out_and_reported():
     result = check_call(LINEAR, GraphSettings(ranks=(8,)))
     assert result.outcome is CallOutcome.VERIFIED
     assert "left out: m0 has length 4, too short for 8 ranks" in result.notes
@@ -144,7 +144,7 @@ def test_a_declared_split_is_a_claim_about_equal_parts():
     assert "the parts are not equal" in result.reason
 
 
-def test_an_operator_that_fails_by_itself_is_unsupported():
+def test_an_operator_that_fails_unsplit_is_unsupported():
     odd = TensorValue("w", (6, 5), torch.float32)
     result = check_call(
         GraphCall(0, "n", "torch.mm", args=(X, odd), annotation="a b, c d -> a d"), GraphSettings()
@@ -172,7 +172,7 @@ def test_an_interrupt_passes():
         check_call(call, GraphSettings())
 
 
-def test_what_takes_too_much_memory_is_told_before_it_is_made():
+def test_values_that_take_too_much_memory_are_refused_before_they_are_made():
     huge = TensorValue("x", (1 << 20, 1 << 12), torch.float32)
     result = check_call(GraphCall(0, "n", "torch.relu", args=(huge,)), GraphSettings())
     assert result.outcome is CallOutcome.UNSUPPORTED
@@ -241,7 +241,7 @@ def test_what_is_not_split_is_run_once_for_all_splits():
     assert wholes == [torch.float32, torch.float64]
 
 
-def test_other_shapes_than_the_graph_has_are_told():
+def test_shapes_that_differ_from_the_graph_are_reported():
     out = TensorValue("y", (4, 9), torch.float32)
     result = check_call(dataclasses.replace(LINEAR, outputs=(out,)), GraphSettings())
     assert "it returns [(4, 8)] here, but [(4, 9)] in the graph" in result.notes

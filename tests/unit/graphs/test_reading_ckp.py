@@ -187,7 +187,7 @@ def hollow(call: GraphCall) -> OperatorCall:
 
 
 def test_norms_are_read_with_what_their_ranks_exchange_or_keep() -> None:
-    """What nnScaler writes into the code of a rank is not in the file: it is known by the name."""
+    """The file does not hold the code that nnScaler writes for a rank: the name implies it."""
     graph = read_checkpoint(NORMS)
     assert named(graph, "wrap_batchnorm2d_func_3").annotation == (
         "n c h^ w^, c, c, c, c, 1 -> n c h^ w^ ; process_group=ranks(n)"

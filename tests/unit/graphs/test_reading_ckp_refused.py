@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, something else, or made to harm: never run, always told."""
+"""Checkpoints that are damaged, something else, or malicious: never run, always refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unit.graphs.ckp_files import (
 
 REAL = GATHER.read_bytes()
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-# Instructions that put down one whole value.
+# Instructions that push one complete value.
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT1", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST"}
 _VALUES |= {"EMPTY_TUPLE", "BINGET", "LONG_BINGET", "EMPTY_SET"}
 
@@ -46,7 +46,7 @@ def refusal(folder: Path, data: bytes) -> str:
 
 
 def payloads(marker: Path) -> dict[str, bytes]:
-    """Instructions each of which makes a file appear when the pickle is loaded."""
+    """Instructions each of which creates a file when the pickle is loaded."""
     touch = written_text(f"touch {marker}")
     opening = written_text(f"open({str(marker)!r}, 'w').close()")
     opener = written_call("builtins.getattr", b"cbuiltins\ngetattr\n", written_text("__self__"))
@@ -91,12 +91,12 @@ def test_a_payload_is_refused_wherever_a_value_can_stand(tmp_path: Path) -> None
 
 
 def test_a_function_made_of_code_in_the_file_is_not_called(tmp_path: Path) -> None:
-    """Code of rules is in real files; a call of it is not."""
+    """Real files contain the code of rules, but no call of it."""
     data = BLOCK.read_bytes()
     steps = instructions(data)
     scope = next(place for place, step in enumerate(steps) if step[0] == "GLOBAL")
-    # Behind the namespace, the name, no defaults and the cells, the function is made; here it is
-    # called as well.
+    # After the namespace, the name, no defaults and the cells, the function is made; here it is
+    # also called.
     made = next(place for place in range(scope, len(steps)) if steps[place][1] == "__annotations__")
     end = next(place for place in range(made, 0, -1) if steps[place][0] == "REDUCE")
     told = refusal(tmp_path, with_changes(data, {end: b"R)R"}))
@@ -137,13 +137,13 @@ def test_known_names_are_accepted_only_as_graphs_use_them(
     assert f"it refers to `{asked}` at byte " in told
 
 
-def test_a_class_of_another_version_is_told_as_such(tmp_path: Path) -> None:
+def test_a_class_of_another_version_is_reported_as_such(tmp_path: Path) -> None:
     told = refusal(tmp_path, with_text(REAL, "IRGraph", "IRGraph2"))
     assert "`nnscaler.graph.graph.IRGraph2` at byte " in told
     assert "the checkpoint is from another version; paritas reads those of nnScaler 0.9" in told
 
 
-def test_an_attribute_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_attribute_is_reported(tmp_path: Path) -> None:
     told = refusal(tmp_path, with_text(REAL, "signature", "signed"))
     assert "IRDimops linear 1 has no `signature`: the checkpoint is from another version" in told
 
@@ -152,7 +152,7 @@ def test_an_attribute_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [GATHER, BLOCK], ids=lambda path: str(path.stem))
-def test_a_truncated_file_is_told_wherever_it_ends(path: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_wherever_it_ends(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     for end in range(0, len(data), 997 if WHOLE else 4999):
         refusal(tmp_path, data[:end])
@@ -173,11 +173,11 @@ def test_a_truncated_file_is_told_wherever_it_ends(path: Path, tmp_path: Path) -
     ],
     ids=["empty", "zip", "version", "dict", "tuple", "more"],
 )
-def test_what_is_no_checkpoint_is_told(data: bytes, why: str, tmp_path: Path) -> None:
+def test_what_is_not_a_checkpoint_is_refused(data: bytes, why: str, tmp_path: Path) -> None:
     assert re.search(why, refusal(tmp_path, data))
 
 
-def test_a_path_that_is_no_file_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is a folder; give the graph checkpoint \(.ckp\) itself"):
         read_checkpoint(tmp_path)
     with pytest.raises(UsageError, match="cannot be read: No such file or directory; give"):
@@ -197,7 +197,7 @@ def test_a_file_that_is_too_large_is_not_even_read(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, len(REAL) - 1), st.integers(0, 255)), max_size=8))
 @example([(100, 0x51)])
-def test_flipped_bytes_are_told_or_give_a_graph(
+def test_flipped_bytes_are_refused_or_give_a_graph(
     tmp_path_factory: Any, flips: list[tuple[int, int]]
 ) -> None:
     data = bytearray(REAL)
@@ -211,10 +211,10 @@ def test_flipped_bytes_are_told_or_give_a_graph(
         assert str(why).startswith(str(path))  # noqa: PT017
 
 
-# --- structures without an end --------------------------------------------------------------------
+# --- endless structures ---------------------------------------------------------------------------
 
 
-def test_arguments_that_contain_themselves_are_told(
+def test_arguments_that_contain_themselves_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Writer(monkeypatch)
@@ -224,7 +224,7 @@ def test_arguments_that_contain_themselves_are_told(
     assert "its arguments are nested more than 32 deep" in told
 
 
-def test_arguments_that_double_at_each_level_are_told(
+def test_arguments_that_double_at_each_level_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Writer(monkeypatch)
@@ -235,7 +235,7 @@ def test_arguments_that_double_at_each_level_are_told(
     assert "parts in total" in told
 
 
-def test_a_value_that_is_its_own_value_is_told(
+def test_a_value_that_is_its_own_value_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Writer(monkeypatch)
@@ -245,7 +245,7 @@ def test_a_value_that_is_its_own_value_is_told(
     assert "more than 32 deep" in told
 
 
-def test_a_segment_that_contains_itself_is_told(
+def test_a_segment_that_contains_itself_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Writer(monkeypatch)
@@ -257,7 +257,7 @@ def test_a_segment_that_contains_itself_is_told(
 
 
 @pytest.mark.parametrize("deep", [b"]" * 20_000 + b"a" * 19_999, b"(" * 20_000 + b"t" * 20_000])
-def test_nesting_without_an_end_is_told(deep: bytes, tmp_path: Path) -> None:
+def test_endless_nesting_is_refused(deep: bytes, tmp_path: Path) -> None:
     refusal(tmp_path, b"\x80\x04" + deep + b".")
 
 
@@ -275,6 +275,6 @@ def test_a_shape_of_any_size_takes_no_memory(
     assert "has the shape (1000000000000, 1000000000000), which is too large for a tensor" in told
 
 
-def test_a_text_of_any_length_is_told(tmp_path: Path) -> None:
+def test_a_very_long_string_is_refused(tmp_path: Path) -> None:
     told = refusal(tmp_path, with_text(REAL, "torch.relu", "x" * 20_000))
     assert "it has a string of 20000 characters; 10000 are allowed" in told

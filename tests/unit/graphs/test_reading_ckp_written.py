@@ -1,4 +1,4 @@
-"""What the two real checkpoints do not have: segments, classes of users, other rules and values."""
+"""What the two real checkpoints lack: segments, classes of users, other rules and values."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_value_that_is_not_in_the_file_is_an_obstacle(write: Writer, tmp_path:
     assert call.obstacle == "the file has no value for `steps`"
 
 
-def test_kinds_of_tensors_are_told_apart(write: Writer, tmp_path: Path) -> None:
+def test_kinds_of_tensors_are_distinguished(write: Writer, tmp_path: Path) -> None:
     given = write.tensor("x", (4,), 1, _requires_grad=False)
     weight = write.tensor("w", (4,), 2, _is_attr=True)
     mean = write.tensor("mean", (4,), 3, _is_attr=True, _requires_grad=False)

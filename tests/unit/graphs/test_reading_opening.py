@@ -1,4 +1,4 @@
-"""What cannot be read is refused by name, and nothing of a file is run."""
+"""What cannot be read is refused by name, and no code of a file runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_archive_is_known_whatever_its_name(archive, tmp_path):
     assert [call.operator for call in open_graph(str(other)).calls] == ["aten.linear.default"]
 
 
-def test_a_graph_is_given_back():
+def test_a_graph_is_returned_unchanged():
     graph = Graph("mine", "fx", ())
     assert open_graph(graph) is graph
 
@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_exported_says_what_torch_says():
 
 
 @pytest.mark.parametrize("source", [3, None, [1], open])
-def test_what_is_no_graph_is_refused(source):
+def test_what_is_not_a_graph_is_refused(source):
     with pytest.raises(UsageError, match="cannot read a graph from"):
         open_graph(source)
 
@@ -183,7 +183,7 @@ def test_pickles_are_refused_and_not_run(archive, tmp_path):
     assert not marker.exists()
 
 
-def test_a_file_that_is_no_graph_is_refused(tmp_path):
+def test_a_file_that_is_not_a_graph_is_refused(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("hello")
     with pytest.raises(
@@ -231,7 +231,7 @@ JUNK = [None, -1, 2**70, "x", [], {}, {"as_name": 3}, {"as_expr": {"expr_str": "
 
 
 def places_in(tree, path=()):
-    """Where something stands in JSON."""
+    """Where something is in JSON."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree)
     for key, value in items:
         yield (*path, key)

@@ -1,4 +1,4 @@
-"""A graph run on sample inputs keeps exactly what its calls are given."""
+"""A graph run on sample inputs keeps exactly the arguments of its calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block_file(block, tmp_path_factory):
 
 
 class Watching(Interpreter):
-    """What each node of a graph is given, before it may write to it."""
+    """The arguments of each node of a graph, before it may write to them."""
 
     def __init__(self, module):
         super().__init__(module)
@@ -47,7 +47,7 @@ class Watching(Interpreter):
 
 
 @pytest.mark.parametrize("where", ["file", "memory"])
-def test_every_call_is_given_what_an_interpreter_gives_it(block, block_file, where):
+def test_every_call_gets_the_arguments_of_an_interpreter(block, block_file, where):
     graph = open_graph(block_file if where == "file" else block)
     x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
     watching = Watching(block.graph_module)
@@ -74,7 +74,7 @@ def test_the_users_model_and_inputs_stay_as_they_were():
     assert torch.equal(x, torch.ones(2, 3, 8, 8))
 
 
-def test_a_tensor_that_is_given_twice_stays_one():
+def test_a_tensor_passed_twice_stays_one():
     graph = open_graph(torch.fx.symbolic_trace(lambda x: x * x), inputs=torch.ones(3))
     values = sample_values(graph, torch.full((3,), 2.0), [0]).values[0]
     assert values.args[0] is values.args[1]
@@ -202,7 +202,7 @@ def test_what_does_not_fit_the_memory_is_not_run(operator, args):
     assert "; 4 GiB are allowed" in samples.notes[0]
 
 
-def test_a_large_number_is_no_large_tensor():
+def test_a_large_number_is_not_a_large_tensor():
     made = TensorValue("made", (2,), torch.float32)
     calls = (
         GraphCall(0, "full", "aten.full.default", ([2], -1e30), outputs=(made,)),
@@ -213,7 +213,7 @@ def test_a_large_number_is_no_large_tensor():
     assert samples.values[1].args[0].tolist() == [-1.0000000150474662e30] * 2
 
 
-def test_parameters_that_a_graph_does_not_hold_are_drawn_and_told():
+def test_parameters_that_a_graph_does_not_hold_are_drawn_and_reported():
     x = TensorValue("x", (2, 4), torch.float32, "input")
     weight = TensorValue("weight", (3, 4), torch.float32, "parameter")
     made = TensorValue("made", (2, 3), torch.float32)
@@ -224,7 +224,7 @@ def test_parameters_that_a_graph_does_not_hold_are_drawn_and_told():
     assert samples.notes == ("the graph does not hold weight; drawn for the sample run",)
 
 
-def test_a_result_that_is_not_as_the_graph_says_is_told():
+def test_a_result_that_differs_from_the_graph_is_reported():
     x = TensorValue("x", (2,), torch.float32, "input")
     wrong = TensorValue("wrong", (3,), torch.float32)
     calls = (
@@ -250,7 +250,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("level", "known"), [("op", ["mul", "cat", "view"]), ("module", ["linear"])]
 )
-def test_a_dump_of_the_model_says_what_calls_are_given(tmp_path, level, known):
+def test_a_dump_of_the_model_provides_the_arguments_of_calls(tmp_path, level, known):
     torch.manual_seed(0)
     model, x = Net(), torch.randn(3, 4)
     graph = open_graph((model, x))

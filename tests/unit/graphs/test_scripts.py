@@ -1,4 +1,4 @@
-"""The script of a failure stands by itself, and says what the check said: wrong, or right."""
+"""The script of a failure is standalone, and agrees with the check: wrong, or right."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ARGMAX = ("torch.argmax", torch.argmax, (r(4, 8), 1), {})
 MM = ("aten.mm.default", torch.ops.aten.mm.default, (r(4, 8), r(8, 6)), {})
 VIEW = ("torch.Tensor.view", torch.Tensor.view, (r(4, 8), (4, 8)), {})
 
-# An operator, an annotation and the option that is looked at: right and wrong ones side by side.
+# An operator, an annotation and an option: correct and wrong ones side by side.
 CASES = {
     "bias once": (*LINEAR, "m k+, n k+, n : !k -> m n", (0, 1)),
     "bias on each rank": (*LINEAR, "m k+, n k+, n -> m n", (0, 1)),
@@ -116,7 +116,7 @@ def test_a_script_prints_both_losses_and_the_worst_element(capsys):
 
 @pytest.mark.unforked
 @pytest.mark.slow
-def test_the_handed_script_fails_by_itself_and_mends_when_the_rule_is_right(tmp_path, capsys):
+def test_the_script_fails_on_its_own_and_passes_when_the_rule_is_right(tmp_path, capsys):
     handed = write_script(tmp_path, "00_linear", facts_of("bias on each rank"), recorded=True)
     assert handed.path == "repro/00_linear.py"
     assert not handed.note
@@ -150,7 +150,7 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, untried, dtype):
     assert all(torch.equal(given[place], value) for place, value in enumerate(args))
 
 
-def test_a_script_that_shows_nothing_is_told_in_a_note(tmp_path, monkeypatch):
+def test_a_note_says_that_a_script_shows_nothing(tmp_path, monkeypatch):
     said = 0, "the fault is gone\n"
     monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: said)
     handed = write_script(tmp_path, "00_linear", facts_of("bias once"))

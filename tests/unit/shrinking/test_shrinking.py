@@ -10,12 +10,12 @@ from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
 
-# Here it is about what is written; test_scripts.py and the integration tests run scripts.
+# These tests check what is written; test_scripts.py and the integration tests run scripts.
 pytestmark = pytest.mark.usefixtures("untried")
 
 
 class Model(nn.Module):
-    """Every operator that the faulty backends spoil, between others."""
+    """Every operator that the faulty backends get wrong, among others."""
 
     def __init__(self, layers=3):
         super().__init__()
@@ -48,7 +48,7 @@ def test_a_wrong_operator_is_left_alone_and_without_its_backward_pass(tmp_path):
     assert result.report.queries <= 10
 
 
-def test_a_failure_that_is_known_needs_no_compile_of_the_whole(tmp_path):
+def test_a_known_failure_does_not_need_the_whole_program_compiled(tmp_path):
     known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
     result = shrunk(Model(), [torch.randn(4, 8)], "sin_as_cos", tmp_path, signature=known)
     assert targets(result) == [torch.sin]
@@ -182,6 +182,6 @@ def test_nothing_that_fails_is_nothing_to_shrink(tmp_path):
         shrunk(Model(1), [torch.randn(4, 8)], "right", tmp_path)
 
 
-def test_a_backend_that_is_not_there_is_told():
+def test_a_missing_backend_is_refused():
     with pytest.raises(UsageError, match="cannot be imported"):
         Candidate("quality.faulty_backends:nothing").resolve()

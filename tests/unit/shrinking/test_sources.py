@@ -1,4 +1,4 @@
-"""What failed becomes programs that can be shrunk, wherever it failed."""
+"""Every kind of failure becomes programs that can be shrunk."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _failing(**more: object) -> Verdict:
 
 
 def _calls(report: ShrinkReport) -> list[str]:
-    """What the program of a script calls."""
+    """The calls in the program of a script."""
     body = Path(report.script).read_text().partition("def program(")[2].partition("return")[0]
     return re.findall(r"= ([\w.]+)\(", body)
 
@@ -71,7 +71,7 @@ def test_a_failing_verdict_of_verify_shrinks_to_the_wrong_operator(tmp_path) -> 
     assert Path(result.script).parent == tmp_path
 
 
-def test_so_does_the_one_that_its_error_carries(tmp_path) -> None:
+def test_the_verdict_of_a_mismatch_error_shrinks_too(tmp_path) -> None:
     model = Model()
     compiled = torch.compile(model, backend=SIN_AS_COS)
     with pytest.raises(MismatchError) as caught:
