@@ -42,10 +42,7 @@ Kind = Literal["input", "parameter", "buffer", "constant", "intermediate"]
 
 @dataclasses.dataclass(frozen=True)
 class TensorValue:
-    """A tensor of the graph.
-
-    The same value has the same name wherever it is used.
-    """
+    """A tensor of the graph. The same value has the same name wherever it is used."""
 
     name: str
     shape: tuple[int, ...]
@@ -170,22 +167,9 @@ OPTION_SOURCES = ("declared", "library", "discover", "all")
 
 @dataclasses.dataclass(frozen=True)
 class GraphSettings:
-    """How every operator of a graph is checked.
+    """How every operator of a graph is checked; see `verify_graph`.
 
-    Attributes:
-        options: where splits come from: declared by the graph, known to the library, discovered by
-            running the operator, or `all` of these. None uses what the graph declares, and asks the
-            library about calls for which it declares nothing.
-        ranks: the numbers of ranks to split over.
-        cap: the longest dimension allowed; None keeps the real shapes.
-        seed: for drawn values and for the checks.
-        strict: count `unstable` as a failure.
-        imports: modules to import first, with your operators, annotations and functions. Names in a
-            graph are never imported unless they are torch operators.
-        device: where operators run, for example `cuda`; None is the CPU.
-        confirm: the backend for checking each split again on real processes; None uses simulated
-            ranks only.
-        memory: the most bytes that the values of one call may take.
+    `memory` is the most bytes that the values of one call may take.
     """
 
     options: Source | None = None
@@ -281,9 +265,6 @@ def draw_values(
     """Draw tensors that suit the operator, the same for the same seed.
 
     A value used twice is one tensor: `x * x` is not the product of two random tensors.
-
-    Raises:
-        UsageError: no values of these shapes and dtypes suit the operator.
     """
     wanted = _wanted_arguments(name, args, kwargs)
     uses: dict[str, list[tuple[Place, str, TensorValue]]] = {}
@@ -512,12 +493,7 @@ def _registered_rule(call: GraphCall) -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CallGroup:
-    """Calls that one check covers, in graph order.
-
-    Attributes:
-        number: in the order of first calls, from 0.
-        key: see `key_of`.
-    """
+    """Calls that one check covers, in graph order. Groups are numbered by their first calls."""
 
     number: int
     key: str

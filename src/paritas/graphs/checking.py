@@ -352,13 +352,10 @@ _MOST_NAMED = 3
 def check_call(
     call: GraphCall, settings: GraphSettings, values: CallValues | None = None
 ) -> OperatorResult:
-    """Check one call of a graph.
+    """Check one call of a graph; exceptions of the operator become the result.
 
     Args:
         values: the arguments the call had when the graph ran; None draws suitable ones.
-
-    Returns:
-        The result, with this call as its only site. Exceptions of the operator become the result.
     """
     started = time.perf_counter()
     with _ALONE:
@@ -415,9 +412,6 @@ def prepare_call(
     """The subject to run, its call with tensors, and notes about both.
 
     Dimensions are capped if the settings say so. The same settings give the same call.
-
-    Raises:
-        UsageError: no values can be drawn, or they would take too much memory.
     """
     notes: list[str] = []
     if settings.cap is not None and values is None:

@@ -72,11 +72,7 @@ def loaded_type(value: Any) -> str:
 
 
 class NameGuard:
-    """Watches every name and call of a checkpoint, and refuses unexpected ones.
-
-    Args:
-        modules: the user's modules, to whose names the file may also refer.
-    """
+    """Refuses unexpected names and calls of a checkpoint; those of `modules` are allowed."""
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         self._prefixes = tuple(f"{module}." for module in modules)
@@ -301,11 +297,7 @@ def records_of(owner: CheckpointRecord, name: str, *kinds: str) -> Iterator[Chec
 
 
 def text_of(value: Any) -> str | None:
-    """A string; None for anything else.
-
-    Raises:
-        UsageError: it is implausibly long.
-    """
+    """A string of plausible length; None for anything else."""
     if not isinstance(value, str):
         return None
     if len(value) > LONGEST_TEXT:
@@ -333,12 +325,8 @@ _DEVICE = re.compile(r"[a-z]{1,20}(:\d{1,4})?")
 class CheckpointValues:
     """Turns descriptions into values, and gives each tensor one name in the whole graph.
 
-    Args:
-        most: the most parts that the arguments of all nodes may have in total. Shared parts count
-            each time, so a small file can describe very many.
-
-    Attributes:
-        missing: which of the last arguments have no value in the file.
+    Shared parts count each time, so a small file can describe very many: at most `most` are read.
+    `missing` lists the last arguments without a value in the file.
     """
 
     def __init__(self, most: int) -> None:

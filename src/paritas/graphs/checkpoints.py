@@ -45,12 +45,7 @@ _MOST = 64  # dimensions of a tensor, factors of a dimension
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """The split annotation of a node.
-
-    Attributes:
-        text: the annotation; None if it could not be derived.
-        note: what could not be derived, and why.
-    """
+    """The split annotation of a node; None, with a note, if it could not be derived."""
 
     text: str | None
     note: str = ""
@@ -304,12 +299,7 @@ _UNPACKING = ("builtins.getattr", "_operator.getitem", "operator.getitem")
 
 
 def flat_nodes(graph: CheckpointRecord) -> Iterator[CheckpointRecord]:
-    """Every node in order, with the nodes of a segment in its place.
-
-    Raises:
-        UsageError: a node occurs twice, as in a segment that contains itself, or segments are
-            nested too deep.
-    """
+    """Every node in order, with the nodes of a segment in its place."""
     waiting = [records_of(graph, "_nodes")]
     seen = {graph.identity}
     while waiting:
@@ -337,12 +327,7 @@ def module_classes(nodes: list[CheckpointRecord]) -> Iterator[str]:
 
 
 class CheckpointNodes:
-    """Converts nodes to calls.
-
-    Attributes:
-        counts: the number of nodes of each class.
-        notes: what could not be read from a node, and why.
-    """
+    """Converts nodes to calls; counts their classes, and notes what could not be read."""
 
     def __init__(self, values: CheckpointValues) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
@@ -427,12 +412,7 @@ _MOST_NOTES = 20
 def read_checkpoint(path: str | Path, *, modules: Iterable[str] = ()) -> Graph:
     """Read a graph that nnScaler wrote with `IRGraph.dump`.
 
-    Args:
-        modules: your modules that the file may refer to. They are not imported.
-
-    Raises:
-        UsageError: the file is missing, damaged or something else, or contains names that a graph
-            does not need.
+    It may refer to names of `modules`, which are not imported.
     """
     path = Path(path)
     data = _bytes_of(path)

@@ -56,19 +56,9 @@ def is_zip(path: Path) -> bool:
 
 
 class Archive:
-    """A `.pt2` archive, as torch.export.save writes it.
-
-    Attributes:
-        path: the file.
-        model: the name of the program in it.
-    """
+    """A `.pt2` archive, as torch.export.save writes it; `model` is the name of its program."""
 
     def __init__(self, path: Path) -> None:
-        """Read the list of members.
-
-        Raises:
-            UsageError: it is not such an archive, or does not hold exactly one program.
-        """
         self.path = path
         self._opened: zipfile.ZipFile | None = None
         try:
@@ -111,11 +101,7 @@ class Archive:
         return self._member(name).file_size
 
     def text(self, name: str) -> bytes:
-        """A member that is JSON or a short text.
-
-        Raises:
-            UsageError: it is missing, or far too long for a program.
-        """
+        """A member that is JSON or a short text."""
         if self.size(name) > _LONGEST_TEXT:
             raise UsageError(
                 f"{self.path}: its member {name} has {self.size(name):,} bytes; "
@@ -124,11 +110,7 @@ class Archive:
         return self.read(name)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member.
-
-        Raises:
-            UsageError: it is missing, damaged or compressed.
-        """
+        """The bytes of a member."""
         member = self._member(name)
         # Torch compresses nothing, so no member is longer than the file. This stops a small file
         # from filling the memory.
@@ -208,9 +190,6 @@ def read_state(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.T
 
     Args:
         wanted: name in the graph by name in the model.
-
-    Raises:
-        UsageError: the bytes of a tensor are missing or do not match its description.
     """
     try:
         with archive.kept_open():
@@ -361,11 +340,7 @@ _SPECIFIED: dict[str, tuple[str, Kind]] = {
 
 
 def read_exported(path: Path) -> Graph:
-    """Read the graph of a `.pt2` file.
-
-    Raises:
-        UsageError: it is not such a file, is damaged, or comes from another version.
-    """
+    """Read the graph of a `.pt2` file."""
     archive = Archive(path)
     member = f"models/{archive.model}.json"
     where = f"{path}: {member}"

@@ -127,11 +127,7 @@ class WeightPayloads(msgspec.Struct, frozen=True):
 
 
 def decode(text: bytes, kind: type[T], where: str) -> T:
-    """Decode JSON as one of these structs.
-
-    Raises:
-        UsageError: it is not JSON, or has another form.
-    """
+    """Decode JSON as one of these structs."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -155,11 +151,7 @@ class Unknown(Exception):  # noqa: N818  (not a failure: the call is reported as
 
 
 class Symbols:
-    """The numbers that symbols stand for.
-
-    Attributes:
-        guessed: symbols without a known number, with the number used.
-    """
+    """The numbers that symbols stand for; `guessed` has those that are not known."""
 
     def __init__(self, ranges: Mapping[str, SymbolRange]) -> None:
         self._ranges = ranges
@@ -171,11 +163,7 @@ class Symbols:
         return (f"sizes that depend on values are guessed: {shown}",) if shown else ()
 
     def number(self, given: Mapping[str, Any]) -> int | float | bool:
-        """A `SymInt`, `SymFloat` or `SymBool` as the archive has it.
-
-        Raises:
-            Unknown: no number can be found.
-        """
+        """A `SymInt`, `SymFloat` or `SymBool` as the archive has it."""
         for key in ("as_int", "as_float", "as_bool"):
             if isinstance(given.get(key), int | float):
                 return given[key]  # type: ignore[no-any-return]
@@ -188,11 +176,7 @@ class Symbols:
         return self._evaluated(written.get("expr_str"))
 
     def size(self, given: Mapping[str, Any]) -> int:
-        """The length of a dimension.
-
-        Raises:
-            Unknown: it is not a valid length.
-        """
+        """The length of a dimension."""
         found = self.number(given)
         if type(found) is not int or not 0 <= found < _LARGEST:
             raise Unknown(f"a dimension has length {found!r:.40}")
@@ -345,11 +329,7 @@ class ExportedValues:
         self._found[name] = value
 
     def tensor(self, name: str) -> TensorValue:
-        """The tensor with this name.
-
-        Raises:
-            Unknown: there is none, or its dtype or layout is unknown.
-        """
+        """The tensor with this name."""
         if name not in self._found:
             meta = self._part.tensor_values.get(name)
             if meta is None:
@@ -369,11 +349,7 @@ class ExportedValues:
         return TensorValue(f"{self.prefix}{name}", shape, dtype, kind, grad)
 
     def argument(self, given: Mapping[str, Any]) -> Any:
-        """An argument as the operator receives it.
-
-        Raises:
-            Unknown: its kind is unknown, or only torch can create it.
-        """
+        """An argument as the operator receives it."""
         if len(given) != 1:
             raise Unknown(f"an argument is given as {given!r:.80}")
         ((kind, value),) = given.items()

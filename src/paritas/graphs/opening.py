@@ -261,11 +261,7 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     """The graph of an FX module.
 
     Args:
-        module: with or without `meta["val"]` at its nodes.
-        inputs: placeholder values by name, to infer shapes where the graph has none.
-
-    Raises:
-        UsageError: no shape is known.
+        inputs: placeholder values by name, to infer shapes if the graph has none.
     """
     unknown = all(said_of(node) is UNKNOWN for node in module.graph.nodes)
     if unknown and inputs is None:

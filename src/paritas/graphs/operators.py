@@ -180,11 +180,7 @@ def _spread_index(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def subject_of(call: GraphCall, imports: Sequence[str] = ()) -> GraphSubject:
-    """What runs for a call.
-
-    Raises:
-        UsageError: paritas does not run this; the message says why.
-    """
+    """What runs for a call; the `UsageError` for anything else says why not."""
     function = function_of(call, imports)
     name = _library_name(call.operator, function)
     if function in {operator.getitem, torch.Tensor.__getitem__}:
@@ -200,9 +196,6 @@ def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., A
 
     Args:
         imports: your modules; they are imported, and their functions may run.
-
-    Raises:
-        UsageError: paritas does not run this name; the message says why.
     """
     modules = import_modules(imports)
     if call.function is not None:
@@ -228,11 +221,7 @@ def is_known_by_name(call: GraphCall) -> bool:
 
 
 def import_modules(names: Sequence[str]) -> list[ModuleType]:
-    """Import the user's modules.
-
-    Raises:
-        UsageError: one cannot be imported.
-    """
+    """Import the user's modules."""
     modules: list[ModuleType] = []
     for name in names:
         try:

@@ -36,9 +36,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """What a run is about: a graph and its settings.
 
     Attributes:
-        graph: where it was read from, for people.
         calls: the digest of its calls.
-        settings: each as text.
         inputs: the digest of sample inputs and the weights; empty if there are none.
         modules: digest by module that provides operators or annotations.
     """
@@ -93,12 +91,7 @@ class _JournalLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 @dataclasses.dataclass
 class Registered:
-    """A graph whose results are in the folder.
-
-    Attributes:
-        number: in the order in which the graphs were added, from 1.
-        finished: result by key.
-    """
+    """A graph whose results are in the folder, numbered from 1; results by key."""
 
     number: int
     about: About
@@ -124,15 +117,7 @@ class GraphJournal:
     def __init__(
         self, folder: Path, about: About, report: GraphReport, *, resume: bool = True
     ) -> None:
-        """Open the journal, read what is finished, and register the graph.
-
-        Args:
-            report: the report before any operator is checked.
-
-        Raises:
-            UsageError: it holds other settings for this graph, is damaged, or another process is
-                writing to it.
-        """
+        """Open the journal, read what is finished, and register the graph."""
         self.graphs: dict[str, Registered] = {}
         self.suspects: set[str] = set()
         self.notes: list[str] = []
@@ -301,14 +286,7 @@ _PAGE = re.compile(r"report_\d+\.html")
 
 
 def prepare_folder(folder: Path, *, resume: bool) -> None:
-    """Create the folder, and make sure that nobody else's files would be lost.
-
-    Args:
-        resume: whether to continue with the existing contents, which must be ours.
-
-    Raises:
-        UsageError: it cannot be written to, or holds files of another program.
-    """
+    """Create the folder, and make sure that nobody else's files would be lost."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write to {str(folder)!r}: it is a file; use a folder")
     try:
@@ -360,10 +338,8 @@ def clear_folder(folder: Path) -> None:
 def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tuple[Path, ...]:
     """Write a report in all formats, each file completely or not at all.
 
-    Other graphs of the folder have a page each, named by their numbers.
-
-    Returns:
-        The files, the HTML page first.
+    Other graphs of the folder have a page each, named by their numbers. Returns the HTML page
+    first.
     """
     from paritas.reports.tables import graph_csv
 

@@ -40,12 +40,7 @@ _MOST_NAMES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """The recorded arguments of calls.
-
-    Attributes:
-        values: by position of the call; values for missing calls are drawn.
-        notes: what was not run, and why.
-    """
+    """The arguments of calls by position, and notes about what was not run."""
 
     values: Mapping[int, CallValues] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -128,9 +123,6 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
 
     Only the first step of the first rank is read. Calls with unknown arguments are left out and
     listed in the notes.
-
-    Raises:
-        UsageError: it is not a dump, or none of its calls is in the graph.
     """
     dump = open_dump(path)
     records = [one for one in dump.records() if one.site.phase == "forward"]
@@ -252,11 +244,7 @@ def sample_values(
     Args:
         inputs: of the graph: a tensor, a list or tuple, a dict by name or position, or `Inputs`.
         keep: positions of the calls.
-        imports: your modules with functions of the graph.
         seed: for dropout, and for parameters that the graph does not hold.
-
-    Raises:
-        UsageError: the inputs do not fit the graph.
     """
     run = _SampleRun(graph, bound_inputs(graph, inputs), imports, seed)
     kept: dict[int, CallValues] = {}

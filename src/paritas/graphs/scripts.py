@@ -55,11 +55,6 @@ def function_text(
 ) -> tuple[list[str], str]:
     """Lines that set `compute` to the operator, and your module that they need, if any.
 
-    Args:
-        name: the operator's name in the graph.
-        function: what ran for it.
-        imports: modules that register operators.
-
     Raises:
         NoScriptError: the function exists only in memory.
     """
@@ -277,13 +272,9 @@ class Facts:
 
     Attributes:
         operator: its name in the graph.
-        call: the operator and its arguments.
-        recipe: how it was split.
-        heading: the lines of the script's docstring.
         written: arguments that the operator writes to.
         native: in the dtypes of the call; otherwise in float64, where rounding is negligible.
         drawn: draw new values; otherwise use those of the call.
-        seed: for drawn values.
         imports: your modules that register operators.
     """
 
@@ -305,11 +296,7 @@ class Facts:
 
 
 def split_script(facts: Facts) -> Script:
-    """The script of a failure.
-
-    Raises:
-        NoScriptError: an argument, the function or the rule cannot be written as Python.
-    """
+    """The script of a failure; raises `NoScriptError` if it cannot be written as Python."""
     lines, module = function_text(facts.operator, facts.call.function, facts.imports)
     needs = ("", f"It imports {module}: run it where Python can find that.") if module else ()
     values = ScriptValues()
@@ -528,12 +515,7 @@ _MOST_BYTES = 64 << 20  # of arguments in a file next to the script
 
 @dataclasses.dataclass(frozen=True)
 class Handed:
-    """The outcome of writing a script.
-
-    Attributes:
-        path: relative to the results folder; empty if there is none.
-        note: why there is none, or why it does not show the failure.
-    """
+    """A script's path in the results folder, or a note why there is none or it shows nothing."""
 
     path: str = ""
     note: str = ""
@@ -556,13 +538,8 @@ def write_script(
     a file next to it.
 
     Args:
-        folder: of the results; the script goes into a subfolder.
-        stem: the file name without its extension.
         recorded: the values come from a run, and cannot be replaced by drawn ones.
         degraded: only the run in the call's own dtype is wrong.
-
-    Raises:
-        UsageError: no script can show it, or it cannot be written.
     """
     path = folder / SCRIPTS_FOLDER / f"{stem}.py"
     name = f"{SCRIPTS_FOLDER}/{path.name}"
@@ -638,11 +615,7 @@ def hand_over(
 def _collect_facts(
     work: OperatorWork, result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
 ) -> Facts:
-    """Set up the failing check again.
-
-    Raises:
-        UsageError: a script could not do the same; the message says why.
-    """
+    """Set up the failing check again; raises `UsageError` if a script could not do the same."""
     seen = option.confirmation
     if seen is not None and seen.simulated.passes(strict=work.settings.strict):
         raise UsageError(

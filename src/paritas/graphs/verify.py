@@ -66,13 +66,7 @@ _AHEAD = 2  # operators queued for each worker
 
 @dataclasses.dataclass(frozen=True)
 class OperatorWork:
-    """An operator to check, with everything that a worker needs.
-
-    Attributes:
-        number: in the order of the report.
-        key: of its group.
-        values: its arguments when the graph ran; None draws them.
-    """
+    """An operator to check, with all that a worker needs; values are drawn if there are none."""
 
     number: int
     key: str
@@ -90,11 +84,7 @@ def check_work(work: OperatorWork) -> OperatorResult:
 
 
 def check_executor(executor: str | Executor, jobs: int | None) -> None:
-    """Refuse an executor that cannot run operators in parallel.
-
-    Raises:
-        UsageError: it uses threads, or has no worker.
-    """
+    """Refuse an executor that cannot run operators in parallel."""
     if executor == "threads" or isinstance(executor, ThreadPoolExecutor):
         raise UsageError(
             f"executor={executor!r}: operators checked by threads would share torch's random "

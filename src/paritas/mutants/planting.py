@@ -48,14 +48,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """One kind of fault.
-
-    Attributes:
-        number: 1 to 42; never changes.
-        name: its name in sites and reports.
-        text: what it does, for people.
-        family: arithmetic, contraction, indexing, precision, state, ranks or special.
-    """
+    """One kind of fault. Its number, 1 to 42, never changes; `text` says what it does."""
 
     number: int
     name: str
@@ -153,7 +146,6 @@ class FaultSite:
 
     Attributes:
         node: name of the call that goes wrong, where the program starts to be wrong.
-        mutation: a key of `MUTATIONS`.
         detail: which of several variants, if there are several.
     """
 
@@ -174,11 +166,7 @@ def sites(program: FlatProgram) -> list[FaultSite]:
 
 
 def plant(program: FlatProgram, site: FaultSite) -> GraphModule | None:
-    """A copy of the program's module with the fault; None if it does not fit there.
-
-    Raises:
-        UsageError: there is no such fault.
-    """
+    """A copy of the program's module with the fault; None if it does not fit there."""
     fault = _FAULTS.get(site.mutation)
     if fault is None:
         raise UsageError(f"unknown fault {site.mutation!r}; use one of {', '.join(MUTATIONS)}")
@@ -350,7 +338,6 @@ class ProgramNoise:
     """The noise of one program, measured once for all faults planted in it.
 
     Attributes:
-        evidence: the further runs of the program, from which the noise was measured.
         native: the run in the program's own dtype.
         base: the run in float64, or `native` if there is no wider form.
         items: its floating-point results.
@@ -368,11 +355,7 @@ class ProgramNoise:
 def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
     """Measure a program: once in its own dtype, once in float64, three times perturbed.
 
-    A program that draws random numbers draws those of `seed`; mutants must be judged on the same
-    draws.
-
-    Raises:
-        UsageError: the program itself cannot be run.
+    Mutants must be judged with the random numbers of the same `seed`.
     """
     whole = inspect_subject(program.module, "reference", "program")
     before = RandomState.now()
@@ -429,8 +412,7 @@ def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNois
     whether a dtype, an alias or an exception differs.
 
     Raises:
-        UsageError: the noise belongs to another program, or the mutant runs in its own dtype but
-            not in float64.
+        UsageError: the noise belongs to another program, or only the float64 run fails.
     """
     if noise.program is not program:
         raise UsageError("the noise belongs to another program; call program_noise on this one")
@@ -544,11 +526,8 @@ def _is_same(left: Any, right: Any) -> bool:
 def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True) -> Verdict:
     """The verdict of `verify` on a changed copy of the program whose noise this is.
 
-    There is no second call and no diagnosis; gradients are results of the program.
-
-    Args:
-        noise: of the program; further measurements are cached in it.
-        lift: also compare in float64; otherwise only natively.
+    There is no second call and no diagnosis; gradients are results of the program. Further
+    measurements are cached in `noise`. Without `lift`, it is compared only natively.
     """
     known = noise.evidence
     candidate = inspect_subject(mutant, "candidate", "mutant")

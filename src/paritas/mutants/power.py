@@ -297,13 +297,9 @@ class _ScaledCall:
 def smallest_caught(
     is_caught: Callable[[float], bool], floor: float = SCALES[-1]
 ) -> tuple[float | None, int]:
-    """The smallest delta that is caught, and how many were tried.
+    """The smallest delta of at least `floor` that is caught, and how many were tried.
 
     Bisects, assuming that a larger delta is also caught. None if not even the largest is caught.
-
-    Args:
-        is_caught: tries one delta.
-        floor: the smallest delta to try.
     """
     sizes = [size for size in SCALES if size >= floor]
     if not is_caught(sizes[0]):

@@ -72,15 +72,7 @@ def trace_program(
 ) -> FlatProgram:
     """Trace what `model` does on `inputs`, with the gradients of everything that requires them.
 
-    Args:
-        model: an `nn.Module`, whose parameters and buffers become inputs, or any function.
-        inputs: positional inputs; tensors may be nested in them.
-        gradients: whether to include the backward pass, if anything can be differentiated.
-        autocast: run the forward pass under `torch.autocast` to this dtype.
-        seed: for the cotangents.
-
-    Raises:
-        UsageError: the model returns no tensor, or cannot be traced.
+    The parameters and buffers of an `nn.Module` become inputs. `seed` is for the cotangents.
     """
     tracing = _Tracing(model, list(inputs), gradients=gradients, autocast=autocast)
     try:
@@ -327,10 +319,8 @@ def _is_usable(value: Tensor, *, floating: bool) -> bool:
 class RunningCall:
     """One call while it runs, with its argument values.
 
-    Attributes:
-        in_place: it writes to its first argument and returns it. Here it runs on a copy, and the
-            caller writes the result.
-        writes: positions of all the arguments it writes to.
+    With `in_place`, it writes to its first argument and returns it. Here it runs on a copy, and the
+    caller writes the result.
     """
 
     target: Callable[..., Any]

@@ -61,11 +61,7 @@ def main():
 
 
 def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
-    """The script that runs an operator again on its recorded inputs.
-
-    Raises:
-        UsageError: an operator cannot be written as a line of Python.
-    """
+    """The script that runs an operator again on its recorded inputs."""
     mine, golden = case.given
     names = {key: f"v{place}" for place, key in enumerate(mine)}
     equal = all(_is_equal(mine[key], golden[key]) for key in mine)

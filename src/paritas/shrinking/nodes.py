@@ -38,12 +38,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedValues:
-    """The values of an eager run of a program.
+    """The values of an eager run: the value of each node, and what it read.
 
-    Attributes:
-        given: for each node, the nodes it reads with their values at that time, which an in-place
-            operator may change later.
-        made: the value of each node.
+    An in-place operator may change what a node has read later.
     """
 
     given: dict[Node, dict[Node, Any]]
@@ -101,12 +98,7 @@ _LITERALS: tuple[type, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPart:
-    """A part of a program, as one or several islands.
-
-    Attributes:
-        output_of: for each output in order, the index of its island.
-        input_of: the same for each placeholder.
-    """
+    """Parts of a program side by side; for each output and input, the index of its part."""
 
     program: FailingProgram
     output_of: tuple[int, ...]

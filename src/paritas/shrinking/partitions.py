@@ -50,14 +50,7 @@ _LARGEST_CAP = 1024
 
 @dataclasses.dataclass(frozen=True)
 class WantedSplit:
-    """The wrong split to reproduce.
-
-    Attributes:
-        idx: the first tensor that is split.
-        dim: the dimension along which it is split.
-        split: in the words of the rule.
-        kinds: what is wrong.
-    """
+    """The wrong split to reproduce: `split` in the words of the rule, `kinds` of failure."""
 
     idx: int
     dim: int
@@ -79,13 +72,7 @@ class WantedSplit:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One try.
-
-    Attributes:
-        words: the shapes, for people.
-        work: the call on these shapes.
-        wanted: the failure that it must show.
-    """
+    """A call on smaller shapes, and the failure that it must show."""
 
     words: str
     work: OperatorWork
@@ -95,12 +82,7 @@ class Attempt:
 def attempts_on_caps(
     call: GraphCall, settings: GraphSettings, wanted: WantedSplit, key: str = ""
 ) -> Iterator[Attempt]:
-    """The call with dimensions cut to increasing lengths, and finally as it was checked.
-
-    Args:
-        settings: of the original check.
-        key: of the call's group.
-    """
+    """The call with dimensions cut to increasing lengths, and finally as it was checked."""
     for cap in _caps(call, wanted.ranks, settings.cap):
         capped = dataclasses.replace(settings, cap=cap, ranks=(wanted.ranks,))
         words = f"no dimension longer than {cap}" if cap else "the original shapes"
@@ -122,9 +104,6 @@ def _caps(call: GraphCall, ranks: int, usual: int | None) -> Iterator[int | None
 
 def attempts_on(failed: FailedSplit, setup: Sequence[str] = ()) -> Iterator[Attempt]:
     """A split on smaller shapes with drawn values, and finally on the values of the check.
-
-    Args:
-        setup: statements that a script has to run first.
 
     Raises:
         UsageError: no script could do the same; the message says why.
@@ -248,10 +227,6 @@ def shrink_graph_results(
 
     Args:
         graph: what was checked, if it is not the file named in the results.
-
-    Raises:
-        NothingFailsError: no split is wrong.
-        UsageError: the graph is no longer available, or its values were passed in Python.
     """
     search = _SplitSearch(outdir, seconds, on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
@@ -280,10 +255,6 @@ def shrink_splits(
         failed: splits of one operator.
         outdir: the folder for the script; a new folder by default.
         setup: statements such as `import package.module`, for a module that registers the operator.
-
-    Raises:
-        NothingFailsError: none of them fails when checked again.
-        UsageError: no script could do the same; the message says why.
     """
     search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
     for position, one in enumerate(failed):

@@ -41,13 +41,10 @@ _SWITCHES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """How a graph is compiled.
+    """How a graph is compiled, as for `torch.compile`.
 
     Attributes:
-        backend: a backend name of `torch.compile`, or `module:function`.
-        mode: of `torch.compile`.
-        options: of `torch.compile`; shrinking may add some.
-        dynamic: of `torch.compile`.
+        backend: a name, or `module:function`.
         setup: statements that a new process must run first, such as the import of a module that
             registers a backend.
     """
@@ -92,7 +89,6 @@ class FailingProgram:
         inputs: one value per placeholder, in order: tensors, numbers.
         dynamic: the dynamic dimensions of placeholders, which stay dynamic.
         gradients: whether the backward pass is part of it.
-        seed: of the random state for a run.
     """
 
     graph: GraphModule
@@ -147,8 +143,6 @@ class FailureSignature:
     """Identifies a failure; a reduction that shows another one is rejected.
 
     Attributes:
-        status: `different` or `degraded`, or `unverified` if nothing could be compared.
-        aspect: value, shape, dtype ...
         role: output, gradient, mutation or exception.
         nonfinite: whether NaN or infinity is what differs.
         exception: the class that the candidate raised.
@@ -287,12 +281,7 @@ class OutOfTimeError(ParitasError):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The result of a query.
-
-    Attributes:
-        signature: of the failure; None if the program passes.
-        verdict: None if not even the reference ran.
-    """
+    """The result of a query: no signature if it passes, no verdict if the reference fails."""
 
     signature: FailureSignature | None
     diagnosis: Diagnosis | None = None
@@ -300,12 +289,7 @@ class Answer:
 
 
 class Oracle:
-    """Judges programs, each only once, and counts the work.
-
-    Attributes:
-        queries: how many programs were compiled.
-        hits: how many answers were already known.
-    """
+    """Judges programs, each only once; counts the compilations and the known answers."""
 
     def __init__(self, candidate: Candidate, seconds: float) -> None:
         """Start the clock; `seconds` is the limit for all queries together."""
@@ -361,11 +345,7 @@ class Oracle:
         return False
 
     def ask(self, program: FailingProgram, candidate: Candidate | None = None) -> Answer:
-        """Judge a program, or return the known answer.
-
-        Raises:
-            OutOfTimeError: the time is over.
-        """
+        """Judge a program, or return the known answer."""
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
         if key in self._known:

@@ -300,14 +300,7 @@ def program_script(
     diagnosis: Diagnosis | None,
     remedies: tuple[str, ...] = (),
 ) -> Script:
-    """The script of a failing program.
-
-    Args:
-        remedies: compiler options that make the failure go away, for its docstring.
-
-    Raises:
-        UsageError: the program or one of its inputs cannot be written as Python.
-    """
+    """The script of a failing program; its docstring names compiler options as remedies."""
     names = _input_names(program)
     values = ScriptValues()
     texts = [
@@ -451,14 +444,7 @@ class NothingFailsError(UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
-    """The result of shrinking: the report, and the objects behind it.
-
-    Attributes:
-        script: the script and the result of running it.
-        original: the program before shrinking.
-        program: the smallest program.
-        signature: of its failure, the same as that of the original.
-    """
+    """The result of shrinking: the report, and the objects behind it."""
 
     report: ShrinkReport
     script: WrittenScript
@@ -497,11 +483,7 @@ def shrink(
 
 
 def script_folder(outdir: str | Path | None, seconds: float) -> Path:
-    """The folder for a script: the given one, or a new one.
-
-    Raises:
-        UsageError: `seconds` is not positive.
-    """
+    """The folder for a script: the given one, or a new one."""
     if not seconds > 0:
         raise UsageError(f"seconds must be positive, got {seconds!r}")
     return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)

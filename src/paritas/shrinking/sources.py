@@ -44,10 +44,8 @@ def capture_programs(
 ) -> list[FailingProgram]:
     """The graphs that `torch.compile` makes of a model, in the order of their first calls.
 
-    Args:
-        model: a module or function, not compiled.
-        inputs: as for `verify`; only the first set is used.
-        candidate: its `dynamic` decides which sizes are symbolic.
+    Only the first set of inputs is used. The candidate's `dynamic` decides which sizes are
+    symbolic.
     """
     given = input_sets(inputs)[0]
     capture = ProgramCapture()
@@ -66,11 +64,7 @@ def capture_programs(
 
 
 class ProgramCapture:
-    """A backend that runs each graph in eager mode, and keeps it with its first inputs.
-
-    Attributes:
-        programs: one for each graph that was called, in that order.
-    """
+    """A backend that runs each graph in eager mode, and keeps it with its first inputs."""
 
     def __init__(self) -> None:
         self.programs: list[FailingProgram] = []
@@ -233,11 +227,7 @@ def _why_unknown(verdict: Verdict) -> str:
 def programs_of(
     failed: FailedPair | FailedGraph, setup: tuple[str, ...] = ()
 ) -> tuple[list[FailingProgram], Candidate]:
-    """The programs of a failure, and how they are compiled.
-
-    Raises:
-        UsageError: the candidate was not made by `torch.compile`, so there are no graphs.
-    """
+    """The programs of a failure, and how they are compiled."""
     if isinstance(failed, FailedGraph):
         return _programs_of_graph(failed, setup)
     backends = backends_of(failed.candidate)
@@ -278,10 +268,6 @@ def candidate_of(
     Args:
         given: mode and options of `torch.compile`, in addition to those of the backend.
         setup: statements that come first in a script.
-        dynamic: of `torch.compile`.
-
-    Raises:
-        UsageError: the backend is a function that cannot be imported.
     """
     if backend.is_inductor:
         options = backend.inductor_options(dict(given or {}))
