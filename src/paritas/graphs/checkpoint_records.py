@@ -123,35 +123,28 @@ def _is_known(path: str, arguments: Any) -> bool:
     if path in CLASSES or path == "collections.OrderedDict":
         return bool(arguments == ())
     match path, arguments:
-        case "nnscaler.graph.function.dimops.DimAnno.ReduceType", ("" | "+" | "^",):
-            known = True
-        case "torch.Size", (tuple(),):
-            known = True
-        case "torch.device", (str(),) | (str(), int()):
-            known = True
-        case "builtins.getattr", (Name("dill._dill"), "_setattr", Name("builtins.setattr")):
-            known = True
-        case _:
-            known = path in _DILL_MAKERS and _is_known_of_dill(path, arguments)
-    return known
+        case (
+            ("nnscaler.graph.function.dimops.DimAnno.ReduceType", ("" | "+" | "^",))
+            | ("torch.Size", (tuple(),))
+            | ("torch.device", (str(),) | (str(), int()))
+            | ("builtins.getattr", (Name("dill._dill"), "_setattr", Name("builtins.setattr")))
+        ):
+            return True
+    return path in _DILL_MAKERS and _is_known_of_dill(path, arguments)
 
 
 def _is_known_of_dill(path: str, arguments: Any) -> bool:
     """Whether a call of dill occurs in graphs, including the code of a split rule."""
     match path.removeprefix(f"{_DILL}."), arguments:
         case "_load_type", (str(kind),):
-            known = kind in _TYPES
-        case "_eval_repr", ("Ellipsis",):
-            known = True
+            return kind in _TYPES
         case "_create_namedtuple", (str(), tuple(fields), str()):
-            known = all(isinstance(field, str) for field in fields)
-        case ("_create_cell", (_,)) | ("_create_code", tuple()):
-            known = True
+            return all(isinstance(field, str) for field in fields)
         case "_create_function", (Call(what=Name("dill._dill._create_code")), Name(scope), *_):
-            known = scope.endswith(".__dict__")
-        case _:
-            known = False
-    return known
+            return scope.endswith(".__dict__")
+        case ("_eval_repr", ("Ellipsis",)) | ("_create_cell", (_,)) | ("_create_code", tuple()):
+            return True
+    return False
 
 
 def _is_known_result(call: Call) -> bool:
@@ -160,15 +153,14 @@ def _is_known_result(call: Call) -> bool:
     That is an object of a builtin type, a named tuple, or dill filling a closure cell.
     """
     match call.what, call.arguments:
-        case Call(what=Name(path="dill._dill._load_type"), arguments=("object",)), ():
-            return True
-        case Call(what=Name(path="dill._dill._load_type"), arguments=("slice",)), (_, _, _):
-            return True
-        case Call(what=Name(path="dill._dill._create_namedtuple")), tuple():
-            return True
         case (
-            Call(what=Name(path="builtins.getattr")),
-            (Call(what=Name(path="dill._dill._create_cell")), "cell_contents", _),
+            (Call(what=Name("dill._dill._load_type"), arguments=("object",)), ())
+            | (Call(what=Name("dill._dill._load_type"), arguments=("slice",)), (_, _, _))
+            | (Call(what=Name("dill._dill._create_namedtuple")), tuple())
+            | (
+                Call(what=Name("builtins.getattr")),
+                (Call(what=Name("dill._dill._create_cell")), "cell_contents", _),
+            )
         ):
             return True
     return False

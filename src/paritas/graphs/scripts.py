@@ -120,9 +120,8 @@ def _source_lines(module: ModuleType, name: str) -> list[str]:
 
 def _import_line(module: ModuleType, name: str) -> str:
     parent, _, last = module.__name__.rpartition(".")
-    if not parent:
-        return f"import {module.__name__}" + (f" as {name}" if name != module.__name__ else "")
-    return f"from {parent} import {last}" + (f" as {name}" if name != last else "")
+    line = f"from {parent} import {last}" if parent else f"import {last}"
+    return line if name == last else f"{line} as {name}"
 
 
 # --- The part that every script shares: run the operator unsplit and on ranks ---------------------

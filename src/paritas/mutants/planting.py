@@ -53,73 +53,53 @@ class Mutation:
     number: int
     name: str
     text: str
-    family: str
 
 
-_ARITHMETIC = [
-    Mutation(1, "mul_to_add", "adds where it should multiply", "arithmetic"),
-    Mutation(2, "add_to_sub", "subtracts where it should add", "arithmetic"),
-    Mutation(3, "sub_to_add", "adds where it should subtract", "arithmetic"),
-    Mutation(4, "dropped_addend", "leaves out a bias or a residual", "arithmetic"),
-    Mutation(5, "doubled_addend", "adds one addend twice", "arithmetic"),
-    Mutation(6, "scaled_by_percent", "a result is 1 % too large", "arithmetic"),
-    Mutation(7, "scaled_by_permille", "a result is 0.1 % too large", "arithmetic"),
-    Mutation(8, "missing_scale", "leaves out a constant factor", "arithmetic"),
-    Mutation(9, "dropped_epsilon", "leaves out the epsilon of a denominator", "arithmetic"),
-    Mutation(10, "larger_epsilon", "an epsilon is two or ten times too large", "arithmetic"),
-    Mutation(11, "wrong_dim", "a softmax or reduction runs along another axis", "arithmetic"),
-    Mutation(12, "mean_over_one_less", "a mean is divided by n - 1", "arithmetic"),
-    Mutation(13, "wrong_correction", "a variance uses the wrong correction", "arithmetic"),
-    Mutation(14, "rsqrt_to_sqrt", "multiplies by a root it should divide by", "arithmetic"),
-    Mutation(15, "wrong_activation", "applies another activation", "arithmetic"),
-    Mutation(16, "dropped_activation", "leaves out an activation", "arithmetic"),
-    Mutation(17, "other_gelu", "uses the other form of gelu (exact or tanh)", "arithmetic"),
+_KINDS = [
+    Mutation(1, "mul_to_add", "adds where it should multiply"),
+    Mutation(2, "add_to_sub", "subtracts where it should add"),
+    Mutation(3, "sub_to_add", "adds where it should subtract"),
+    Mutation(4, "dropped_addend", "leaves out a bias or a residual"),
+    Mutation(5, "doubled_addend", "adds one addend twice"),
+    Mutation(6, "scaled_by_percent", "a result is 1 % too large"),
+    Mutation(7, "scaled_by_permille", "a result is 0.1 % too large"),
+    Mutation(8, "missing_scale", "leaves out a constant factor"),
+    Mutation(9, "dropped_epsilon", "leaves out the epsilon of a denominator"),
+    Mutation(10, "larger_epsilon", "an epsilon is two or ten times too large"),
+    Mutation(11, "wrong_dim", "a softmax or reduction runs along another axis"),
+    Mutation(12, "mean_over_one_less", "a mean is divided by n - 1"),
+    Mutation(13, "wrong_correction", "a variance uses the wrong correction"),
+    Mutation(14, "rsqrt_to_sqrt", "multiplies by a root it should divide by"),
+    Mutation(15, "wrong_activation", "applies another activation"),
+    Mutation(16, "dropped_activation", "leaves out an activation"),
+    Mutation(17, "other_gelu", "uses the other form of gelu (exact or tanh)"),
+    Mutation(18, "transposed_operand", "a square operand is transposed"),
+    Mutation(19, "short_contraction", "the last term of a sum is left out"),
+    Mutation(20, "zero_row", "one row of a result is zero"),
+    Mutation(21, "stale_column", "the last column holds the one before"),
+    Mutation(22, "shifted_mask", "a causal mask is one place off"),
+    Mutation(23, "shifted_slice", "a slice begins one place off"),
+    Mutation(24, "swapped_operands", "two concatenated tensors are swapped"),
+    Mutation(25, "flipped_kernel", "a convolution's kernel is mirrored"),
+    Mutation(26, "max_to_average", "averages instead of taking the maximum"),
+    Mutation(27, "internal_downcast", "computes in a narrower dtype inside"),
+    Mutation(28, "stale_buffer", "a buffer keeps its old value"),
+    Mutation(29, "dropped_write", "an in-place write is left out"),
+    Mutation(30, "aliased_output", "an output overwrites an input"),
+    Mutation(31, "output_dtype", "returns an output in another dtype"),
+    Mutation(32, "dropped_all_reduce", "only one rank's share of a sum is seen"),
+    Mutation(33, "double_all_reduce", "a sum over ranks is taken twice"),
+    Mutation(34, "wrong_shard", "two ranks hold each other's shard"),
+    Mutation(35, "bias_on_every_rank", "a bias is added on both of two ranks"),
+    Mutation(36, "unreduced_gradient", "a gradient is one rank's, or scaled by 1/2"),
+    Mutation(37, "permuted_chunks", "two ranks' chunks of a result are swapped"),
+    Mutation(38, "equal_masks", "two ranks draw the same dropout mask"),
+    Mutation(39, "mean_of_means", "a mean over ranks with unequal shares"),
+    Mutation(40, "untied_gradient", "a shared weight's gradient misses one use"),
+    Mutation(41, "saturated_integer", "an integer saturates instead of wrapping"),
+    Mutation(42, "swallowed_nan", "a comparison drops a NaN"),
 ]
-_CONTRACTION = [
-    Mutation(18, "transposed_operand", "a square operand is transposed", "contraction"),
-    Mutation(19, "short_contraction", "the last term of a sum is left out", "contraction"),
-    Mutation(25, "flipped_kernel", "a convolution's kernel is mirrored", "contraction"),
-    Mutation(26, "max_to_average", "averages instead of taking the maximum", "contraction"),
-]
-_INDEXING = [
-    Mutation(20, "zero_row", "one row of a result is zero", "indexing"),
-    Mutation(21, "stale_column", "the last column holds the one before", "indexing"),
-    Mutation(22, "shifted_mask", "a causal mask is one place off", "indexing"),
-    Mutation(23, "shifted_slice", "a slice begins one place off", "indexing"),
-    Mutation(24, "swapped_operands", "two concatenated tensors are swapped", "indexing"),
-]
-_PRECISION = [
-    Mutation(27, "internal_downcast", "computes in a narrower dtype inside", "precision"),
-    Mutation(31, "output_dtype", "returns an output in another dtype", "precision"),
-]
-_STATE = [
-    Mutation(28, "stale_buffer", "a buffer keeps its old value", "state"),
-    Mutation(29, "dropped_write", "an in-place write is left out", "state"),
-    Mutation(30, "aliased_output", "an output overwrites an input", "state"),
-]
-_RANKS = [
-    Mutation(32, "dropped_all_reduce", "only one rank's share of a sum is seen", "ranks"),
-    Mutation(33, "double_all_reduce", "a sum over ranks is taken twice", "ranks"),
-    Mutation(34, "wrong_shard", "two ranks hold each other's shard", "ranks"),
-    Mutation(35, "bias_on_every_rank", "a bias is added on both of two ranks", "ranks"),
-    Mutation(36, "unreduced_gradient", "a gradient is one rank's, or scaled by 1/2", "ranks"),
-    Mutation(37, "permuted_chunks", "two ranks' chunks of a result are swapped", "ranks"),
-    Mutation(38, "equal_masks", "two ranks draw the same dropout mask", "ranks"),
-    Mutation(39, "mean_of_means", "a mean over ranks with unequal shares", "ranks"),
-    Mutation(40, "untied_gradient", "a shared weight's gradient misses one use", "ranks"),
-]
-_SPECIAL = [
-    Mutation(41, "saturated_integer", "an integer saturates instead of wrapping", "special"),
-    Mutation(42, "swallowed_nan", "a comparison drops a NaN", "special"),
-]
-
-MUTATIONS: dict[str, Mutation] = {
-    kind.name: kind
-    for kind in sorted(
-        [*_ARITHMETIC, *_CONTRACTION, *_INDEXING, *_PRECISION, *_STATE, *_RANKS, *_SPECIAL],
-        key=lambda kind: kind.number,
-    )
-}
+MUTATIONS: dict[str, Mutation] = {kind.name: kind for kind in _KINDS}
 
 
 # --- Where a fault fits, and the program with it --------------------------------------------------
