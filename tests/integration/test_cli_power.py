@@ -142,7 +142,7 @@ def test_what_numpy_computes_is_said_to_be_out_of_sight():
     ("factory", "words"),
     [
         ("power_net:failing", "cannot be traced as one graph: ValueError: no such thing"),
-        ("power_net:counting", "the model gives no tensor on these inputs: Counting()"),
+        ("power_net:counting", "the model returns no tensor on these inputs: Counting()"),
         ("power_net:missing", "module power_net has no 'missing'"),
         ("power_net", "is not of the form package.module:name"),
     ],

@@ -268,7 +268,7 @@ def test_a_wrong_split_is_shown_on_the_smallest_shapes(untried, graph_results, n
 def test_a_graph_that_is_not_a_file_has_to_be_named(untried, graph_results):
     result = shrink(graph_results)
     assert result.exit_code == 2
-    assert "say with --graph what verify-graph was given" in result.stderr
+    assert "use --graph with the graph that verify-graph checked" in result.stderr
 
 
 # --- slips ----------------------------------------------------------------------------------------

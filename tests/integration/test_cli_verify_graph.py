@@ -140,7 +140,7 @@ def test_a_wrong_rule_fails_with_a_script_and_the_exit_code_is_1(net, untried):
     assert result.stdout.splitlines()[-1].startswith("failed:")
     [script] = (net / "out" / "repro").glob("*.py")
     assert script.name.endswith("_centred.py")
-    assert "It imports net_operators: run it where that can be found." in script.read_text()
+    assert "It imports net_operators: run it where Python can find that." in script.read_text()
     assert not (net / "out" / "report.html").exists()
 
 

@@ -309,10 +309,10 @@ def msgspec_larger(one):
 
 
 def test_a_false_alarm_is_reported_with_its_place():
-    alarm = Reordering(rewrite="summed from the other end", node="mm", status=Status.DEGRADED)
+    alarm = Reordering(rewrite="summed in reverse order", node="mm", status=Status.DEGRADED)
     told = "\n".join(lines(PowerReport(faults=(fault(),), planned=1, reorderings=(alarm,))))
     assert "false alarms: 1 of 1 harmless rewrite\n" in told
-    assert "summed from the other end at mm: degraded" in told
+    assert "summed in reverse order at mm: degraded" in told
 
 
 def lines(found):
