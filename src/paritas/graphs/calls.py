@@ -225,6 +225,18 @@ def values_for(
     )
 
 
+def copied(given: CallValues) -> CallValues:
+    """Copies that later calls do not modify; one tensor passed twice stays one."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return copies.setdefault(id(item), item.detach().clone())
+
+    return given.map(copy)
+
+
 def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Model inputs as users pass them, split into positional and named arguments."""
     if isinstance(inputs, Inputs):

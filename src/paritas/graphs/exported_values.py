@@ -108,7 +108,6 @@ class ExportedProgramData(msgspec.Struct, frozen=True):
     graph_module: GraphModule
     schema_version: SchemaVersion
     range_constraints: dict[str, SymbolRange] = {}
-    verifiers: list[str] = []
     torch_version: str = "<=2.4"
 
 

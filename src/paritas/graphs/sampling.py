@@ -19,6 +19,7 @@ from paritas.graphs.calls import (
     Graph,
     GraphCall,
     TensorValue,
+    copied,
     items_in,
     split_arguments,
     tensors_by_path,
@@ -85,18 +86,6 @@ def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Ten
             "a named input holds several tensors; pass each under its own name in the graph"
         )
     return [one for one in items_in(args) if isinstance(one, torch.Tensor)], named
-
-
-def copied(given: CallValues) -> CallValues:
-    """Copies that later calls do not modify; one tensor passed twice stays one."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
-            return item
-        return copies.setdefault(id(item), item.detach().clone())
-
-    return given.map(copy)
 
 
 def shown(found: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:

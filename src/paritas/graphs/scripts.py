@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import operator
@@ -15,6 +14,7 @@ import torch
 
 from paritas._torch.global_state import quietly
 from paritas.errors import UsageError
+from paritas.graphs.calls import CallValues, copied
 from paritas.graphs.checking import offers, prepare_call
 from paritas.graphs.operators import subject_of
 from paritas.partition.runner import Streams
@@ -646,11 +646,11 @@ def _collect_facts(
 
 def _draws(call: OperatorCall) -> bool:
     """Whether the operator draws random numbers."""
-    given = copy.deepcopy((call.args, call.kwargs))  # it may write to them
+    given = copied(CallValues(call.args, call.kwargs))  # it may write to them
     before = Streams.of(call)
     try:
         with quietly(), torch.no_grad():
-            call.function(*given[0], **given[1])
+            call.function(*given.args, **given.kwargs)
         return before.moved_by(call)
     except Exception:  # noqa: BLE001  (the check has already reported it)
         return False

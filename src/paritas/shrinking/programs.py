@@ -289,7 +289,7 @@ class Answer:
 
 
 class Oracle:
-    """Judges programs, each only once; counts the compilations and the known answers."""
+    """Judges programs, each only once, and counts the compilations in `queries`."""
 
     def __init__(self, candidate: Candidate, seconds: float) -> None:
         """Start the clock; `seconds` is the limit for all queries together."""
@@ -297,7 +297,6 @@ class Oracle:
         self.seconds = seconds
         self.started = time.monotonic()
         self.queries = 0
-        self.hits = 0
         self._way = 0
         self._known: dict[tuple[Any, ...], Answer] = {}
 
@@ -349,7 +348,6 @@ class Oracle:
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
         if key in self._known:
-            self.hits += 1
             return self._known[key]
         if self.left <= 0:
             raise OutOfTimeError(f"the {self.seconds:g} seconds for shrinking are over")
