@@ -149,7 +149,11 @@ def _write_out(module: GraphModule, node: Node) -> bool:
         given = _bind_module_call(target, node)
     except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
-    if not _replaceable(node, graph):
+    returned = graph.find_nodes(op="output")[0].args[0]
+    is_unpacked = isinstance(returned, list | tuple) and all(
+        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
+    )
+    if not isinstance(returned, Node) and not is_unpacked:
         return False
     stack = dict(node.meta.get("nn_module_stack") or {})
     if node.op == "call_module":
@@ -165,22 +169,9 @@ def _write_out(module: GraphModule, node: Node) -> bool:
                 if inner.op in {"get_attr", "call_module"}:
                     copied.target = f"{path}.{inner.target}"
                 copied.meta = {**origin, **inner.meta}
-    _replace(node, torch.fx.node.map_arg(_result(graph), made.__getitem__))
+    _replace(node, torch.fx.node.map_arg(returned, made.__getitem__))
     module.graph.erase_node(node)
     return True
-
-
-def _result(graph: torch.fx.Graph) -> Any:
-    return graph.find_nodes(op="output")[0].args[0]
-
-
-def _replaceable(node: Node, graph: torch.fx.Graph) -> bool:
-    """Whether the users of a node can use what a graph returns."""
-    if isinstance(_result(graph), Node):
-        return True
-    return isinstance(_result(graph), list | tuple) and all(
-        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
-    )
 
 
 def _replace(node: Node, result: Any) -> None:
