@@ -197,7 +197,7 @@ def test_several_numbers_of_ranks_are_all_checked(net):
         (("--graph", "net:build", "--outdir", "out", "--executor", "x", "--jobs", "2"), "'x'"),
         (("--graph", "net:build", "--outdir", "out", "--import", "gone"), "no module 'gone'"),
         (("--graph", "net:build", "--outdir", "out", "--inputs", "gone.pt"), "no such file"),
-        (("--graph", "net.py", "--outdir", "out"), "is no graph that paritas reads"),
+        (("--graph", "net.py", "--outdir", "out"), "is not a graph that paritas can read"),
         ((*BUILT, "--device", "abacus"), "--device 'abacus' cannot be used: Expected one"),
         ((*BUILT, "--device", "meta"), "--device 'meta' holds no values"),
         ((*BUILT, "--confirm", "mpi"), "'mpi' is not one of 'gloo', 'nccl'"),
