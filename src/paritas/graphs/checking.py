@@ -471,25 +471,19 @@ def _operator_call(
 # --- the splits -----------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
 class _Splits:
     """All splits of one call, over all numbers of ranks."""
 
-    def __init__(
-        self,
-        subject: GraphSubject,
-        call: GraphCall,
-        settings: GraphSettings,
-        operator_call: OperatorCall,
-    ) -> None:
-        self.subject = subject
-        self.call = call
-        self.settings = settings
-        self.operator_call = operator_call
-        self.results: list[OptionResult] = []
-        self.left_out: list[str] = []
-        self.missing: list[str] = []
-        self.drifting: list[str] = []
-        self.wholes = Wholes()
+    subject: GraphSubject
+    call: GraphCall
+    settings: GraphSettings
+    operator_call: OperatorCall
+    results: list[OptionResult] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    drifting: list[str] = dataclasses.field(default_factory=list)
+    wholes: Wholes = dataclasses.field(default_factory=Wholes)
 
     def check(self) -> None:
         for ranks in self.settings.ranks:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paritas.errors import UsageError
+from paritas.errors import UsageError, first_line
 from paritas.files.pickles import Call, Name, follow
 from paritas.graphs.calls import Graph, GraphCall, TensorValue, tensor_values
 from paritas.graphs.checkpoint_records import (
@@ -130,7 +130,7 @@ def declared_annotation(
     try:
         text = Annotation.parse(text).text
     except UsageError as why:
-        return Declared(None, f"{node.words}: {str(why).partition(chr(10))[0]}, in `{text:.200}`")
+        return Declared(None, f"{node.words}: {first_line(why)}, in `{text:.200}`")
     return Declared(text, f"{node.words}: {'; '.join(notes)}" if notes else "")
 
 
@@ -144,7 +144,7 @@ def _declare_tensor(shape: CheckpointRecord, suffixes: dict[str, str]) -> _Decla
             raise dim.wrong("_identifiers", names, "one name for each suffix")
         for name, reduce in zip(names, reduces, strict=True):
             suffix = _suffix(dim, reduce)
-            # A dimension frozen in one tensor is never split; one summed in one tensor always is.
+            # A dimension frozen in one tensor is frozen in all of them; the same holds for sums.
             if _FROZEN in (suffix, suffixes.get(_identifier(dim, name))):
                 suffixes[name] = _FROZEN
             else:

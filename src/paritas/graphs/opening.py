@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -270,34 +271,28 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     return reader.graph(name or type(module).__name__, "fx", reader.state)
 
 
+@dataclasses.dataclass(eq=False)
 class _FxReader:
     """Reads the nodes of one graph in order."""
 
-    def __init__(
-        self,
-        module: GraphModule,
-        found: Mapping[Node, Any],
-        kinds: Mapping[str, Kind],
-        symbols: Symbols,
-    ) -> None:
-        self._symbols = symbols
-        self._module = module
-        self._found = found
-        self._kinds = kinds
-        self._made: dict[Node, Any] = {}
-        self._prefix = ""
-        self.calls: list[GraphCall] = []
-        self.values: dict[str, TensorValue] = {}
-        self.state: dict[str, torch.Tensor] = {}
+    module: GraphModule
+    found: Mapping[Node, Any]
+    kinds: Mapping[str, Kind]
+    symbols: Symbols
+    prefix: str = ""
+    calls: list[GraphCall] = dataclasses.field(default_factory=list)
+    values: dict[str, TensorValue] = dataclasses.field(default_factory=dict)
+    state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    made: dict[Node, Any] = dataclasses.field(default_factory=dict)
 
     def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
         """The graph that was read."""
-        notes = (f"read from memory, torch {torch.__version__}", *self._symbols.notes())
+        notes = (f"read from memory, torch {torch.__version__}", *self.symbols.notes())
         return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes)
 
     def read(self) -> None:
         """Read all nodes."""
-        for node in self._module.graph.nodes:
+        for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 self._read_input(node)
             elif node.op == "get_attr":
@@ -306,16 +301,16 @@ class _FxReader:
                 self._read_call(node)
 
     def _value(self, node: Node) -> Any:
-        return self._found[node] if node in self._found else said_of(node)
+        return self.found[node] if node in self.found else said_of(node)
 
     def _describe(self, value: Any, name: str, kind: Kind = "intermediate") -> Any:
         """A tensor as its description, a symbol as its number, anything else unchanged."""
         if isinstance(value, torch.Tensor) or _is_metadata(value):
             shape = tuple(self._describe(size, name) for size in value.shape)
             grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
-            return TensorValue(f"{self._prefix}{name}", shape, value.dtype, kind, grad)
+            return TensorValue(f"{self.prefix}{name}", shape, value.dtype, kind, grad)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return size_number(value, self._symbols.guess)
+            return size_number(value, self.symbols.guess)
         if isinstance(value, list | tuple):
             parts = [self._describe(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
             return parts if isinstance(value, list) else tuple(parts)
@@ -336,29 +331,29 @@ class _FxReader:
 
     def _read_input(self, node: Node) -> None:
         value = self._value(node)
-        kind = self._kinds.get(node.name, "input")
+        kind = self.kinds.get(node.name, "input")
         if isinstance(value, torch.nn.Parameter):
             kind = "parameter"
-        if self._prefix:
+        if self.prefix:
             kind = "intermediate"  # passed in by the enclosing operator
         made = self._describe(value, node.name, kind)
-        self._made[node] = None if made is UNKNOWN else made
-        if isinstance(made, TensorValue) and not self._prefix:
+        self.made[node] = None if made is UNKNOWN else made
+        if isinstance(made, TensorValue) and not self.prefix:
             self.values[made.name] = made
 
     def _read_attribute(self, node: Node) -> None:
-        held: Any = self._module
+        held: Any = self.module
         for part in str(node.target).split("."):
             held = getattr(held, part, None)
         if isinstance(held, torch.Tensor):
-            is_buffer = node.target in dict(self._module.named_buffers())
+            is_buffer = node.target in dict(self.module.named_buffers())
             kind: Kind = "buffer" if is_buffer else "constant"
             if isinstance(held, torch.nn.Parameter):
                 kind = "parameter"
-            name = f"{self._prefix}{node.target}"
+            name = f"{self.prefix}{node.target}"
             self.state[name] = held
             self.values[name] = held = self._describe(held, str(node.target), kind)
-        self._made[node] = held
+        self.made[node] = held
 
     def _read_call(self, node: Node) -> None:
         args = tuple(self._argument(one) for one in node.args)
@@ -370,7 +365,7 @@ class _FxReader:
         )
         value = self._value(node)
         made = _picked(args) if apart else self._describe_result(value, node)
-        self._made[node] = None if made is UNKNOWN else made
+        self.made[node] = None if made is UNKNOWN else made
         outputs = tuple(tensor_values(made))
         name, function, obstacle = self._called(node)
         idle = APART if apart else idle_reason(name, outputs)
@@ -379,7 +374,7 @@ class _FxReader:
         source, code = source_of(node.meta.get("stack_trace") or "")
         call = GraphCall(
             position=len(self.calls),
-            name=f"{self._prefix}{node.name}",
+            name=f"{self.prefix}{node.name}",
             operator=name,
             args=_without_graphs(args),
             kwargs=_without_graphs(kwargs),
@@ -393,15 +388,13 @@ class _FxReader:
         )
         self.calls.append(call)
         for one in (*node.args, *node.kwargs.values()):
-            inner = self._made.get(one) if isinstance(one, Node) else None
+            inner = self.made.get(one) if isinstance(one, Node) else None
             if isinstance(inner, GraphModule):
                 self._read_inside(inner, f"{call.name}.{one}.")
 
     def _read_inside(self, module: GraphModule, prefix: str) -> None:
-        reader = _FxReader(module, {}, {}, self._symbols)
-        reader._prefix = prefix
-        reader.calls, reader.values, reader.state = self.calls, self.values, self.state
-        reader.read()
+        held = (self.calls, self.values, self.state)
+        _FxReader(module, {}, {}, self.symbols, prefix, *held).read()
 
     def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
         """The name of what a node calls, the function, and why it cannot be checked."""
@@ -409,7 +402,7 @@ class _FxReader:
             method = getattr(torch.Tensor, str(node.target), None)
             return f"torch.Tensor.{node.target}", method, ""
         if node.op == "call_module":
-            module = self._module.get_submodule(str(node.target))
+            module = self.module.get_submodule(str(node.target))
             name = f"{type(module).__module__}.{type(module).__qualname__}"
             why = f"module {node.target} cannot be traced: its control flow depends on its inputs"
             return name, module, f"{why}; export the model with torch.export"
@@ -422,7 +415,7 @@ class _FxReader:
         def item(one: Any) -> Any:
             if isinstance(one, slice):
                 return slice(*map(item, (one.start, one.stop, one.step)))
-            return self._made[one] if isinstance(one, Node) else one
+            return self.made[one] if isinstance(one, Node) else one
 
         return map_items(given, item)
 

@@ -275,28 +275,26 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
         return run.write(folder, journal, report, html=html)
 
 
+@dataclasses.dataclass
 class _GraphRun:
     """One run over a graph, from its groups to its report."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        settings: GraphSettings,
-        inputs: Any,
-        modules: dict[str, str],
-        show: Callable[[Progress], None],
-        began: float,
-    ) -> None:
-        self.graph, self.settings, self.inputs = graph, settings, inputs
-        self.modules = modules
-        self.groups = group_calls(graph, settings)
-        self.results: dict[int, OperatorResult] = {}
-        self.resumed = self.shared = 0
-        self.number = 1
-        self.notes: list[str] = []
-        self.suspects: frozenset[str] = frozenset()
-        self.folder: Path | None = None
-        self._show, self._began = show, began
+    graph: Graph
+    settings: GraphSettings
+    inputs: Any
+    modules: dict[str, str]
+    show: Callable[[Progress], None]
+    began: float
+    results: dict[int, OperatorResult] = dataclasses.field(default_factory=dict)
+    resumed: int = 0
+    shared: int = 0
+    number: int = 1
+    notes: list[str] = dataclasses.field(default_factory=list)
+    suspects: frozenset[str] = frozenset()
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.groups = group_calls(self.graph, self.settings)
 
     def take_over(self, folder: Path, journal: GraphJournal) -> None:
         """Reuse what an earlier run finished, for this graph or another."""
@@ -364,7 +362,7 @@ class _GraphRun:
             operators=tuple(self.results[number] for number in sorted(self.results)),
             calls=len(self.graph.calls),
             notes=(*self.graph.notes, *self.notes),
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self.began,
             resumed=self.resumed,
             shared=self.shared,
             number=self.number,
@@ -399,7 +397,7 @@ class _GraphRun:
 
         waiting = [group for group in self.groups if group.number not in self.results]
         keep = {group.first.position: group.number for group in waiting}
-        self._show(Progress("running the graph"))
+        self.show(Progress("running the graph"))
         if isinstance(self.inputs, (str, Path)):
             found = sampling.values_from_dump(self.graph, Path(self.inputs), keep)
         else:
@@ -420,7 +418,7 @@ class _GraphRun:
         # Reused results took no time; counting them would distort the estimate of the time left.
         known = self.resumed + self.shared
         done, total = len(self.results) - known, len(self.groups) - known
-        self._show(Progress("checking operators", done, total, failing=failing))
+        self.show(Progress("checking operators", done, total, failing=failing))
 
 
 def _with_call_sites(result: OperatorResult, group: CallGroup) -> OperatorResult:
