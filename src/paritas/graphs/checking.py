@@ -35,6 +35,7 @@ from paritas.results.graph_reports import (
 )
 from paritas.results.items import ItemKind, harness
 from paritas.results.placements import Partial, Shard
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -623,10 +624,13 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
     if not results:
         why = list(dict.fromkeys([*splits.missing, *left]))
         return _CallOutcome(
-            CallOutcome.NOTHING, _list_reasons(why) or "nothing can be split", (), tuple(notes)
+            CallOutcome.NOTHING,
+            enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split",
+            (),
+            tuple(notes),
         )
     if left:
-        notes.append(f"left out: {_list_reasons(left)}")
+        notes.append(f"left out: {enumerated(left, _MOST_NAMED, between='; ')}")
     notes += splits.other_shapes()
     notes += dict.fromkeys(note for one in results for note in one.verdict.notes)
     bad = [one for one in results if not one.status.passes(strict=strict)]
@@ -643,8 +647,3 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
     reason = f"{where}: {gravest.reason or gravest.status}{more}"
     outcome = CallOutcome.FAILED if wrong else CallOutcome.UNSUPPORTED
     return _CallOutcome(outcome, reason, tuple(results), tuple(notes))
-
-
-def _list_reasons(reasons: list[str]) -> str:
-    more = len(reasons) - _MOST_NAMED
-    return "; ".join(reasons[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

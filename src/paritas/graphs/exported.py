@@ -96,16 +96,12 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    def size(self, name: str) -> int:
-        """The number of bytes of a member."""
-        return self._member(name).file_size
-
     def text(self, name: str) -> bytes:
         """A member that is JSON or a short text."""
-        if self.size(name) > _LONGEST_TEXT:
+        size = self._member(name).file_size
+        if size > _LONGEST_TEXT:
             raise UsageError(
-                f"{self.path}: its member {name} has {self.size(name):,} bytes; "
-                f"at most {_LONGEST_TEXT:,} are allowed"
+                f"{self.path}: its member {name} has {size:,} bytes; {_LONGEST_TEXT:,} are allowed"
             )
         return self.read(name)
 

@@ -14,9 +14,9 @@ from paritas.errors import UsageError
 from paritas.files.folders import Lock
 from paritas.graphs.scripts import SCRIPTS_FOLDER
 from paritas.reports.files import check_writable, replacing, write_whole
-from paritas.reports.graphs import counted
 from paritas.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.results.report import json_of
+from paritas.results.wording import counted
 
 # --- The journal: finished operators are written at once, and an interrupted run resumes ----------
 

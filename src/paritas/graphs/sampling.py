@@ -27,6 +27,7 @@ from paritas.graphs.calls import (
 )
 from paritas.graphs.operators import bytes_words, foretold, function_of, numbers_in, subject_of
 from paritas.partition.configuration.inputs import generator_for
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,12 +95,6 @@ def shown(found: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
     return ", ".join(words) or "nothing"
 
 
-def listed(names: Sequence[str], between: str = ", ") -> str:
-    """Names for people, the first few of them."""
-    rest = len(names) - _MOST_NAMES
-    return between.join(names[:_MOST_NAMES]) + (f"{between}{rest} more" if rest > 0 else "")
-
-
 # --- Arguments from a recording of the model ------------------------------------------------------
 
 # A recorded call is matched with a call of the graph if its node has the same name, operator and
@@ -139,7 +134,9 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
             missing.append(call.name)
     notes = [f"{path.name} holds the arguments of {len(kept)} of {len(kept) + len(missing)} calls"]
     if missing:
-        notes.append(f"it does not hold those of {listed(missing)}, which are drawn")
+        notes.append(
+            f"it does not hold those of {enumerated(missing, _MOST_NAMES)}, which are drawn"
+        )
     return Samples(kept, tuple(notes))
 
 
@@ -292,12 +289,14 @@ class _SampleRun:
         """What could not be run or had to be drawn."""
         notes: list[str] = []
         if self._drawn:
-            notes.append(f"the graph does not hold {listed(self._drawn)}; drawn for the sample run")
+            names = enumerated(self._drawn, _MOST_NAMES)
+            notes.append(f"the graph does not hold {names}; drawn for the sample run")
         if self._failed:
-            notes.append(f"not run on the sample inputs: {listed(self._failed, '; ')}")
+            failed = enumerated(self._failed, _MOST_NAMES, between="; ")
+            notes.append(f"not run on the sample inputs: {failed}")
         checked = [call for call in missing if not call.idle]
         if checked:
-            names = listed([call.name for call in checked])
+            names = enumerated([call.name for call in checked], _MOST_NAMES)
             notes.append(f"the arguments of these calls are unknown and are drawn: {names}")
         return tuple(notes)
 

@@ -8,6 +8,7 @@ import math
 import operator
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -467,13 +468,12 @@ class _PowerSearch:
         """The results so far."""
         tensors = [leaf for _, leaf in leaves(self.program.inputs) if isinstance(leaf, Tensor)]
         tensors += [node.meta["val"] for node in self.program.calls if "val" in node.meta]
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for one in tensors:
             if isinstance(one, Tensor) and one.is_floating_point():
-                name = str(one.dtype).removeprefix("torch.")
-                sizes[name] = sizes.get(name, 0) + one.numel()
+                sizes[str(one.dtype).removeprefix("torch.")] += one.numel()
         return PowerReport(
-            dtypes=tuple(sorted(sizes, key=lambda name: -sizes[name])),
+            dtypes=tuple(name for name, _ in sizes.most_common()),
             operators=len(self.program.calls),
             backward=len(self.program.backward),
             results=len(self.program.results),

@@ -640,8 +640,7 @@ class _Shrinking:
 def _describe_size(program: FailingProgram) -> str:
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     elements = sum(tensor.numel() for tensor in tensors)
-    count = len(program.calls)
-    return f"{count} call{'s' * (count != 1)} on {elements} numbers"
+    return f"{counted(len(program.calls), 'call')} on {counted(elements, 'number')}"
 
 
 # --- The report -----------------------------------------------------------------------------------
