@@ -136,7 +136,7 @@ def test_the_table_and_the_line_of_the_settings_mention_real_ranks(checked):
 def test_there_is_no_script_if_simulated_ranks_do_not_show_the_failure(checked):
     wrong = operators(checked)["shifted"]
     assert not wrong.script
-    assert any("it shows on gloo ranks alone" in note for note in wrong.notes)
+    assert any("it fails only on gloo ranks" in note for note in wrong.notes)
 
 
 @pytest.mark.usefixtures("_forked_ranks")
