@@ -248,7 +248,7 @@ def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
+def on_meta(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
     """The arguments with meta tensors, for what depends on shapes alone."""
 
     def empty(value: TensorValue) -> torch.Tensor:
@@ -257,7 +257,9 @@ def hollow(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallValues:
     return values_for(args, kwargs, empty)
 
 
-def ungraded(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[Place]:
+def without_gradient_in(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> frozenset[Place]:
     """The arguments that get no gradient: the graph says so, or the operator gives none.
 
     A list of tensors gets gradients if any of its tensors does.

@@ -18,9 +18,9 @@ from paritas.graphs.calls import (
     key_of,
     signature_of,
     tensor_values,
-    ungraded,
+    without_gradient_in,
 )
-from paritas.graphs.operators import bytes_words, capped, foretold, most_bytes, subject_of
+from paritas.graphs.operators import bytes_words, capped, most_bytes, predict_results, subject_of
 from paritas.partition.annotation import Annotation, CannotSplitError, Option, expand
 from paritas.partition.library import annotation_for
 from paritas.partition.library.registry import is_registered
@@ -416,7 +416,7 @@ def prepare_call(
     """
     notes: list[str] = []
     if settings.cap is not None and values is None:
-        annotation = annotation_of(subject.name, subject.hollow(), call.annotation, settings)
+        annotation = annotation_of(subject.name, subject.meta_call(), call.annotation, settings)
         declared = call.annotation is not None and settings.options in {None, "declared", "all"}
         subject, note = capped(subject, call.outputs, settings, annotation, declared=declared)
         notes += [note] if note else []
@@ -435,7 +435,7 @@ def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings
     given = sum(one.bytes for one in tensors.values())
     if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
-    made = foretold(subject)
+    made = predict_results(subject)
     results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
     need = (given + results) * max(settings.ranks)
     if need > settings.memory:
@@ -463,7 +463,7 @@ def _operator_call(
         values.args,
         dict(values.kwargs),
         name=subject.name,
-        without_gradient=ungraded(subject.name, subject.args, subject.kwargs),
+        without_gradient=without_gradient_in(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
     return made, note

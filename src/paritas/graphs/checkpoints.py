@@ -102,10 +102,10 @@ def declared_annotation(
     ]
     numbers = _embedding_bounds(node, inputs, kwargs)
     # The code that nnScaler generates for batch norm contains the group of the ranks.
-    samples = _samples(node, inputs, suffixes, _BATCH_NORM)
+    samples = _batch_dimension(node, inputs, suffixes, _BATCH_NORM)
     numbers += [f"process_group=ranks({samples})"] if samples else []
     # Instance norm has no group: its running statistics cover each rank's own samples.
-    samples = _samples(node, inputs, suffixes, _INSTANCE_NORM)
+    samples = _batch_dimension(node, inputs, suffixes, _INSTANCE_NORM)
     inputs = [
         dataclasses.replace(tensor, own=samples) if at in _STATISTICS else tensor
         for at, tensor in enumerate(inputs)
@@ -123,7 +123,7 @@ def declared_annotation(
         elif modifier:
             code = f"one of its rules is code (`{modifier:.80}`), which is not run"
             return Declared(None, f"{node.words}: {code}; its splits are not read from the file")
-        elif not _says_the_same(rule, inputs, outputs, suffixes):
+        elif not _repeats_annotation(rule, inputs, outputs, suffixes):
             notes.append("one of its rules differs from its annotation: ignored")
     words = (", ".join(tensor.spell(suffixes) for tensor in side) for side in (inputs, outputs))
     text = " -> ".join(words).lstrip() + (f" ; {', '.join(numbers)}" if numbers else "")
@@ -196,7 +196,7 @@ def _embedding_bounds(
     return [f"start:stop={inputs[1].dims[0][0]}"]
 
 
-def _samples(
+def _batch_dimension(
     node: CheckpointRecord,
     inputs: list[_DeclaredTensor],
     suffixes: Mapping[str, str],
@@ -252,7 +252,7 @@ def _splits_by_tensor(rule: CheckpointRecord, side: str) -> list[int | str]:
     return found
 
 
-def _says_the_same(
+def _repeats_annotation(
     rule: CheckpointRecord,
     inputs: list[_DeclaredTensor],
     outputs: list[_DeclaredTensor],

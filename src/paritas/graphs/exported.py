@@ -310,8 +310,8 @@ def _short_path(file: str) -> str:
 
 # --- The program ----------------------------------------------------------------------------------
 
-APART = "unpacks a tuple"
-BRANCHES = "a higher-order operator; the calls inside its graphs are listed after it"
+UNPACKS = "unpacks a tuple"
+HIGHER_ORDER = "a higher-order operator; the calls inside its graphs are listed after it"
 _BRACKET = "only switches gradients on or off for the calls after it"
 _NO_TENSOR = "returns no tensor"
 _SIZES = "computes sizes, not tensors"
@@ -421,25 +421,25 @@ def _read_part(
             inner = msgspec.convert(held["graph"], GraphPart)
             within = ExportedValues(inner, symbols, f"{call.name}.{held['name']}.")
             if call.operator == _GRAD_BRACKET:
-                _hand_on(call, inner, within)
+                _bind_outer_tensors(call, inner, within)
             _read_part(inner, within, symbols, calls)
         # For a higher-order operator the archive says whether one tensor is a 1-tuple.
         in_tuple = node.is_hop_single_tensor_return is False
-        calls.extend(_taken_apart(call, made, len(calls), in_tuple=in_tuple))
+        calls.extend(_unpacking_calls(call, made, len(calls), in_tuple=in_tuple))
 
 
-def _hand_on(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
+def _bind_outer_tensors(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
     """Let the graph inside a grad-mode bracket use the tensors around it."""
     for held, tensors in ((inner.inputs, call.tensors()), (inner.outputs, iter(call.outputs))):
         for one, tensor in zip((x for x in held if "as_tensor" in x), tensors, strict=False):
-            within.hand_on(one["as_tensor"]["name"], tensor)
+            within.bind(one["as_tensor"]["name"], tensor)
 
 
 def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[GraphCall, list[Any]]:
     """A call, and its results in their original structure: tensors, lists of them, numbers."""
     operator = _operator_name(node.target)
     bracket = operator == _GRAD_BRACKET
-    obstacle = BRANCHES if operator.startswith("higher_order.") and not bracket else ""
+    obstacle = HIGHER_ORDER if operator.startswith("higher_order.") and not bracket else ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for given in node.inputs:
@@ -482,7 +482,7 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
     return call, made
 
 
-def _taken_apart(
+def _unpacking_calls(
     call: GraphCall, made: list[Any], position: int, *, in_tuple: bool
 ) -> list[GraphCall]:
     """The calls that unpack a result: the archive omits them, but names their results."""
@@ -501,7 +501,7 @@ def _taken_apart(
                 source=call.source,
                 code=call.code,
                 module=call.module,
-                idle=APART,
+                idle=UNPACKS,
             )
             found.append(part)
     return found

@@ -323,7 +323,7 @@ class ExportedValues:
         self.kinds: dict[str, Kind] = {}
         self.plain: dict[str, Any] = {}
 
-    def hand_on(self, name: str, value: TensorValue) -> None:
+    def bind(self, name: str, value: TensorValue) -> None:
         """Let a name stand for a tensor of the enclosing graph."""
         self._found[name] = value
 

@@ -35,8 +35,8 @@ from paritas.graphs.calls import (
     tensor_values,
 )
 from paritas.graphs.exported import (
-    APART,
-    BRANCHES,
+    HIGHER_ORDER,
+    UNPACKS,
     computes_no_tensor,
     idle_reason,
     is_zip,
@@ -83,7 +83,7 @@ def full_name(target: Callable[..., Any]) -> str:
 UNKNOWN = object()
 
 
-def said_of(node: Node) -> Any:
+def recorded_value(node: Node) -> Any:
     """The value that the graph records for a node, or `UNKNOWN`."""
     for key in ("val", "example_value", "tensor_meta"):
         if key in node.meta:
@@ -112,25 +112,25 @@ class _IntoEverything(Tracer):
         return False
 
 
-def written_out(module: GraphModule) -> GraphModule:
+def with_modules_inlined(module: GraphModule) -> GraphModule:
     """The same graph with module calls replaced by the functions inside, where they can be traced.
 
     The result is a copy that shares the tensors. Operators that only switch a mode for the calls
     inside, such as `torch.no_grad()`, are inlined too.
     """
-    if not any(_inside(node) for node in module.graph.nodes):
+    if not any(_inner_path(node) for node in module.graph.nodes):
         return module
     result = copy_graph(module)
     left: set[Node] = set()
     for _ in range(_MOST_ROUNDS):  # each round exposes the modules one level deeper
-        nodes = [node for node in result.graph.nodes if node not in left and _inside(node)]
+        nodes = [node for node in result.graph.nodes if node not in left and _inner_path(node)]
         if not nodes:
             break
-        left.update(node for node in nodes if not _write_out(result, node))
+        left.update(node for node in nodes if not _inline_call(result, node))
     return result
 
 
-def _inside(node: Node) -> str:
+def _inner_path(node: Node) -> str:
     """The path of the module that a node runs."""
     if node.op == "call_module":
         return str(node.target)
@@ -138,15 +138,15 @@ def _inside(node: Node) -> str:
     return str(inner.target) if isinstance(inner, Node) and inner.op == "get_attr" else ""
 
 
-def _write_out(module: GraphModule, node: Node) -> bool:
+def _inline_call(module: GraphModule, node: Node) -> bool:
     """Replace one call; False if its module cannot be traced."""
-    path = _inside(node)
+    path = _inner_path(node)
     try:
         target = module.get_submodule(path)
         if isinstance(target, GraphModule):
             graph = target.graph
         else:
-            graph = _by_hand(target) or _IntoEverything().trace(target)
+            graph = _graph_by_hand(target) or _IntoEverything().trace(target)
         given = _bind_module_call(target, node)
     except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
@@ -197,7 +197,7 @@ def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
     return dict(zip(names, node.args[2:], strict=True))
 
 
-def _by_hand(module: Any) -> torch.fx.Graph | None:
+def _graph_by_hand(module: Any) -> torch.fx.Graph | None:
     """The graph of a module that reads its input to check it; None for other modules."""
     graph = torch.fx.Graph()
     x = graph.placeholder("input")
@@ -244,7 +244,7 @@ def read_program(program: ExportedProgram, name: str = "") -> Graph:
     ranges = {name: SymbolRange(*ends) for name, ends in symbol_ranges(program).items()}
     held = {**program.constants, **program.state_dict}
     state = {name: held[target] for name, target in targets.items() if target in held}
-    reader = _FxReader(written_out(program.graph_module), {}, kinds, Symbols(ranges))
+    reader = _FxReader(with_modules_inlined(program.graph_module), {}, kinds, Symbols(ranges))
     reader.read()
     return reader.graph(name or "exported program", "torch.export", state)
 
@@ -255,13 +255,13 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None, name: 
     Args:
         inputs: placeholder values by name, to infer shapes if the graph has none.
     """
-    unknown = all(said_of(node) is UNKNOWN for node in module.graph.nodes)
+    unknown = all(recorded_value(node) is UNKNOWN for node in module.graph.nodes)
     if unknown and inputs is None:
         raise UsageError(
             f"the graph of {type(module).__name__} has no shapes (no node has meta['val']); "
             "pass sample inputs with it"
         )
-    whole = written_out(module)
+    whole = with_modules_inlined(module)
     found: dict[Node, Any] = {}
     if inputs is not None:
         names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
@@ -301,7 +301,7 @@ class _FxReader:
                 self._read_call(node)
 
     def _value(self, node: Node) -> Any:
-        return self.found[node] if node in self.found else said_of(node)
+        return self.found[node] if node in self.found else recorded_value(node)
 
     def _describe(self, value: Any, name: str, kind: Kind = "intermediate") -> Any:
         """A tensor as its description, a symbol as its number, anything else unchanged."""
@@ -364,11 +364,11 @@ class _FxReader:
             and any(True for _ in tensor_values(args[0]))
         )
         value = self._value(node)
-        made = _picked(args) if apart else self._describe_result(value, node)
+        made = _unpacked_item(args) if apart else self._describe_result(value, node)
         self.made[node] = None if made is UNKNOWN else made
         outputs = tuple(tensor_values(made))
         name, function, obstacle = self._called(node)
-        idle = APART if apart else idle_reason(name, outputs)
+        idle = UNPACKS if apart else idle_reason(name, outputs)
         if made is UNKNOWN and not apart and not computes_no_tensor(name):
             idle, obstacle = "", "its shapes are unknown; pass sample inputs with the graph"
         source, code = source_of(node.meta.get("stack_trace") or "")
@@ -381,7 +381,7 @@ class _FxReader:
             outputs=outputs,
             source=source,
             code=code,
-            module=_module_of(node),
+            module=_module_path_of(node),
             function=function,
             idle="" if obstacle else idle,
             obstacle=obstacle,
@@ -408,7 +408,7 @@ class _FxReader:
             return name, module, f"{why}; export the model with torch.export"
         target: Any = node.target
         if is_higher_order(target):
-            return full_name(target), None, BRANCHES
+            return full_name(target), None, HIGHER_ORDER
         return full_name(target), target, ""
 
     def _argument(self, given: Any) -> Any:
@@ -420,7 +420,7 @@ class _FxReader:
         return map_items(given, item)
 
 
-def _picked(args: tuple[Any, ...]) -> Any:
+def _unpacked_item(args: tuple[Any, ...]) -> Any:
     try:
         return args[0][args[1]]
     except (LookupError, TypeError):
@@ -433,7 +433,7 @@ def _without_graphs(tree: Any) -> Any:
     return {key: None if isinstance(one, GraphModule) else one for key, one in tree.items()}
 
 
-def _module_of(node: Node) -> str:
+def _module_path_of(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""

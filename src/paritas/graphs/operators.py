@@ -20,9 +20,9 @@ from paritas.errors import UsageError
 from paritas.graphs.calls import (
     CallValues,
     TensorValue,
-    hollow,
     items_in,
     map_items,
+    on_meta,
     tensor_values,
 )
 from paritas.numerics.contents import leaves
@@ -167,9 +167,9 @@ class GraphSubject:
             return values
         return CallValues(_spread_index(values.args), values.kwargs)
 
-    def hollow(self) -> OperatorCall:
+    def meta_call(self) -> OperatorCall:
         """The call on meta tensors."""
-        given = hollow(self.args, self.kwargs)
+        given = on_meta(self.args, self.kwargs)
         return OperatorCall(self.function, given.args, dict(given.kwargs), name=self.name)
 
 
@@ -342,26 +342,25 @@ def _library_name(written: str, function: Callable[..., Any]) -> str:
 # --- The results of a call, predicted from shapes: nothing is computed ----------------------------
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-_STEP = 1024
 _WIDEST = 16  # bytes of a complex number
 # The position of the first of the two factors of a matrix product.
 _FACTORS = {"linear": 0, "matmul": 0, "mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 
 
 @dataclasses.dataclass(frozen=True)
-class Foretold:
+class PredictedResults:
     """The tensors that a call will return."""
 
     shapes: tuple[tuple[int, ...], ...]
     bytes: int
 
 
-def foretold(subject: GraphSubject) -> Foretold | None:
+def predict_results(subject: GraphSubject) -> PredictedResults | None:
     """What a call will return; None if that depends on values, or torch cannot say."""
     kwargs = dict(subject.kwargs)
     if not any(True for _ in tensor_values((subject.args, kwargs))):
         kwargs["device"] = torch.device("meta")  # a factory function
-    given = hollow(subject.args, kwargs)
+    given = on_meta(subject.args, kwargs)
     try:
         with quietly(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             made = subject.function(*given.args, **given.kwargs)
@@ -369,7 +368,9 @@ def foretold(subject: GraphSubject) -> Foretold | None:
         return None
     tensors = [one for _, one in leaves(made, "output") if isinstance(one, torch.Tensor)]
     shapes = tuple(tuple(one.shape) for one in tensors)
-    return Foretold(shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors))
+    return PredictedResults(
+        shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors)
+    )
 
 
 def most_bytes(subject: GraphSubject) -> int:
@@ -381,11 +382,11 @@ def most_bytes(subject: GraphSubject) -> int:
     first = _FACTORS.get(subject.name.rpartition(".")[2])
     if first is not None:
         factors = subject.args[first : first + 2]
-        left, right = (x.shape if isinstance(x, TensorValue) else () for x in factors)
-        if left and right:
-            rows = math.prod(left) // max(left[-1], 1)
-            columns = math.prod(right) // max(min(right[-2:]), 1)
-            return rows * columns * _WIDEST
+        match [value.shape for value in factors if isinstance(value, TensorValue)]:
+            case [left, right] if left and right:
+                rows = math.prod(left) // max(left[-1], 1)
+                columns = math.prod(right) // max(min(right[-2:]), 1)
+                return rows * columns * _WIDEST
     tree = (subject.args, dict(subject.kwargs))
     sizes = [math.prod(value.shape) for value in tensor_values(tree)]
     return math.prod(max(n, 1) for n in [*sizes, *numbers_in(tree)]) * _WIDEST
@@ -402,12 +403,8 @@ def numbers_in(tree: Any) -> Iterator[int]:
 
 def bytes_words(count: int) -> str:
     """`1.5 GiB`."""
-    size = float(count)
-    for unit in _UNITS:
-        if size < _STEP or unit == _UNITS[-1]:
-            return f"{size:.4g} {unit}"
-        size /= _STEP
-    raise AssertionError(count)
+    step = min((max(count, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**step:.4g} {_UNITS[step]}"
 
 
 # --- Shorter dimensions for a call that would take too long ---------------------------------------
@@ -446,14 +443,16 @@ def capped(
     long = sorted({n for value in values for n in value.shape if n > cap}, reverse=True)
     if not long:
         return subject, ""
-    before = foretold(subject)
+    before = predict_results(subject)
     expected = before.shapes if before is not None else tuple(out.shape for out in outputs)
     fixed = annotation if declared else None
     for lengths in _propose_lengths(subject, long, settings, annotation, declared=declared):
         if not any(new < old for old, new in lengths.items()):
             continue
         small = _with_lengths(subject, lengths, cap)
-        if _is_like(small, expected) and (fixed is None or _rule_still_fits(fixed, small)):
+        if _has_similar_results(small, expected) and (
+            fixed is None or _rule_still_fits(fixed, small)
+        ):
             changed = [f"{old} -> {new}" for old, new in sorted(lengths.items()) if old != new]
             return small, f"capped: {', '.join(changed)}"
     return subject, f"not capped: it does not run with {', '.join(map(str, long))} cut to {cap}"
@@ -507,7 +506,7 @@ def _shorten_by_rule(
 ) -> Lengths:
     """New lengths for the rule's names; products follow from their factors."""
     try:
-        expansion = expand(annotation.signature, subject.hollow())
+        expansion = expand(annotation.signature, subject.meta_call())
     except UsageError:
         return {}
     known = dict(expansion.lengths)
@@ -595,15 +594,15 @@ def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSub
 def _rule_still_fits(annotation: Annotation, small: GraphSubject) -> bool:
     """Whether the rule still fits: it may contain lengths as numbers."""
     try:
-        annotation.check(small.hollow())
+        annotation.check(small.meta_call())
     except UsageError:
         return False
     return True
 
 
-def _is_like(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
+def _has_similar_results(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
     """Whether it runs and returns as many tensors with as many dimensions, none empty or longer."""
-    made = foretold(small)
+    made = predict_results(small)
     if made is None or len(made.shapes) != len(expected):
         return False
     return all(

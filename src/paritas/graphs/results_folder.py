@@ -65,7 +65,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return f"another version of the module {', '.join(changed)}"
         return ""
 
-    def answers(self, other: About) -> bool:
+    def holds_for(self, other: About) -> bool:
         """Whether what this run verified also holds for an operator of another graph.
 
         Values recorded in a run belong to that graph; only drawn ones are the same for both.
@@ -124,7 +124,7 @@ class GraphJournal:
         self._begun = ""
         self._current: Registered | None = None
         path = folder / JOURNAL_NAME
-        self._lock = _alone_in(folder)
+        self._lock = _lock_folder(folder)
         try:
             length = self._read(path) if resume and path.exists() else 0
             self._refuse_other_questions(folder, about)
@@ -151,7 +151,7 @@ class GraphJournal:
             known = other.finished.get(key)
             if known is None or known.outcome is not CallOutcome.VERIFIED:
                 continue
-            if other.about.answers(self.own.about):
+            if other.about.holds_for(self.own.about):
                 return known, other.report.graph
         return None
 
@@ -209,7 +209,7 @@ class GraphJournal:
                     raise _damaged_line(path, number, f"format {line.format!r}, expected {_FORMAT}")
                 self._current = self._register(line.about, line.report)
             else:
-                self._take(line)
+                self._apply(line)
         return length
 
     def _register(self, about: About, report: GraphReport) -> Registered:
@@ -231,7 +231,7 @@ class GraphJournal:
             f"with --overwrite (resume=False){lost}"
         )
 
-    def _take(self, line: _JournalLine) -> None:
+    def _apply(self, line: _JournalLine) -> None:
         if line.begun is not None:
             self._begun = line.begun
             self.suspects.add(line.begun)
@@ -244,7 +244,7 @@ class GraphJournal:
             self.suspects.discard(self._begun)
 
 
-def _alone_in(folder: Path) -> Lock:
+def _lock_folder(folder: Path) -> Lock:
     try:
         lock = Lock(folder / JOURNAL_LOCK)
     except OSError as error:

@@ -25,7 +25,13 @@ from paritas.graphs.calls import (
     tensors_by_path,
     values_for,
 )
-from paritas.graphs.operators import bytes_words, foretold, function_of, numbers_in, subject_of
+from paritas.graphs.operators import (
+    bytes_words,
+    function_of,
+    numbers_in,
+    predict_results,
+    subject_of,
+)
 from paritas.partition.configuration.inputs import generator_for
 from paritas.results.wording import enumerated
 
@@ -330,7 +336,7 @@ class _SampleRun:
         widest = max(value.dtype.itemsize for value in call.outputs)
         most = numbers * max(lengths, default=1) * widest
         if most > _MOST_BYTES:
-            predicted = foretold(subject_of(call, self._imports))
+            predicted = predict_results(subject_of(call, self._imports))
             if predicted is not None:
                 size = max(size, predicted.bytes)
             elif not lengths:

@@ -513,7 +513,7 @@ _MOST_BYTES = 64 << 20  # of arguments in a file next to the script
 
 
 @dataclasses.dataclass(frozen=True)
-class Handed:
+class ScriptOutcome:
     """A script's path in the results folder, or a note why there is none or it shows nothing."""
 
     path: str = ""
@@ -530,7 +530,7 @@ def stem_of(number: int, operator: str) -> str:
 
 def write_script(
     folder: Path, stem: str, facts: Facts, *, recorded: bool = False, degraded: bool = False
-) -> Handed:
+) -> ScriptOutcome:
     """Write a script that reproduces a failure, and run it once.
 
     The script draws its values if that shows the failure; otherwise the values of the check are in
@@ -547,9 +547,9 @@ def write_script(
         script = split_script(dataclasses.replace(facts, native=native, drawn=drawn))
         written = write(script, path, _PATIENCE)
         if written.shows:
-            return Handed(name)
+            return ScriptOutcome(name)
         problem = written.problem
-    return Handed(name, f"{name} does not reproduce the failure: {problem}")
+    return ScriptOutcome(name, f"{name} does not reproduce the failure: {problem}")
 
 
 def _script_variants(
@@ -578,25 +578,25 @@ def with_script(
     graph: int = 1,
 ) -> OperatorResult:
     """The result with its script, or with a note that says why it has none."""
-    handed = hand_over(folder, work, result, versions, graph=graph)
-    notes = (*result.notes, handed.note) if handed.note else result.notes
-    return msgspec.structs.replace(result, script=handed.path, notes=notes)
+    outcome = write_first_script(folder, work, result, versions, graph=graph)
+    notes = (*result.notes, outcome.note) if outcome.note else result.notes
+    return msgspec.structs.replace(result, script=outcome.path, notes=notes)
 
 
-def hand_over(
+def write_first_script(
     folder: Path,
     work: OperatorWork,
     result: OperatorResult,
     versions: Mapping[str, str],
     *,
     graph: int = 1,
-) -> Handed:
+) -> ScriptOutcome:
     """Write a script for the first split of a failed operator that allows one.
 
     Args:
         graph: the number of the graph in the folder: scripts of the first have plain names.
     """
-    handed = Handed(note="no standalone script: none of its splits is certainly wrong")
+    outcome = ScriptOutcome(note="no standalone script: none of its splits is certainly wrong")
     stem = stem_of(work.number, result.operator)
     stem = stem if graph == 1 else f"graph{graph}_{stem}"
     recorded = work.values is not None
@@ -604,11 +604,11 @@ def hand_over(
         degraded = option.status is Status.DEGRADED
         try:
             facts = _collect_facts(work, result, option, versions)
-            handed = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
+            outcome = write_script(folder, stem, facts, recorded=recorded, degraded=degraded)
             break
         except UsageError as error:
-            handed = Handed(note=f"no standalone script: {error}")
-    return handed
+            outcome = ScriptOutcome(note=f"no standalone script: {error}")
+    return outcome
 
 
 def _collect_facts(

@@ -113,7 +113,7 @@ def run_works(
     if executor == "processes" and (jobs or 1) == 1:
         yield from _check_in_process(works, suspects, begin)
         return
-    travelling = [work for work in works if not _is_settled(work) and _can_travel(work)]
+    travelling = [work for work in works if not _has_known_result(work) and _is_picklable(work)]
     with executor_of(executor, jobs) as (pool, workers):
         results = run_batches(pool, check_work, travelling, ahead=_AHEAD * workers, ordered=False)
         for work, result in results:
@@ -126,16 +126,16 @@ def _check_in_process(
     works: Sequence[OperatorWork], suspects: Collection[str], begin: Callable[[str], None]
 ) -> Iterator[tuple[OperatorWork, OperatorResult]]:
     for work in works:
-        if _is_settled(work):
+        if _has_known_result(work):
             yield work, check_work(work)
-        elif work.key in suspects and _can_travel(work):
+        elif work.key in suspects and _is_picklable(work):
             yield work, _check_isolated(work)
         else:
             begin(work.key)
             yield work, check_work(work)
 
 
-def _is_settled(work: OperatorWork) -> bool:
+def _has_known_result(work: OperatorWork) -> bool:
     """Whether the reader of the graph already knows the result: nothing runs."""
     return bool(work.call.idle or work.call.obstacle)
 
@@ -147,7 +147,7 @@ def _check_isolated(work: OperatorWork) -> OperatorResult:
     return _result_of_worker(work, result)
 
 
-def _can_travel(work: OperatorWork) -> bool:
+def _is_picklable(work: OperatorWork) -> bool:
     """Whether it can be pickled: a function made in memory cannot."""
     try:
         pickle.Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(work)
@@ -265,7 +265,7 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
     with GraphJournal(folder, about, run.report(ended=False), resume=resume) as journal:
         if not resume:
             clear_folder(folder)
-        run.take_over(folder, journal)
+        run.reuse_results(folder, journal)
         try:
             report = run.checked(journal, executor, jobs)
         except KeyboardInterrupt:
@@ -296,7 +296,7 @@ class _GraphRun:
     def __post_init__(self) -> None:
         self.groups = group_calls(self.graph, self.settings)
 
-    def take_over(self, folder: Path, journal: GraphJournal) -> None:
+    def reuse_results(self, folder: Path, journal: GraphJournal) -> None:
         """Reuse what an earlier run finished, for this graph or another."""
         self.folder, self.suspects = folder, frozenset(journal.suspects)
         self.number = journal.own.number

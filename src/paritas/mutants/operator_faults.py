@@ -551,14 +551,14 @@ def _with_mask_moved(call: RunningCall, detail: str) -> Any:
     if call.name in _COMPARISONS:
         return _COMPARISONS[call.name](*call.args)
     if detail == "causal":
-        return _seeing_the_next(call)
+        return _with_mask_one_too_wide(call)
     position = number_in(detail)
     mask = call.args[position]
     moved = torch.cat([mask[..., :1], mask[..., :-1]], -1)
     return call.given((position, moved))
 
 
-def _seeing_the_next(call: RunningCall) -> Any:
+def _with_mask_one_too_wide(call: RunningCall) -> Any:
     """Attention with a causal mask that lets every position see one more."""
     query, key, value = call.args[:3]
     seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)

@@ -23,7 +23,7 @@ from paritas.graphs.calls import (
 from paritas.graphs.checking import option_of
 from paritas.graphs.opening import open_graph
 from paritas.graphs.results_folder import JSON
-from paritas.graphs.scripts import function_text, hand_over
+from paritas.graphs.scripts import function_text, write_first_script
 from paritas.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.partition.annotation import Annotation, Option
 from paritas.partition.library.registry import name_of
@@ -304,24 +304,24 @@ class _SplitSearch:
         self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
     ) -> ShrinkReport:
         self.outdir.mkdir(parents=True, exist_ok=True)
-        handed = hand_over(self.outdir, attempt.work, result, versions)
-        if not handed.path:
-            raise UsageError(handed.note or "no standalone script")
-        path = self.outdir / handed.path
+        outcome = write_first_script(self.outdir, attempt.work, result, versions)
+        if not outcome.path:
+            raise UsageError(outcome.note or "no standalone script")
+        path = self.outdir / outcome.path
         data = path.with_suffix(".safetensors")
         option = result.failures[0]
         diagnoses = (one.diagnosis for one in option.verdict.failures if one.diagnosis is not None)
         return ShrinkReport(
             script=str(path),
             data=str(data) if data.exists() else None,
-            shows=not handed.note,
+            shows=not outcome.note,
             what=f"{_title(attempt)}: {option.status}",
             before=result.signature,
             after=attempt.words,
             diagnosis=next(diagnoses, None),
             queries=self.queries,
             seconds=time.monotonic() - self.began,
-            said=handed.note or SHOWN,
+            said=outcome.note or SHOWN,
         )
 
 

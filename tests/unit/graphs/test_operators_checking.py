@@ -144,6 +144,12 @@ def test_a_declared_split_is_a_claim_about_equal_parts():
     assert "the parts are not equal" in result.reason
 
 
+def test_a_factor_passed_by_name_does_not_stop_the_check():
+    call = dataclasses.replace(LINEAR, args=(X,), kwargs={"weight": W})
+    result = check_call(call, GraphSettings())
+    assert result.outcome is not CallOutcome.UNSUPPORTED, result.reason
+
+
 def test_an_operator_that_fails_unsplit_is_unsupported():
     odd = TensorValue("w", (6, 5), torch.float32)
     result = check_call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.calls import TensorValue, draw_values, ungraded
+from paritas.graphs.calls import TensorValue, draw_values, without_gradient_in
 
 
 def value(name, *shape, dtype=torch.float32, grad=True):
@@ -77,7 +77,7 @@ def test_every_query_sees_a_key():
 
 def test_there_is_no_gradient_if_the_graph_or_the_operator_has_none():
     x, still = value("x", 4, 8), value("b", 8, grad=False)
-    assert ungraded("torch.mul", (x, still), {}) == {1}
-    assert ungraded("torch.cat", ([x, still],), {}) == frozenset()
+    assert without_gradient_in("torch.mul", (x, still), {}) == {1}
+    assert without_gradient_in("torch.cat", ([x, still],), {}) == frozenset()
     norm = (x, value("w", 8), value("b", 8), value("m", 8), value("v", 8), False, 0.1, 1e-5, True)
-    assert ungraded("aten.batch_norm", norm, {}) == {3, 4}
+    assert without_gradient_in("aten.batch_norm", norm, {}) == {3, 4}
