@@ -252,7 +252,7 @@ def test_ge_dump_with_fusion_off(example):
 @pytest.mark.parametrize("example", [FX_NEW_CONFIG, GE_NEW_CONFIG], ids=["fx", "ge"])
 def test_a_second_run_needs_a_folder_of_its_own(example):
     run(example)
-    with pytest.raises(UsageError, match="two runs in one folder cannot be told apart"):
+    with pytest.raises(UsageError, match="give each run a dump_path of its own"):
         run(example)
 
 

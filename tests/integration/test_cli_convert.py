@@ -146,7 +146,7 @@ def test_the_output_is_not_inside_the_dump(dump):
 def test_what_is_no_dump_is_wrong_usage(tmp_path):
     result = convert(tmp_path / "nowhere", "--to", "stats")
     assert result.exit_code == 2
-    assert "nowhere is not there" in result.stderr
+    assert "nowhere does not exist" in result.stderr
 
 
 def test_a_record_that_cannot_be_read_is_told_and_the_rest_converted(dump, tmp_path):

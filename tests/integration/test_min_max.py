@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from integration.dump_making import Making, site, values
 from paritas import compare
 from paritas.cli import main
-from paritas.compat.ge_writing import GeCall, GeTree
+from paritas.compat.ge_writing import GeTree
 from paritas.dumps.opening import open_dump
 from paritas.results.findings import Status
 
@@ -31,10 +31,7 @@ def ge_tree(root, tensors):
     tree = GeTree(root)
     for name, tensor in tensors.items():
         given = [tensor, torch.tensor([3])]
-        call = GeCall(
-            step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor]
-        )
-        tree.write(call)
+        tree.write(step=0, model="g", op_type="Add", op_name=name, inputs=given, outputs=[tensor])
     return root
 
 
@@ -198,7 +195,7 @@ def test_a_recording_of_ours_whose_files_were_replaced_is_still_whole(tmp_path):
     reduce_to_extremes(tmp_path / "dump")
     dump = open_dump(tmp_path / "dump")
     assert dump.problems == []
-    assert dump.header(0).notes == ("2 tensors were replaced by their least and greatest value",)
+    assert dump.header(0).notes == ("2 tensors were replaced by their minimum and maximum",)
     first, second, third = dump.records()
     assert first.statistics.count == 20, "the index knows more than the file"
     assert second.statistics.maximum == pytest.approx(values(4, 5, seed=1).max().item())
