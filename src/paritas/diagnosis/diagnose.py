@@ -18,6 +18,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_ties,
 )
 from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
     propose_partial_sums,
@@ -27,7 +28,7 @@ from paritas.diagnosis.patterns.replacements import propose_constants, propose_r
 from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -65,12 +66,16 @@ def calibrate(raw: float) -> float:
 # has nothing to fit comes before a number that was fitted, one number before one per row, an order
 # with a name before any order, and what is only alike in distribution comes last.
 
-# Who proposes patterns, with the simplest kind of each, in the order of these.
-_PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], PatternKind], ...] = (
+Proposers = tuple[tuple["Callable[[Case], list[Pattern]]", PatternKind], ...]
+# The proposers that compare a value of a training step with what each rank holds of it.
+ACROSS_RANKS: Proposers = ((propose_collectives, PatternKind.ZEROS),)
+# All proposers with the simplest kind of each, in the order of these.
+PROPOSERS: Proposers = (
     (propose_ties, PatternKind.TIE_BREAKING),
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
+    *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
@@ -94,15 +99,17 @@ _GUESS = 0.5
 _MORE = 0.01
 
 
-def propose_all(case: Case, *, enough: bool = False) -> list[Pattern]:
-    """All that fits, with raw confidence, in no order.
+def propose_all(
+    case: Case, *, enough: bool = False, proposers: Proposers = PROPOSERS
+) -> list[Pattern]:
+    """All patterns that fit, with raw confidence, in no order.
 
     Args:
-        enough: stop as soon as nothing that is still to be asked could be ranked before, or be
-            worth saying beside, what has been found.
+        enough: stop as soon as no further proposer could give a pattern that ranks before those
+            found, or that is worth reporting beside them.
     """
     found: list[Pattern] = []
-    for propose, simplest in _PROPOSERS:
+    for propose, simplest in proposers:
         settled = (
             one.confidence >= _GUESS
             and _explained_share(one) + _MORE >= 1
@@ -115,20 +122,25 @@ def propose_all(case: Case, *, enough: bool = False) -> list[Pattern]:
     return found
 
 
-def rank_raw(case: Case) -> list[Pattern]:
-    """What fits, best first; what a simpler one explains as well is left out."""
+def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
+    """The patterns that fit, best first, without those that explain no more than a simpler one."""
     kept: list[Pattern] = []
-    for pattern in sorted(propose_all(case, enough=True), key=_rank_key):
+    for pattern in sorted(propose_all(case, enough=True, proposers=proposers), key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
 
 
-def rank_patterns(case: Case) -> tuple[Pattern, ...]:
-    """What fits, best first, each with how often such a statement turned out to be right."""
+def rank_patterns(case: Case, proposers: Proposers = PROPOSERS) -> tuple[Pattern, ...]:
+    """The patterns that fit, best first, with calibrated confidence."""
+    return calibrated(rank_raw(case, proposers))
+
+
+def calibrated(patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    """The patterns with the share of such statements that was right, instead of the raw figure."""
     return tuple(
         msgspec.structs.replace(pattern, confidence=calibrate(pattern.confidence))
-        for pattern in rank_raw(case)
+        for pattern in patterns
     )
 
 
