@@ -76,7 +76,7 @@ def test_replicas_that_differ_by_one_bit_are_told_with_their_ranks():
     together = assemble(pieces, WHOLE.shape)
     assert together.disagreement.ranks == (0, 2)
     assert together.disagreement.words.startswith(
-        "claimed replicated, but ranks 0 and 2 differ in 1 of 12 elements, by "
+        "should be replicated, but ranks 0 and 2 differ in 1 of 12 elements, by up to "
     )
     assert torch.equal(together.value, WHOLE)
 
@@ -97,7 +97,7 @@ def test_elements_that_no_rank_holds_are_a_fault():
 def test_a_plain_tensor_of_another_shape_is_not_guessed_at():
     together = assemble({0: RankPiece(torch.ones(5))}, (6, 2))
     assert together.fault == (
-        "rank 0 holds a tensor of shape [5]: nothing says which part of [6, 2] it is"
+        "rank 0 holds a tensor of shape [5], and which part of [6, 2] it is cannot be known"
     )
 
 
@@ -191,7 +191,7 @@ def test_zeros_of_either_sign_are_not_the_same(dtype):
     other[1, 0] = -other[1, 0]
     together = assemble({0: RankPiece(zeros), 1: RankPiece(other)}, zeros.shape)
     assert together.disagreement.words == (
-        "claimed replicated, but ranks 0 and 1 differ in 1 of 12 elements, in the signs of zeros "
+        "should be replicated, but ranks 0 and 1 differ in 1 of 12 elements, only in the signs of zeros "
         "alone"
     )
 

@@ -116,9 +116,9 @@ def _is_right(case: Case, value: Tensor) -> bool:
 # A factor fitted to a handful of numbers fits anything, so there it must be a size of the mesh.
 _FEW = 4
 _MOST_PARTS = 8
-# A count that stands still shows one bit. But an update that is skipped is the most likely fault of
-# a state, so it is charged less than nothing.
-_COST_OF_STALE_COUNT = -4.0
+# A count that stands still shows one bit. But a skipped update is by far the most likely fault of a
+# state, which is worth more than the bits that chance could give.
+_COST_OF_STALE_COUNT = -8.0
 _STATE = frozenset({"parameter", "buffer"})
 _NEVER_TERMS = frozenset({"parameter", "buffer", "initial", "loss"})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from paritas._torch.simulated_ranks import RankThreads, run_in_threads
 from paritas.errors import UsageError, in_one_line
-from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
+from paritas.parallel.rank_pool import MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
 from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
@@ -107,7 +107,7 @@ def _done(told: RankAnswer) -> Done:
     if told.error is None:
         return told.value  # type: ignore[no-any-return]
     # One that was let go, because another rank has failed, has nothing to tell.
-    return Done() if told.error == LET_GO else Done(error=told.error)
+    return Done() if told.waited else Done(error=told.error)
 
 
 def check_on_team(
