@@ -132,7 +132,7 @@ def tail_of(span: IndexSpan, size: int) -> str:
         return ""
     for tile in reversed(TILES):
         if size > tile and size % tile and span.start == size // tile * tile:
-            return f"the tail behind the last whole tile of {tile}"
+            return f"the tail after the last full tile of {tile}"
         if size > tile and size % tile == 0 and size - span.start == tile:
             return f"the last tile of {tile}"
     return ""
@@ -214,7 +214,9 @@ def _phrase(place: WrongPlace, case: Case) -> str:
     match place.kind:
         case "everywhere":
             return (
-                "everywhere but where the reference is zero" if place.marks.hides else "everywhere"
+                "everywhere except where the reference is zero"
+                if place.marks.hides
+                else "everywhere"
             )
         case "scatter":
             return f"scattered without a pattern{_unevenness(place, case)}"
@@ -253,7 +255,7 @@ def _axis_phrase(axis: int, span: IndexSpan, place: WrongPlace, case: Case) -> s
     if ranks:
         first, last, mesh, number = ranks
         who = f"rank {first}" if first == last else f"ranks {first} to {last}"
-        return f"the part of {who} of {number} along {mesh}, {plain}"
+        return f"the shard of {who} of {number} along {mesh}, {plain}"
     tail = tail_of(span, size)
     return f"{plain}, {tail}" if tail else plain
 
@@ -299,7 +301,7 @@ def _pair_phrase(coordinate: Coordinate, span: IndexSpan, dimensions: int) -> st
         rim = f"the outermost {span.width}" if span.width > 1 else "the outermost row and column"
         tile = coordinate.tile
         around = f" of each tile of {tile} x {tile}" if tile else ""
-        return f"on the border: {rim} at each side{around}{whose}"
+        return f"on the border: {rim} on each side{around}{whose}"
     low, high = span.start, span.stop - 1
     match span.kind:
         case "index":
@@ -323,9 +325,9 @@ def _from_diagonal(offset: int) -> str:
 def _describe_flat(place: WrongPlace) -> str:
     low, high, size = place.found.low, place.found.high, place.marks.size
     if high == size:
-        return f"in the last {size - low} elements in the order of the flattened tensor"
+        return f"in the last {size - low} elements of the flattened tensor"
     if low == 0:
-        return f"in the first {high} elements in the order of the flattened tensor"
+        return f"in the first {high} elements of the flattened tensor"
     return f"in the elements {low} to {high - 1} of the flattened tensor"
 
 
@@ -339,7 +341,7 @@ def _notes(place: WrongPlace) -> list[str]:
         if held < place.marks.number:
             notes.append(f"{place.marks.number - held} of them elsewhere")
         if not place.is_sure:
-            notes.append("its bounds are not certain")
+            notes.append("its bounds are uncertain")
     if place.kind != "nonfinite" and not place.any_finite:
         notes.append("none of them finite")
     return notes

@@ -455,7 +455,7 @@ class CaseSurvey:
         return self._counted(mask)
 
     def chance_of_equality(self) -> float:
-        """How often a value, put in place of another of the tensor, happens to be equal to it."""
+        """How often a value, put instead of another of the tensor, happens to be equal to it."""
         size = self.case.reference.numel()
         some = np.unravel_index(np.arange(0, size, max(1, size // _SAMPLE)), self.case.shape)
         whole = self.case.reference if self.case.arbiter is None else self.case.arbiter

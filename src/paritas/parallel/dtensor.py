@@ -437,7 +437,7 @@ class _Trial:
             notes += noted
         skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
         if not refused and gradients.keys() != truth.gradients.keys():
-            reason = "no gradient comes back: the results do not require one"
+            reason = "there is no gradient: the results do not require one"
             findings.append(
                 _failed_finding(GRADIENTS.in_graph(claim.words), Aspect.REQUIRES_GRAD, reason)
             )

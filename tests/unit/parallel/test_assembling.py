@@ -191,8 +191,8 @@ def test_zeros_of_either_sign_are_not_the_same(dtype):
     other[1, 0] = -other[1, 0]
     together = assemble({0: RankPiece(zeros), 1: RankPiece(other)}, zeros.shape)
     assert together.disagreement.words == (
-        "should be replicated, but ranks 0 and 1 differ in 1 of 12 elements, only in the signs of zeros "
-        "alone"
+        "should be replicated, but ranks 0 and 1 differ in 1 of 12 elements, only in the "
+        "signs of zeros"
     )
 
 

@@ -146,9 +146,9 @@ def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
         return
     x = x.double()
     rows = [
-        ("-inf - -inf", "from -inf - -inf: all of the row is masked", torch.isneginf(x).all(dim)),
-        ("0 / 0", "from 0 / 0: all of the row is 0", (x == 0).all(dim)),
-        ("0 / 0", "from 0 / 0: all of the row is the same", x.amin(dim) == x.amax(dim)),
+        ("-inf - -inf", "from -inf - -inf: the whole row is masked", torch.isneginf(x).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row is 0", (x == 0).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row has one value", x.amin(dim) == x.amax(dim)),
         ("inf - inf", "from inf - inf: infinity in the row", torch.isposinf(x).any(dim)),
         ("NaN of an input", "that came in with input 0", torch.isnan(x).any(dim)),
     ]
@@ -245,7 +245,7 @@ def _overflow(case: Case) -> list[Pattern]:
             Pattern(
                 kind=PatternKind.OVERFLOW,
                 confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
-                sentence=f"overflow: what is too large for {name} comes out as infinity",
+                sentence=f"overflow: values too large for {name} become infinity",
                 evidence={
                     "format": name,
                     "limit": limit,
@@ -275,7 +275,7 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
     evidence: dict[str, float | str] = {"elements": float(count), "share of the wrong": share}
     cause = _find_cause(case, mask)
     if cause is None:
-        sentence = f"{name} where a number should be"
+        sentence = f"{name} instead of a number"
         if bool((case.right[mask] == 0).all()):
             sentence += ", everywhere 0"
         confidence = 0.9
@@ -311,9 +311,7 @@ def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
         lost = "NaN or infinity"
     value = float(given[0])
     constant = bool((given == value).all())
-    sentence = (
-        f"{value:.6g} in the place of {lost}" if constant else f"a number in the place of {lost}"
-    )
+    sentence = f"{value:.6g} instead of {lost}" if constant else f"a number instead of {lost}"
     evidence: dict[str, float | str] = {
         "elements": float(mask.sum()),
         "share of the wrong": share,
@@ -402,12 +400,12 @@ def _bound(case: Case, side: float) -> float | None:
 
 def _describe_bounds(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f"cut off below {low:.7g} and above {high:.7g}{_name_bound(high)}"
+        return f"clipped below {low:.7g} and above {high:.7g}{_name_bound(high)}"
     side, bound = ("above", high) if low is None else ("below", low)
     if bound == 0.0:
         kind = "negative" if side == "below" else "positive"
-        return f"cut off at 0: {kind} values come out as zero"
-    return f"cut off {side} {bound:.7g}{_name_bound(bound)}"
+        return f"clipped at 0: {kind} values become zero"
+    return f"clipped {side} {bound:.7g}{_name_bound(bound)}"
 
 
 def _name_bound(bound: float | None) -> str:
@@ -436,7 +434,7 @@ def propose_wrapped(case: Case) -> list[Pattern]:
             if weight is None:
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
-            sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
+            sentence = f"wrapped around: the right value modulo 2^{bits}, as in {name}"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
             return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
     return []

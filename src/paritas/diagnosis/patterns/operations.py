@@ -172,18 +172,18 @@ def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
 # --- Operands exchanged or transposed -------------------------------------------------------------
 
 _PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "sub": ("b - a in place of a - b", torch.sub),
-    "div": ("b / a in place of a / b", torch.div),
-    "true_divide": ("b / a in place of a / b", torch.div),
-    "floor_divide": ("b // a in place of a // b", torch.floor_divide),
-    "remainder": ("b % a in place of a % b", torch.remainder),
-    "fmod": ("fmod(b, a) in place of fmod(a, b)", torch.fmod),
-    "pow": ("b ** a in place of a ** b", torch.pow),
-    "atan2": ("atan2(b, a) in place of atan2(a, b)", torch.atan2),
-    "lt": ("b < a in place of a < b", torch.lt),
-    "le": ("b <= a in place of a <= b", torch.le),
-    "gt": ("b > a in place of a > b", torch.gt),
-    "ge": ("b >= a in place of a >= b", torch.ge),
+    "sub": ("b - a instead of a - b", torch.sub),
+    "div": ("b / a instead of a / b", torch.div),
+    "true_divide": ("b / a instead of a / b", torch.div),
+    "floor_divide": ("b // a instead of a // b", torch.floor_divide),
+    "remainder": ("b % a instead of a % b", torch.remainder),
+    "fmod": ("fmod(b, a) instead of fmod(a, b)", torch.fmod),
+    "pow": ("b ** a instead of a ** b", torch.pow),
+    "atan2": ("atan2(b, a) instead of atan2(a, b)", torch.atan2),
+    "lt": ("b < a instead of a < b", torch.lt),
+    "le": ("b <= a instead of a <= b", torch.le),
+    "gt": ("b > a instead of a > b", torch.gt),
+    "ge": ("b >= a instead of a >= b", torch.ge),
 }
 _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
@@ -207,11 +207,11 @@ def _operand_variants(operation: Operation) -> Variants:
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
         text, compute = _PAIRS[name]
         a, b = inputs
-        said = f"the operands are exchanged: {text}"
+        said = f"the operands are swapped: {text}"
         return lambda: compute(a, b), [(said, lambda: compute(b, a))]
     if name == "where" and len(inputs) == 3:  # noqa: PLR2004
         test, a, b = inputs
-        said = "the branches of where() are exchanged, or its condition is negated"
+        said = "the branches of where() are swapped, or its condition is negated"
         return lambda: torch.where(test.bool(), a, b), [
             (said, lambda: torch.where(test.bool(), b, a))
         ]
@@ -234,11 +234,11 @@ def _operand_variants(operation: Operation) -> Variants:
 def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     if min(a.dim(), b.dim()) < 2:  # noqa: PLR2004
         return
-    yield "the second factor is transposed: a @ b.T in place of a @ b", (a, b.mT)
-    yield "the first factor is transposed: a.T @ b in place of a @ b", (a.mT, b)
-    yield "the factors are exchanged: b @ a in place of a @ b", (b, a)
-    yield "both factors are transposed: a.T @ b.T in place of a @ b", (a.mT, b.mT)
-    yield "the product is transposed: b.T @ a.T in place of a @ b", (b.mT, a.mT)
+    yield "the second factor is transposed: a @ b.T instead of a @ b", (a, b.mT)
+    yield "the first factor is transposed: a.T @ b instead of a @ b", (a.mT, b)
+    yield "the factors are swapped: b @ a instead of a @ b", (b, a)
+    yield "both factors are transposed: a.T @ b.T instead of a @ b", (a.mT, b.mT)
+    yield "the product is transposed: b.T @ a.T instead of a @ b", (b.mT, a.mT)
 
 
 # --- Masks missing, negated or off by one ---------------------------------------------------------
@@ -342,7 +342,7 @@ def _attention_variants(operation: Operation) -> Variants:
     if mask is None and not causal:
         found.append(
             (
-                "a causal mask is applied unasked",
+                "a causal mask is applied although none was requested",
                 lambda: attend(mask=None, diagonal=0),
             )
         )

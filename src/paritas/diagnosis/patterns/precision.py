@@ -254,7 +254,7 @@ def propose_noise(case: Case) -> list[Pattern]:
             kind=PatternKind.PRECISION,
             confidence=0.6,
             sentence=(
-                f"less precise all over, by {share:.2g} of the values without bias or structure, "
+                f"less precise everywhere, by {share:.2g} of the values without bias or structure, "
                 f"as of sums in {form.name}"
             ),
             evidence={
@@ -420,7 +420,7 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
             "elements": float(given.numel()),
         }
         evidence["error to value"] = float(f"{share:.3g}")
-        sentence = f"computed in {name}: every value is one of its numbers"
+        sentence = f"computed in {name}: it can represent every value"
         return [
             Pattern(
                 kind=PatternKind.PRECISION,
@@ -448,9 +448,9 @@ def _explain_by_format(
     if nearest >= _MOST:
         sentence, confidence = f"rounded to {name}", 0.99
     elif cut >= _MOST:
-        sentence, confidence = f"cut off to {name}, towards zero", 0.98
+        sentence, confidence = f"truncated to {name}", 0.98
     elif share <= _STILL_ROUNDING and _is_unbiased(given, right, share):
-        sentence, confidence = f"computed in {name}: every value is one of its numbers", 0.85
+        sentence, confidence = f"computed in {name}: it can represent every value", 0.85
     else:
         return None
     return Pattern(

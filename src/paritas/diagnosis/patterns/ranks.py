@@ -46,7 +46,9 @@ def explain_by_parts(case: Case) -> list[Pattern]:
     total = torch.stack(list(parts.values())).sum(dim=0)
     count = len(parts)
     if all(_is_right(case, part) for part in parts.values()):
-        said = f"reduced once too often: {count} ranks held the right value, and were added up"
+        said = (
+            f"reduced once too often: {count} ranks already held the right value, and were summed"
+        )
         kind = PatternKind.DOUBLED_REDUCTION
         return first_supported([_supported_sum(case, total, kind, said, ranks=count)])
     for name, whole in (("sum", total), ("mean", total / count)):

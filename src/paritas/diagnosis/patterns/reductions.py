@@ -184,7 +184,7 @@ def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Patter
     """Twice the sum, and once what is added to it: ranks added up what each had whole."""
     if not sums.adds:
         return  # a scale, and called so
-    said = "reduced twice: two times the sum of products, and once what is added to it"
+    said = "reduced twice: the sum of products counts twice, the added term once"
     value = sums.product(everything, 2.0)
     yield supported_pattern(
         case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
@@ -358,7 +358,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
 
     found = [
         (
-            f"the variance is divided by {length - less} in place of {length - taken}",
+            f"the variance is divided by {length - less} instead of {length - taken}",
             partial(spread, x, less),
         )
         for less in (0, 1, 2)
@@ -443,7 +443,7 @@ class _Norm:
 
 
 def propose_norms(case: Case) -> list[Pattern]:
-    """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
+    """Another eps, by name or as estimated, eps outside of the root, n - 1 instead of n."""
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise or not case.shape:
         return []
@@ -502,14 +502,14 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tens
     base = math.log2(len(_USUAL) + 6)
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
-            text = f"eps is {other:g} in place of {norm.eps:g}" if other else "eps is left out"
+            text = f"eps is {other:g} instead of {norm.eps:g}" if other else "eps is left out"
             found.append((PatternKind.EPS, text, norm.value(eps=other), base))
     outside = norm.value(outside=True)
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
     found.append((PatternKind.EPS, text, outside, base))
     off = PatternKind.OFF_BY_ONE
     if norm.length > 1:
-        text = f"the variance is divided by {norm.length - 1} in place of {norm.length}"
+        text = f"the variance is divided by {norm.length - 1} instead of {norm.length}"
         found.append((off, text, norm.value(correction=1), base))
         dim = norm.dims[-1]
         size = norm.x.shape[dim]
@@ -519,7 +519,7 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tens
             found.append((off, text, part, base))
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
-        text = f"eps is about {estimate:.3g} in place of {norm.eps:g}"
+        text = f"eps is about {estimate:.3g} instead of {norm.eps:g}"
         found.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
     return found
 
