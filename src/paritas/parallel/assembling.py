@@ -483,6 +483,12 @@ def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]
     return found
 
 
+def _pieces_by_item(step: StepTrace) -> dict[Item, RankPiece | None]:
+    """Item -> the piece of a rank; None for the gradient of a parameter that is frozen there."""
+    frozen = {Item(ItemKind.TRAINING_GRADIENT, name): None for name in step.parameters}
+    return {**frozen, **{item: piece for item, _, _, piece in _list_step(step)}}
+
+
 def step_items(
     program: ParallelProgram,
     reference: StepTrace,
@@ -491,12 +497,10 @@ def step_items(
     slots: dict[str, dict[int, Slots]],
 ) -> list[StepItem]:
     """Everything to compare in one step; `number` counts from 0."""
-    steps = {trace.rank: trace.steps[number] for trace in ranks}
+    tables = {trace.rank: _pieces_by_item(trace.steps[number]) for trace in ranks}
     found: list[StepItem] = []
     for item, kind, name, piece in _list_step(reference):
-        pieces = {
-            rank: held for rank, step in steps.items() for held in _held_pieces(step, kind, name)
-        }
+        pieces = {rank: table[item] for rank, table in tables.items() if item in table}
         value = None if piece is None else piece.local
         if kind == LOSS:
             together = _average_scalar(program, pieces)
@@ -527,22 +531,6 @@ def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
     """Names of parameters and buffers that the ranks have and the reference does not."""
     names = dict.fromkeys(name for trace in ranks for name in trace.initial)
     return [name for name in names if name not in reference.initial]
-
-
-def _held_pieces(step: StepTrace, kind: str, name: str) -> list[RankPiece | None]:
-    """The piece of a rank; empty if the rank does not have such a value."""
-    if kind == LOSS:
-        return [step.loss] if step.loss is not None else []
-    tables: dict[str, dict[str, RankPiece | None]] = {
-        OUTPUT: dict(step.outputs),
-        GRADIENT: step.gradients,
-        PARAMETER: dict(step.parameters),
-        BUFFER: dict(step.buffers),
-    }
-    table = tables[kind]
-    if kind == GRADIENT and name not in table and name in step.parameters:
-        return [None]  # frozen there
-    return [table[name]] if name in table else []
 
 
 def _assemble_state(

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 # --- Sums of ranks' parts, within the measured noise ----------------------------------------------
 
 _NEARLY_ALL = 0.95
-# The ranks' parts may be added up in their own dtype: that is so many roundings more.
+# The ranks' parts may be summed in their own dtype, with this many more roundings.
 _ADDED_UP = 4.0
 _MUCH_NEARER = 0.25
 
 
 def explain_by_parts(case: Case) -> list[Pattern]:
-    """Parts that explain the right value by their sum, and the candidate by one of them."""
+    """Parts whose sum is the right value, and one of which, or a wrong sum, is the candidate."""
     parts = {rank: widen(one) for rank, one in case.context.held.items()}
     if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts.values()):  # noqa: PLR2004
         return []
@@ -62,7 +62,7 @@ def explain_by_parts(case: Case) -> list[Pattern]:
 def _supported_sum(
     case: Case, value: Tensor, kind: PatternKind, said: str, **known: int
 ) -> Pattern | None:
-    """The parts are rounded each for itself, which their sum cannot be better than."""
+    """The pattern of a sum of parts; each part is rounded, so the sum is no more accurate."""
     parts = list(case.context.held.values())
     size = torch.stack([widen(one).abs() for one in parts]).sum(0)
     scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
@@ -89,7 +89,7 @@ def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Iterator[Pa
 def _wrong_sum(
     case: Case, parts: Mapping[int, Tensor], total: Tensor, name: str
 ) -> Iterator[Pattern | None]:
-    """The parts were added up, but not all of them, or more than once."""
+    """Not all parts were summed, or one more than once."""
     count = len(parts)
     scale = 1.0 if name == "sum" else 1.0 / count
     for rank, part in parts.items():
@@ -107,7 +107,7 @@ def _wrong_sum(
 
 
 def _is_right(case: Case, value: Tensor) -> bool:
-    """Within the noise, and much nearer to the right value than the candidate is."""
+    """Whether a value is within the noise, and much closer than the candidate."""
     fits = near(value, case.right, case.allowed, slack=_ADDED_UP)
     ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
     return float(fits.double().mean()) >= _NEARLY_ALL and ratio <= _MUCH_NEARER**2
