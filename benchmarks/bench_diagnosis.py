@@ -22,8 +22,9 @@ from benchmarks.lab.timing import measured
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from paritas.diagnosis.case import Context
-from paritas.diagnosis.diagnose import BUCKETS, diagnose, rank_raw
+from paritas.diagnosis.diagnose import ACROSS_RANKS, BUCKETS, PROPOSERS, diagnose, rank_raw
 from quality import diagnosis_arrangements as arrangements
+from quality import diagnosis_ranks as ranks
 from quality import diagnosis_values as values
 from quality.test_diagnosis_regions import misses as misses_of_regions
 
@@ -32,8 +33,9 @@ REGIONS = {"tuning": (0, 1), "held out": (200, 201)}
 # Faults that are less than so many times the noise are counted apart.
 EFFECT = 8.0
 BENIGN = 100
-# Of the corpus of values, which is ten times larger, each so-manieth case.
+# Every n-th case of the corpora of values and of ranks, which are larger than the others.
 EACH = 23
+EACH_OF_RANKS = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +75,28 @@ def samples(seeds):
         for name, kinds, case in made:
             group = "planted" if effect(case) >= EFFECT else "below the noise"
             told[group].append(sample(name, kinds, case))
+        for one in every(ranks.planted(seed), seed):
+            told["planted"].append(sample(one.name, one.kinds, one.case, ACROSS_RANKS))
         told["nameless"] += [sample(x.name, (), x.case) for x in arrangements.unexplained(seed)]
+        told["nameless"] += [
+            sample(x.name, (), x.case, ACROSS_RANKS) for x in every(ranks.unexplained(seed), seed)
+        ]
         benign = [*arrangements.benign(seed), *values.benign_cases(seed, BENIGN)]
         told["benign"] += [sample(x.name, (), x.case) for x in benign]
+        told["benign"] += [
+            sample(x.name, (), x.case, ACROSS_RANKS) for x in every(ranks.benign(seed), seed)
+        ]
     return told
 
 
-def sample(name, kinds, case):
-    found = rank_raw(case) if bool(case.wrong.any()) else []
+def every(cases, seed):
+    """Some cases of the corpus of ranks."""
+    return itertools.islice(cases, seed % EACH_OF_RANKS, None, EACH_OF_RANKS)
+
+
+def sample(name, kinds, case, proposers=PROPOSERS):
+    """What is said first of a case; of values on ranks, by the proposers that are asked there."""
+    found = rank_raw(case, proposers) if bool(case.wrong.any()) else []
     said, raw = (found[0].kind, found[0].confidence) if found else ("", 0.0)
     return Sample(name, kinds, said, raw)
 

@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_answer_ends_the_check(program):
     operator = call(torch.clone, randn(4, 6))
     verdict = confirm_on_gloo(operator, PARTS, program=program, timeout=1.0)
     assert verdict.status is Status.UNVERIFIED
-    assert "of 2 had 1 s to do go_forward: no answer" in verdict.failures[0].reason
+    assert "of 2 had 1 s to run go_forward: no answer" in verdict.failures[0].reason
 
 
 def test_an_operator_that_cannot_be_sent_is_refused():

@@ -106,7 +106,7 @@ def test_a_fault_is_located_in_bfloat16_and_on_four_ranks_as_well(fault, model, 
 @pytest.mark.parametrize(
     ("fault", "module", "words"),
     [
-        ("summed", "gradient reduction", "summed over ranks where it should be averaged"),
+        ("summed", "gradient reduction", "summed over ranks instead of averaged"),
         ("never", "gradient reduction", "an all-reduce (mean) over the 2 ranks is missing"),
         ("one left", "layers.0.down", "an all-reduce (mean) over the 2 ranks is missing"),
     ],

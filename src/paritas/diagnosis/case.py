@@ -1,9 +1,8 @@
-"""One wrong tensor, made ready for questions: what it should be, how far it is off, where.
+"""One wrong tensor: what it should be, how far it is off, and where.
 
-Everything is in float64 (complex numbers as they are), flat arithmetic on the host. A pattern makes
-a *prediction* of the candidate, and the case says how well that fits: within the noise that the
-judge allowed, not within a tolerance. A large case is cut into boxes, so that no more than one box
-of it is in float64 at a time.
+All arithmetic is in float64 (complex128 for complex numbers) on the host. A pattern makes a
+*prediction* of the candidate, and is measured against the noise that the judge measured, not
+against a tolerance. A large case is cut into boxes, and only one box is in float64 at a time.
 """
 
 from __future__ import annotations
@@ -28,38 +27,37 @@ if TYPE_CHECKING:
 
     Array = TypeVar("Array", Tensor, np.ndarray)
 
-# Without a measured noise: so many roundings of a value, and of the tensor's scale.
+# The noise if none was measured, in roundings of a value and of the tensor's scale.
 _ROUNDINGS = 4.0
 _OVERLOADED = ("aten", "prims")
-# So many wrong elements are looked at first.
+# How many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What is known beside the values; all of it may be missing.
+    """What is known besides the values; all of it is optional.
 
     Attributes:
-        operator: what made the tensor, `aten.mm.default`.
-        inputs: the tensors it was given, in order.
+        operator: what computed the tensor, `aten.mm.default`.
+        inputs: its input tensors, in order.
         arguments: its other arguments by name or position, such as `dim` or `p`.
-        world: how many ranks there are, along each axis of the mesh by name.
-        held: of a tensor that ranks hold, rank -> what it has.
-        named: tensors it may have been mixed up with, by name: biases, residuals, other parameters.
-        earlier: values of the same tensor from before, by name (`step 1`, `initial`): it may be
-            stale.
-        axes: names of its dimensions, where they are known: `batch`, `head`, `token`.
-        item: what it is in a step of training: `loss`, `output`, `gradient`, `parameter`, `buffer`,
+        world: name of each axis of the mesh -> number of ranks along it.
+        held: rank -> what it holds of the tensor.
+        named: tensors it may have been confused with, by name: biases, residuals, parameters.
+        earlier: earlier values of the same tensor, by name (`step 1`, `initial`): it may be stale.
+        axes: names of its dimensions, if they are known: `batch`, `head`, `token`.
+        item: what it is in a training step: `loss`, `output`, `gradient`, `parameter`, `buffer`,
             `initial` or `module`.
-        unit: unit roundoff of what ranks computed.
+        unit: unit roundoff of the ranks' computation.
         splits_samples: whether ranks have different samples.
-        everywhere: rank -> its own, of all ranks, and `wholes` rank -> what it should hold, where
-            ranks have different samples.
-        summands: rank -> term of the sum that should have been taken.
-        biases: name -> parameter of one dim that may have been added too often.
-        added: in words -> what may have been added after the fault: a bias of the module, or what
-            goes past it; the likeliest last.
+        everywhere: rank -> its value, for all ranks, also those with other samples.
+        wholes: rank -> what it should hold, for the same ranks.
+        summands: rank -> term of the sum that should have been reduced.
+        biases: name -> vector that may have been added too often.
+        added: name -> tensor that may have been added after the fault: a bias of the module, or a
+            residual; the most likely one last.
     """
 
     operator: str = ""
@@ -81,11 +79,11 @@ class Context:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return math.prod(self.world.values())
 
     def ranks_along(self, rank: int, axis: str) -> list[int]:
-        """The ranks that are where a rank is, but for their place along one axis."""
+        """The ranks with the same coordinate as a rank, except along one axis."""
         places = itertools.product(*map(range, self.world.values()))  # the last axis runs fastest
         at = list(self.world).index(axis)
         rest = [place[:at] + place[at + 1 :] for place in places]
@@ -101,15 +99,15 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A candidate that differs from what it should be.
+    """A candidate that differs from the reference.
 
     Attributes:
-        candidate: c, as the program gave it.
-        reference: e, what the reference gave natively.
-        arbiter: r, the reference in float64, where it is known.
-        noise: d, per element, as the judge measured it; otherwise by dtype.
+        candidate: c, the program's result.
+        reference: e, the reference's native result.
+        arbiter: r, the reference in float64, if it is known.
+        noise: d, per element, as the judge measured it; None means by dtype.
         context: what else is known.
-        whole_scale: of a part of a tensor, the `scale` of the whole.
+        whole_scale: if this is a part of a tensor, the `scale` of the whole.
     """
 
     candidate: Tensor
@@ -121,27 +119,27 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all the tensors."""
+        """The shape of all its tensors."""
         return tuple(self.reference.shape)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the values are whole numbers or truths, where any difference is one."""
+        """Whether the values are integers or booleans, which must be equal."""
         return not is_inexact(self.reference)
 
     @functools.cached_property
     def right(self) -> Tensor:
-        """What it should be, in float64."""
+        """The right values, in float64."""
         return widen(self.reference if self.arbiter is None else self.arbiter)
 
     @functools.cached_property
     def given(self) -> Tensor:
-        """What it is, in float64."""
+        """The candidate, in float64."""
         return widen(self.candidate)
 
     @functools.cached_property
     def error(self) -> Tensor:
-        """What it is less what it should be; not finite where either is not."""
+        """The candidate minus the right values; not finite where either is not."""
         return self.given - self.right
 
     @functools.cached_property
@@ -150,7 +148,7 @@ class Case:
         if self.is_exact:
             return torch.zeros(self.shape, dtype=torch.float64)
         if self.noise is not None:
-            # What has no figure is allowed nothing.
+            # An element without a figure has no noise.
             return self.noise.detach().to("cpu", torch.float64).nan_to_num(nan=0.0, posinf=math.inf)
         finite = self.magnitude
         scale = self.whole_scale
@@ -161,17 +159,17 @@ class Case:
 
     @property
     def magnitude(self) -> Tensor:
-        """How large the right values are; 0 where they are not finite."""
+        """Absolute right values; 0 where they are not finite."""
         return torch.where(torch.isfinite(self.right), self.right, 0.0).abs()
 
     @property
     def distance(self) -> Tensor:
-        """How far off each element is; 0 where that is not finite."""
+        """Absolute error of each element; 0 where it is not finite."""
         return torch.where(torch.isfinite(self.error), self.error.abs(), 0.0)
 
     @functools.cached_property
     def beyond(self) -> Tensor:
-        """Which elements are beyond the noise by themselves, or not finite in another way."""
+        """Which elements are beyond the noise by themselves, or differ in being finite."""
         with_nan = torch.isnan(self.given) != torch.isnan(self.right)
         infinite = torch.isinf(self.given) | torch.isinf(self.right)
         differing = infinite & (self.given != self.right) & ~torch.isnan(self.right)
@@ -179,7 +177,7 @@ class Case:
 
     @functools.cached_property
     def z(self) -> Tensor:
-        """Errors in multiples of their noise; infinite where something is not finite and wrong."""
+        """Errors in multiples of the noise; infinite where a value is wrong and not finite."""
         size = self.error.abs()
         z = torch.where(size == 0, 0.0, size / self.allowed)
         # Equal infinities, and NaN on both sides, have no difference and are right.
@@ -187,10 +185,10 @@ class Case:
 
     @functools.cached_property
     def wrong(self) -> Tensor:
-        """Which elements are wrong: beyond the noise, or not finite in another way.
+        """Which elements are wrong: beyond the noise, or different in being finite.
 
-        Where no element is beyond it by itself (a tensor that is less accurate all over), those
-        count that are the largest errors of the tensor.
+        If no element is beyond the noise by itself (a tensor that is less accurate everywhere), the
+        elements with the largest errors count as wrong.
         """
         mask = self.beyond
         if bool(mask.any()) or not self.reference.numel():
@@ -200,10 +198,10 @@ class Case:
 
     @functools.cached_property
     def some_wrong(self) -> Tensor:
-        """Where to look first: up to some thousand wrong elements, spread over all of them.
+        """Some thousand wrong elements to look at first, as positions in the flattened tensor.
 
-        Positions in the flattened tensor. They follow a stride that has nothing in common with the
-        shape, so that a pattern of rows or tiles is met in all of its parts.
+        Their stride has no common factor with usual shapes, so they cover all parts of a pattern of
+        rows or tiles.
         """
         wrong = self.wrong.reshape(-1)
         count = wrong.numel()
@@ -217,7 +215,7 @@ class Case:
 
     @functools.cached_property
     def unit(self) -> Tensor:
-        """The noise of each element, as a divisor: never zero."""
+        """The noise of each element as a divisor, never zero."""
         if self.is_exact:
             return torch.ones(self.shape, dtype=torch.float64)
         allowed = self.allowed
@@ -225,21 +223,21 @@ class Case:
             return allowed
         positive = allowed[(allowed > 0) & torch.isfinite(allowed)]
         least = float(positive.min()) if positive.numel() else torch.finfo(torch.float64).tiny
-        # The noise of an element that can be anything is no yardstick; it is left out of every fit.
+        # Elements with infinite noise are left out of every fit.
         return allowed.clamp(min=least)
 
     @functools.cached_property
     def is_beyond_noise(self) -> bool:
-        """Whether the judge's rule finds the values wrong: one element, the whole, or one slice.
+        """Whether one element, one slice or the whole is wrong by the judge's rule.
 
-        A tensor whose errors are within its noise has nothing that needs an explanation.
+        Errors within the noise need no explanation.
         """
         if self.is_exact or not self.reference.numel():
             return bool(self.wrong.any())
         places = self.some_wrong
         if not places.numel():
             return False
-        # Either all wrong elements are beyond the noise by themselves or none is: some tell it.
+        # Either all wrong elements are beyond the noise by themselves or none is, so some suffice.
         error, allowed = (one.reshape(-1)[places] for one in (self.error.abs(), self.allowed))
         if bool((~torch.isfinite(error) | (error > MAX_Z * allowed)).any()):
             return True
@@ -257,66 +255,66 @@ class Case:
 
     @property
     def both_finite(self) -> Tensor:
-        """Where both sides are numbers."""
+        """Where both sides are finite."""
         return torch.isfinite(self.given) & torch.isfinite(self.right)
 
     @property
     def own_unit(self) -> float:
-        """The unit roundoff of the candidate's values; 0 for whole numbers."""
+        """Unit roundoff of the candidate; 0 for integers."""
         return 0.0 if self.is_exact else roundoff(self.candidate)
 
     @functools.cached_property
     def is_finite(self) -> bool:
-        """Whether all values of both are numbers."""
+        """Whether all values of both sides are finite."""
         return bool(torch.isfinite(self.given).all() and torch.isfinite(self.right).all())
 
 
 def same(left: Array, right: Array) -> Array:
-    """Where two tensors are equal, or both not a number."""
+    """Where two tensors are equal, or both NaN."""
     found: Array = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
     return found
 
 
 def near(left: Tensor, right: Tensor, noise: Tensor, *, slack: float = 1.0) -> Tensor:
-    """Where two tensors are the same within their noise, as the judge takes it.
+    """Where two tensors are equal within the noise, by the judge's limit.
 
     Args:
-        slack: factor on the noise, where one of them is made of noisy values.
+        slack: factor on the noise, if one of them is computed from noisy values.
     """
     return same(left, right) | ((left - right).abs() <= MAX_Z * slack * noise)
 
 
 def outstanding_limit(largest: float) -> float:
-    """Beyond which errors count, where none is beyond the noise and this is the largest."""
+    """The error beyond which elements count as wrong if none is beyond the noise."""
     return max(largest / 4, 0.0)
 
 
 def roundoff(value: Tensor) -> float:
-    """The unit roundoff of a tensor's values; 0 for whole numbers."""
+    """Unit roundoff of a tensor; 0 for integers."""
     return unit_roundoff(value.dtype) if is_inexact(value) else 0.0
 
 
 def widen(value: Tensor) -> Tensor:
-    """A tensor in float64 (complex numbers as they are), on the host."""
+    """A tensor in float64 (complex128 for complex numbers), on the host."""
     value = value.detach().cpu()
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 # --- A case cut into boxes ------------------------------------------------------------------------
 
-# A tensor of more elements is cut into boxes.
+# A tensor with more elements is cut into boxes.
 MOST_ELEMENTS = 1 << 20
-# An element of a box takes some 100 bytes on the way.
+# Each element of a box takes about 100 bytes of temporaries.
 BLOCK = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
-    """Neighbouring elements in the order of the flattened tensor, as a case of their own.
+    """Neighbouring elements of the flattened tensor as a case.
 
     Attributes:
-        outer: the index along the axes before the one that is cut, which the case has no more.
-        start: where it begins along that one.
+        outer: the index along the axes before the one that is cut, which the case does not have.
+        start: where it starts along that axis.
         offset: its first element in the flattened tensor.
         case: the elements.
     """
@@ -328,18 +326,18 @@ class Box:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return self.case.reference.numel()
 
 
 def boxes(case: Case, scale: float | None = None) -> Iterator[Box]:
-    """All of a case that has an axis, in the order of the flattened tensor.
+    """All boxes of a case with at least one axis, in the order of the flattened tensor.
 
     Args:
-        scale: of the whole case, where the noise is asked for and was not measured.
+        scale: of the whole case, if noise is needed that was not measured.
     """
     shape = case.shape
-    # Of that axis and those behind it whole slices go into a box.
+    # A box holds whole slices of this axis and those after it.
     cut = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= BLOCK)
     inner = math.prod(shape[cut + 1 :])
     step = max(1, BLOCK // max(1, inner))
@@ -354,11 +352,11 @@ def boxes(case: Case, scale: float | None = None) -> Iterator[Box]:
 def cut_case(
     case: Case, outer: tuple[int, ...], axis: int, start: int, length: int, scale: float | None
 ) -> Case:
-    """Some slices of a case, views of its tensors.
+    """Some slices of a case, as views of its tensors.
 
     Args:
-        outer: indices along the first axes, which the part has no more.
-        axis: of what is left, along which it is cut.
+        outer: indices along the first axes, which the part does not have.
+        axis: the one of the remaining axes that is cut.
         scale: of the whole case.
     """
 

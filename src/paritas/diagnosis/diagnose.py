@@ -1,4 +1,4 @@
-"""From a wrong tensor to its diagnosis: where it is wrong, what explains it, how surely."""
+"""The diagnosis of a wrong tensor: where it is wrong, what explains it, how confidently."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from paritas.diagnosis.patterns.operations import (
     propose_ties,
 )
 from paritas.diagnosis.patterns.precision import propose_precision
+from paritas.diagnosis.patterns.ranks import propose_collectives
 from paritas.diagnosis.patterns.reductions import (
     propose_norms,
     propose_partial_sums,
@@ -27,7 +28,7 @@ from paritas.diagnosis.patterns.replacements import propose_constants, propose_r
 from paritas.results.findings import Diagnosis, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -37,21 +38,21 @@ if TYPE_CHECKING:
 
 # --- How often a statement of some raw confidence was right ---------------------------------------
 
-# Counted by `benchmarks/bench_diagnosis.py` on its tuning half: planted faults, faults that have no
-# name (where every claim is a wrong one) and rounding. It also prints the held-out half beside
-# this.
+# Counted by `benchmarks/bench_diagnosis.py` on its tuning half: planted faults in one tensor and
+# across ranks, faults without a name (where every claim is wrong) and rounding. The benchmark also
+# prints the held-out half.
 
-# From this raw confidence on: what is stated, and the counts that it rests on (right, of all).
+# From this raw confidence on: the stated confidence, and the counts behind it (right, of all).
 BUCKETS: tuple[tuple[float, float, int, int], ...] = (
     (0.0, 0.42, 11, 26),
-    (0.7, 0.97, 138, 142),
-    # All of them; but no count of some hundreds bears a certainty.
-    (0.98, 0.99, 809, 809),
+    (0.6, 0.98, 276, 281),
+    # All of them, but a count of a thousand does not prove certainty.
+    (0.98, 0.99, 1074, 1074),
 )
 
 
 def calibrate(raw: float) -> float:
-    """The share of such statements that turned out to be right; nothing for what is no number."""
+    """The share of such statements that was right; 0 for NaN."""
     stated = 0.0
     for low, share, _, _ in BUCKETS:
         if raw >= low:
@@ -61,16 +62,20 @@ def calibrate(raw: float) -> float:
 
 # --- Which of the patterns that fit is reported ---------------------------------------------------
 
-# Every pattern that is proposed fits. So what decides is what it takes for granted: a formula that
-# has nothing to fit comes before a number that was fitted, one number before one per row, an order
-# with a name before any order, and what is only alike in distribution comes last.
+# Every proposed pattern fits, so the one that assumes least comes first: a formula with nothing to
+# fit before a fitted number, one number before one per row, a named order before any order, and
+# what only has the same distribution last.
 
-# Who proposes patterns, with the simplest kind of each, in the order of these.
-_PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], PatternKind], ...] = (
+Proposers = tuple[tuple["Callable[[Case], list[Pattern]]", PatternKind], ...]
+# The proposers that compare a value of a training step with what each rank holds of it.
+ACROSS_RANKS: Proposers = ((propose_collectives, PatternKind.ZEROS),)
+# All proposers with the simplest kind of each, in the order of these.
+PROPOSERS: Proposers = (
     (propose_ties, PatternKind.TIE_BREAKING),
     (propose_nonfinite, PatternKind.NONFINITE),
     (propose_wrapped, PatternKind.WRAPPED),
     (propose_clipping, PatternKind.CLIPPED),
+    *ACROSS_RANKS,
     (propose_constants, PatternKind.ZEROS),
     (propose_partial_sums, PatternKind.DOUBLED_REDUCTION),
     (propose_operands, PatternKind.SWAPPED_OPERANDS),
@@ -86,23 +91,25 @@ _PROPOSERS: tuple[tuple[Callable[[Case], list[Pattern]], PatternKind], ...] = (
     (propose_precision, PatternKind.PRECISION),
     (propose_random_streams, PatternKind.RANDOM_STREAM),
 )
-# From simple to anything goes.
+# From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
-# Below this a pattern is a guess, and gives way to every one that is not.
+# Below this a pattern is a guess, and ranks after every pattern that is not.
 _GUESS = 0.5
-# To be worth saying beside a simpler one, a pattern has to explain so much more.
+# A pattern is reported beside a simpler one if it explains this much more.
 _MORE = 0.01
 
 
-def propose_all(case: Case, *, enough: bool = False) -> list[Pattern]:
-    """All that fits, with raw confidence, in no order.
+def propose_all(
+    case: Case, *, enough: bool = False, proposers: Proposers = PROPOSERS
+) -> list[Pattern]:
+    """All patterns that fit, with raw confidence, in no order.
 
     Args:
-        enough: stop as soon as nothing that is still to be asked could be ranked before, or be
-            worth saying beside, what has been found.
+        enough: stop as soon as no further proposer could give a pattern that ranks before those
+            found, or that is worth reporting beside them.
     """
     found: list[Pattern] = []
-    for propose, simplest in _PROPOSERS:
+    for propose, simplest in proposers:
         settled = (
             one.confidence >= _GUESS
             and _explained_share(one) + _MORE >= 1
@@ -115,20 +122,25 @@ def propose_all(case: Case, *, enough: bool = False) -> list[Pattern]:
     return found
 
 
-def rank_raw(case: Case) -> list[Pattern]:
-    """What fits, best first; what a simpler one explains as well is left out."""
+def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
+    """The patterns that fit, best first, without those that explain no more than a simpler one."""
     kept: list[Pattern] = []
-    for pattern in sorted(propose_all(case, enough=True), key=_rank_key):
+    for pattern in sorted(propose_all(case, enough=True, proposers=proposers), key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
 
 
-def rank_patterns(case: Case) -> tuple[Pattern, ...]:
-    """What fits, best first, each with how often such a statement turned out to be right."""
+def rank_patterns(case: Case, proposers: Proposers = PROPOSERS) -> tuple[Pattern, ...]:
+    """The patterns that fit, best first, with calibrated confidence."""
+    return calibrated(rank_raw(case, proposers))
+
+
+def calibrated(patterns: Iterable[Pattern]) -> tuple[Pattern, ...]:
+    """The patterns with the share of such statements that was right, instead of the raw figure."""
     return tuple(
         msgspec.structs.replace(pattern, confidence=calibrate(pattern.confidence))
-        for pattern in rank_raw(case)
+        for pattern in patterns
     )
 
 
@@ -142,7 +154,7 @@ def _simplicity(kind: str) -> int:
 
 
 def _explained_share(pattern: Pattern) -> float:
-    """Share of the wrong elements that it explains; what says nothing of it explains the least."""
+    """Share of the wrong elements that it explains; 0 if its evidence does not say."""
     value = pattern.evidence.get("explained", 0.0)
     return value if isinstance(value, float) else 0.0
 
@@ -158,14 +170,14 @@ def diagnose(
     noise: Tensor | None = None,
     context: Context | None = None,
 ) -> Diagnosis:
-    """Name where a tensor is wrong and what kind of wrong it is; nothing where none fits.
+    """Find where a tensor is wrong and what kind of wrong it is; empty if no pattern fits.
 
     Args:
-        candidate: what was computed.
-        reference: what should have been, as the reference computed it natively.
-        arbiter: the same in float64, if it is known: it tells more.
-        noise: per element, what the judge allowed for.
-        context: the operator, its inputs, ranks and what else is known.
+        candidate: the computed tensor.
+        reference: the reference's native result.
+        arbiter: the same in float64, if it is known.
+        noise: the noise the judge measured, per element.
+        context: the operator, its inputs, the ranks and what else is known.
     """
     from paritas.diagnosis.region import find_region
     from paritas.diagnosis.search import CaseSurvey
@@ -176,15 +188,15 @@ def diagnose(
     survey = CaseSurvey(case, MOST_ELEMENTS)
     if not survey.base.number:
         return Diagnosis()
-    # Of a large tensor patterns are looked for in a part that tells as much.
+    # In a large tensor, patterns are looked for in the part that is most wrong.
     part = case if survey.is_one_box else _most_wrong_part(survey)
     return Diagnosis(where=find_region(case, survey), patterns=rank_patterns(part))
 
 
 def _most_wrong_part(survey: CaseSurvey) -> Case:
-    """Of a large tensor neighbouring slices along its longest axis, where it is wrong most.
+    """Neighbouring slices along the longest axis, where most elements are wrong.
 
-    What was computed of other tensors cannot be cut with it, and is left out.
+    The context's tensors cannot be cut in the same way and are left out.
     """
     case = survey.case
     axis = max(range(len(case.shape)), key=lambda one: case.shape[one])

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # --- Subsets of one coordinate, and the bits it takes to name each --------------------------------
 
-# A region is stated if naming it and then the wrong elements in it takes fewer bits than naming the
-# wrong elements among all: the shortest description that the evidence pays for. Small numbers, the
-# ends of an axis and multiples of a tile are cheap to name, as they are for people.
+# A region is reported if naming it and then the wrong elements in it takes fewer bits than naming
+# the wrong elements among all. Small numbers, the ends of an axis and multiples of a tile are cheap
+# to name, as they are for people.
 
 Bools = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -30,9 +30,9 @@ Counts = NDArray[np.int64]
 TILES = (16, 32, 64, 128, 256)
 _PERIODS = (4, 8, *TILES)
 _LONGEST_LIST = 6
-# Counts and choices of each value are kept of a coordinate that has no more of them than this.
+# Counts of each value are kept if a coordinate has no more values than this.
 LONGEST = 1 << 20
-# Of a long axis, a range that leaves out next to nothing says nothing.
+# On a long axis, a range that leaves out almost nothing says nothing.
 _LONG = 1 << 16
 _NEARLY_ALL = 0.999
 _BITS_ALL = 0.5
@@ -46,10 +46,10 @@ class IndexSpan:
 
     Attributes:
         kind: `all`, `index`, `range`, `stride`, `list`, `border`, `tiles`.
-        chosen: which values; empty for a long coordinate, where the other fields tell.
-        bits: to name it.
+        chosen: which values; empty for a long coordinate, where the other fields define them.
+        bits: the cost of naming it.
         start: first value; of `tiles`: 0 for the first few of each, 1 for the last, 2 for both.
-        stop: one behind the last.
+        stop: one after the last.
         step: of a stride; of `tiles`, the tile.
         width: of a border.
         values: of a list.
@@ -66,13 +66,13 @@ class IndexSpan:
 
     @functools.cached_property
     def number(self) -> int:
-        """How many values."""
+        """Number of values."""
         if len(self.chosen):
             return int(np.count_nonzero(self.chosen))
         return len(self.values) or len(range(self.start, self.stop, self.step))
 
     def holds(self, values: Counts) -> Bools:
-        """Whether these are among them."""
+        """Which of these values are in it."""
         if len(self.chosen):
             return np.asarray(self.chosen[values])
         if self.values:
@@ -82,12 +82,12 @@ class IndexSpan:
 
 
 def bits_of_number(number: int) -> float:
-    """To write down a number from 1 on, of which nothing is known."""
+    """The bits of a number of 1 or more, by Elias gamma coding."""
     return 2.0 * math.floor(math.log2(number)) + 1.0
 
 
 def bits_of_choice(total: float, some: float) -> float:
-    """To say which `some` of `total`."""
+    """The bits of a choice of `some` out of `total`."""
     if some <= 0 or total <= some:
         return 0.0
     ways = math.lgamma(total + 1) - math.lgamma(some + 1) - math.lgamma(total - some + 1)
@@ -99,7 +99,7 @@ def spans_of(counts: Counts, shards: tuple[int, ...] = ()) -> list[IndexSpan]:
 
     Args:
         counts: wrong elements at each value.
-        shards: sizes of a rank's part along it, as likely bounds.
+        shards: sizes of a rank's shard along it, as likely bounds.
     """
     size = len(counts)
     active = np.flatnonzero(counts)
@@ -144,7 +144,7 @@ def _bits_of_range(low: int, high: int, size: int, shards: tuple[int, ...]) -> f
 
 
 def _strides(active: Counts, size: int) -> Iterator[IndexSpan]:
-    if len(active) < 3:  # noqa: PLR2004  (two values have one distance, which says nothing)
+    if len(active) < 3:  # noqa: PLR2004  (two values always have a common distance)
         return
     step = int(np.gcd.reduce(np.diff(active)))
     yield from _stepping(int(active[0]), int(active[-1]) + 1, step, size)
@@ -199,7 +199,7 @@ def _tiles(active: Counts, size: int, shards: tuple[int, ...]) -> Iterator[Index
         for side, width in enumerate(widths):
             both = side == 2  # noqa: PLR2004
             if (3 if both else 2) * width > tile or (width == 1 and not both):
-                continue  # too wide to be an end, or no more than a stride
+                continue  # too wide to be an end, or just a stride
             where = np.arange(size) % tile
             back = tile - 1 - where
             depth = (where, back, np.minimum(where, back))[side]
@@ -208,7 +208,7 @@ def _tiles(active: Counts, size: int, shards: tuple[int, ...]) -> Iterator[Index
 
 
 def long_spans(long: LongCoordinate, shards: tuple[int, ...] = ()) -> list[IndexSpan]:
-    """The same of a coordinate that is too long for a count of each value.
+    """The spans of a coordinate that is too long for a count of each value.
 
     Ends of tiles and of the coordinate itself are not looked for.
     """
@@ -225,13 +225,11 @@ def long_spans(long: LongCoordinate, shards: tuple[int, ...] = ()) -> list[Index
 
 
 class LongCoordinate:
-    """What is kept of the values with a count, instead of the counts.
+    """A summary of the values with a count, instead of the counts.
 
     Attributes:
-        first: the least of them.
-        last: the largest.
         step: greatest common divisor of their distances.
-        some: a few of them; all, if there are no more than can be listed.
+        some: a few of them; all of them if they can be listed.
     """
 
     def __init__(self, size: int) -> None:
@@ -240,7 +238,7 @@ class LongCoordinate:
         self.some: set[int] = set()
 
     def add(self, active: Counts) -> None:
-        """Take note of some values, ascending."""
+        """Add some values, in ascending order."""
         if not len(active):
             return
         if not self.some:
@@ -254,7 +252,7 @@ class LongCoordinate:
 
 
 def group_size(size: int) -> int:
-    """How many neighbouring values of a coordinate are counted together."""
+    """Number of neighbouring values that are counted together."""
     return max(1, -(-size // LONGEST))
 
 
@@ -270,19 +268,19 @@ def _between(low: int, high: int, size: int) -> Bools:
 
 # --- Marks of a tensor, as counts -----------------------------------------------------------------
 
-# A tensor is gone over box by box, and again where asked; a small one is a single box, whose mask
-# is kept. What is told of axes, of two axes together and of regions is exact.
+# A tensor is read box by box, repeatedly if needed. A small one is a single box, and its mask is
+# kept. Counts along axes, pairs of axes and regions are exact.
 
-# So many wrong elements tell whether two axes together make a pattern at all.
+# How many wrong elements show whether two axes together form a pattern.
 SAMPLE = 1 << 14
-# What the indices of two axes make together.
+# A function of the indices of two axes.
 Feature = Callable[[Counts, Counts], Counts]
 Pairs = tuple[np.ndarray, np.ndarray]
 Walk = Callable[[], Iterator[tuple["Box", Bools]]]
 
 
 def box_indices(box: Box, axis: int) -> Counts:
-    """Which indices of an axis a box has: neighbours."""
+    """The indices of an axis in a box, which are neighbours."""
     inner = axis - len(box.outer)
     if inner < 0:
         return np.array([box.outer[axis]])
@@ -291,13 +289,13 @@ def box_indices(box: Box, axis: int) -> Counts:
 
 
 def fit_to_box(values: np.ndarray, box: Box, axes: tuple[int, ...]) -> np.ndarray:
-    """Values at the indices that a box has along some axes, in a shape that broadcasts to it."""
+    """Values along some axes of a box, in a shape that broadcasts to it."""
     inner = [axis - len(box.outer) for axis in axes]
     return values.reshape([n if axis in inner else 1 for axis, n in enumerate(box.case.shape)])
 
 
 def _count_table(box: Box, mask: Bools, axes: tuple[int, ...]) -> Counts:
-    """What is marked in a box, at each of its indices along some axes."""
+    """Count what is marked in a box, at each of its indices along some axes."""
     inner = [axis - len(box.outer) for axis in axes]
     others = tuple(other for other in range(mask.ndim) if other not in inner)
     found = np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64)
@@ -305,12 +303,12 @@ def _count_table(box: Box, mask: Bools, axes: tuple[int, ...]) -> Counts:
 
 
 class AxisCounts:
-    """Counts along one axis, of a long one for groups of neighbouring indices.
+    """Counts along one axis; along a long one, counts of groups of neighbouring indices.
 
     Attributes:
-        each: how many indices a group has.
+        each: number of indices per group.
         counts: of each group.
-        long: what else is known of a long one.
+        long: further figures of a long axis.
     """
 
     def __init__(self, size: int) -> None:
@@ -334,13 +332,13 @@ class AxisCounts:
 
     @property
     def sizes(self) -> Counts:
-        """How many indices each group has."""
+        """Number of indices of each group."""
         out = np.full(len(self.counts), self.each)
         out[-1] -= self.each * len(self.counts) - self.size
         return out
 
     def spans(self, shards: tuple[int, ...]) -> list[IndexSpan]:
-        """What holds all indices with a count."""
+        """The spans that hold all indices with a count."""
         if self.long is None:
             return spans_of(self.counts, shards)
         return long_spans(self.long, shards)
@@ -354,12 +352,11 @@ def _count_axes(axes: tuple[AxisCounts, ...], box: Box, mask: Bools) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Nonzeros:
-    """The elements of the reference that are not zero: a wrong factor shows at no others.
+    """The nonzero elements of the reference: a wrong factor shows only there.
 
     Attributes:
-        shape: of the tensor.
-        walk: goes over their masks.
-        zeros: how many others there are.
+        walk: iterates over their masks.
+        zeros: number of other elements.
     """
 
     shape: tuple[int, ...]
@@ -368,7 +365,7 @@ class Nonzeros:
 
     @functools.cached_property
     def axes(self) -> tuple[AxisCounts, ...]:
-        """How many there are along each axis."""
+        """Their counts along each axis."""
         axes = tuple(map(AxisCounts, self.shape))
         for box, mask in self.walk():
             _count_axes(axes, box, mask)
@@ -377,18 +374,17 @@ class Nonzeros:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Marks:
-    """Which elements are wrong, and which could have been seen to be.
+    """Which elements are wrong, and which are visible: could be seen to be wrong.
 
     Attributes:
-        shape: of the tensor.
-        walk: goes over their masks again.
+        walk: iterates over the masks of wrong elements.
         nonzeros: of the reference.
-        axes: how many there are along each axis.
+        axes: counts along each axis.
         number: how many are wrong.
-        at_zeros: how many of them where the reference is zero.
-        hides: whether a fault does not show everywhere: no zero is wrong.
+        at_zeros: how many of them are where the reference is zero.
+        hides: whether the fault shows only at nonzeros: no zero is wrong.
         some: some wrong elements, from all over the flattened tensor.
-        flat_bounds: the first wrong one in memory order, and one behind the last.
+        flat_bounds: the first wrong one in memory order, and one after the last.
     """
 
     shape: tuple[int, ...]
@@ -403,12 +399,12 @@ class Marks:
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def total(self) -> int:
-        """How many could be wrong."""
+        """Number of visible elements."""
         return self.size - self.nonzeros.zeros if self.hides else self.size
 
     @functools.cached_property
@@ -417,21 +413,21 @@ class Marks:
         return np.unravel_index(self.some, self.shape)
 
     def along(self, axis: int) -> Counts:
-        """Wrong ones at each index of an axis, or in neighbouring groups of them."""
+        """Wrong elements at each index of an axis, or in each group of indices."""
         return self.axes[axis].counts
 
     def shares(self, axis: int) -> np.ndarray:
-        """Share of the visible ones there."""
+        """Share of the visible elements at each of these."""
         if self.hides:
             return self.nonzeros.axes[axis].counts / max(1, self.total)
         return self.axes[axis].sizes / self.shape[axis]
 
     def spans(self, axis: int, shards: tuple[int, ...]) -> list[IndexSpan]:
-        """What holds the wrong ones along an axis."""
+        """The spans that hold the wrong elements along an axis."""
         return self.axes[axis].spans(shards)
 
     def counts_of(self, axes: tuple[int, int], feature: Feature, limit: int) -> Pairs:
-        """At each value of what two axes make: the wrong ones, and the visible ones."""
+        """Wrong and visible elements at each value of a feature of two axes."""
         wrong = _count_feature(self.walk, axes, feature, limit)
         if self.hides:
             return wrong, _count_feature(self.nonzeros.walk, axes, feature, limit)
@@ -446,7 +442,7 @@ class Marks:
         return wrong, sizes
 
     def within(self, axis: int, chosen: Bools) -> Marks:
-        """The wrong ones at some indices, or groups of them, along an axis."""
+        """The wrong elements at some indices, or groups of them, along an axis."""
         each = self.axes[axis].each
 
         def walk() -> Iterator[tuple[Box, Bools]]:
@@ -457,7 +453,7 @@ class Marks:
         return dataclasses.replace(count_marks(self.shape, walk, self.nonzeros), hides=self.hides)
 
     def visible_in(self, regions: Sequence[Description]) -> list[int]:
-        """How many elements that could be wrong each of some regions has."""
+        """Number of visible elements in each region."""
         counts = [0] * len(regions)
         for box, visible in self.nonzeros.walk():
             for place, region in enumerate(regions):
@@ -465,7 +461,7 @@ class Marks:
         return counts
 
     def held(self, found: Description) -> tuple[int, int]:
-        """How many wrong ones a region holds, and how many elements it has."""
+        """Number of wrong elements in a region, and of all its elements."""
         wrong, elements = 0, 0
         for box, mask in self.walk():
             region = np.broadcast_to(found.elements_in(box), mask.shape)
@@ -498,7 +494,7 @@ def count_marks(shape: tuple[int, ...], walk: Walk, nonzeros: Nonzeros) -> Marks
 
 
 def _count_feature(walk: Walk, axes: tuple[int, int], feature: Feature, limit: int) -> Counts:
-    """At each value of what two axes make, how many elements are marked."""
+    """Number of marked elements at each value of a feature of two axes."""
     found = np.zeros(limit, dtype=np.int64)
     for box, mask in walk():
         row, column = (box_indices(box, axis) for axis in axes)

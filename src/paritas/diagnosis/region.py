@@ -1,7 +1,4 @@
-"""Where a tensor is wrong: the simplest set of elements that the evidence pays for.
-
-As data, of which one can ask for the very elements, and in words.
-"""
+"""Where a tensor is wrong: the simplest region that the evidence supports, as data and in words."""
 
 from __future__ import annotations
 
@@ -46,8 +43,8 @@ class WrongPlace:
         kind: `region`, `mostly` a region, `everywhere`, `nonfinite` or `scatter`.
         found: the region.
         marks: the wrong elements.
-        seen: the elements by which the region was found: those and smaller errors.
-        any_finite: whether any of the wrong elements is a number, in the candidate.
+        seen: the elements by which the region was found: the wrong ones and smaller errors.
+        any_finite: whether any wrong element is finite in the candidate.
     """
 
     kind: str
@@ -58,18 +55,18 @@ class WrongPlace:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """The shape of the tensor."""
         return self.marks.shape
 
     @property
     def limits(self) -> list[tuple[Coordinate, IndexSpan]]:
-        """The coordinates that say something."""
+        """The coordinates that limit the region."""
         pairs = zip(self.found.coordinates, self.found.spans, strict=True)
         return [(coordinate, span) for coordinate, span in pairs if span.kind != "all"]
 
     @property
     def is_sure(self) -> bool:
-        """Whether the bounds are certain: a slice more or less would have shown."""
+        """Whether the bounds are certain: one slice more or less would have shown."""
         density = min(1.0, self.seen.number / max(self.found.size, 1.0))
         for _, span in self.limits:
             each = self.found.size / max(1, span.number)
@@ -79,7 +76,7 @@ class WrongPlace:
         return True
 
     def elements(self) -> Bools:
-        """The region as a mask; all elements where it is none."""
+        """The region as a mask; all elements if there is no region."""
         out = np.zeros(self.marks.size, dtype=np.bool_)
         for box, mask in self.marks.walk():
             region = np.broadcast_to(self.found.elements_in(box), mask.shape)
@@ -87,7 +84,7 @@ class WrongPlace:
         return out.reshape(self.shape)
 
     def named(self, world: Mapping[str, int]) -> str:
-        """The kind of the region, as people call it."""
+        """The kind of the region."""
         if self.kind in {"everywhere", "nonfinite", "scatter"}:
             return self.kind
         if self.found.kind != "product":
@@ -116,7 +113,7 @@ class WrongPlace:
 def rank_of(
     span: IndexSpan, size: int, world: Mapping[str, int]
 ) -> tuple[int, int, str, int] | None:
-    """First and last rank whose parts a span is, the mesh axis, and how many ranks it has."""
+    """First and last rank whose shards a span is, the mesh axis, and its number of ranks."""
     for name, ranks in world.items():
         if span.kind not in {"index", "range"} or ranks < 2 or size % ranks:  # noqa: PLR2004
             continue
@@ -127,19 +124,19 @@ def rank_of(
 
 
 def tail_of(span: IndexSpan, size: int) -> str:
-    """Which tile's tail a span is, in words; empty if it is none."""
+    """Which tile's tail a span is, in words; empty if it is not a tail."""
     if span.kind not in {"index", "range"} or span.stop != size or span.start == 0:
         return ""
     for tile in reversed(TILES):
         if size > tile and size % tile and span.start == size // tile * tile:
-            return f"the tail behind the last whole tile of {tile}"
+            return f"the tail after the last full tile of {tile}"
         if size > tile and size % tile == 0 and size - span.start == tile:
             return f"the last tile of {tile}"
     return ""
 
 
 def index_text(place: WrongPlace) -> str:
-    """The region as an index expression; empty where there is none."""
+    """The region as an index expression; empty if there is none."""
     if place.kind not in {"region", "mostly"} or place.found.kind != "product":
         return ""
     tokens = []
@@ -151,7 +148,7 @@ def index_text(place: WrongPlace) -> str:
             return ""
         tokens.append(token)
     if sum(token.startswith("[") for token in tokens) > 1:
-        return ""  # two lists would be taken in step, and not as a product
+        return ""  # two lists would be indexed in parallel, not as a product
     return f"[{', '.join(tokens)}]"
 
 
@@ -184,7 +181,7 @@ _UNEVEN_Z = 8.0
 
 @dataclasses.dataclass(frozen=True)
 class _AxisUnit:
-    """What the indices of an axis are called."""
+    """The words for the indices of an axis."""
 
     one: str
     many: str
@@ -214,7 +211,9 @@ def _phrase(place: WrongPlace, case: Case) -> str:
     match place.kind:
         case "everywhere":
             return (
-                "everywhere but where the reference is zero" if place.marks.hides else "everywhere"
+                "everywhere except where the reference is zero"
+                if place.marks.hides
+                else "everywhere"
             )
         case "scatter":
             return f"scattered without a pattern{_unevenness(place, case)}"
@@ -253,7 +252,7 @@ def _axis_phrase(axis: int, span: IndexSpan, place: WrongPlace, case: Case) -> s
     if ranks:
         first, last, mesh, number = ranks
         who = f"rank {first}" if first == last else f"ranks {first} to {last}"
-        return f"the part of {who} of {number} along {mesh}, {plain}"
+        return f"the shard of {who} of {number} along {mesh}, {plain}"
     tail = tail_of(span, size)
     return f"{plain}, {tail}" if tail else plain
 
@@ -299,7 +298,7 @@ def _pair_phrase(coordinate: Coordinate, span: IndexSpan, dimensions: int) -> st
         rim = f"the outermost {span.width}" if span.width > 1 else "the outermost row and column"
         tile = coordinate.tile
         around = f" of each tile of {tile} x {tile}" if tile else ""
-        return f"on the border: {rim} at each side{around}{whose}"
+        return f"on the border: {rim} on each side{around}{whose}"
     low, high = span.start, span.stop - 1
     match span.kind:
         case "index":
@@ -323,9 +322,9 @@ def _from_diagonal(offset: int) -> str:
 def _describe_flat(place: WrongPlace) -> str:
     low, high, size = place.found.low, place.found.high, place.marks.size
     if high == size:
-        return f"in the last {size - low} elements in the order of the flattened tensor"
+        return f"in the last {size - low} elements of the flattened tensor"
     if low == 0:
-        return f"in the first {high} elements in the order of the flattened tensor"
+        return f"in the first {high} elements of the flattened tensor"
     return f"in the elements {low} to {high - 1} of the flattened tensor"
 
 
@@ -339,7 +338,7 @@ def _notes(place: WrongPlace) -> list[str]:
         if held < place.marks.number:
             notes.append(f"{place.marks.number - held} of them elsewhere")
         if not place.is_sure:
-            notes.append("its bounds are not certain")
+            notes.append("its bounds are uncertain")
     if place.kind != "nonfinite" and not place.any_finite:
         notes.append("none of them finite")
     return notes
@@ -396,44 +395,40 @@ def _join_words(parts: Sequence[str]) -> str:
 
 # --- Finding the region ---------------------------------------------------------------------------
 
-# A region is stated if it saves so many bits: by chance that happens once in 2 to this power.
+# A region is reported if it saves this many bits; by chance that happens once in 2 to this power.
 _MARGIN = 7.0
-# A region that is right in so few places needs no closer look.
 # Everything is wrong if this share of it is.
 _NEARLY_ALL = 0.9
-# Or if it would be, were it not for values that are equal by chance.
+# Or if it would be without values that are equal by chance.
 _CHANCE = 1.3
-# Where a fault is not beyond its limit everywhere, smaller errors show how far it reaches; of
-# this size they are no noise.
+# If a fault is not beyond its limit everywhere, smaller errors show how far it reaches. Errors
+# beyond this z are not noise.
 _LEVELS = (6.0, 3.0, 1.5, 0.5)
 _NO_NOISE_Z = 3.0
 _OFF_SHARE = 0.4
-# Below this no structure is claimed, if nothing is beyond the limit: that is how noise looks.
+# If nothing is beyond the limit, no structure is claimed below this: noise looks like that.
 _LEAST_Z = 4.0
-# A closer look may cost so many bits of what the judge's limit shows, and so much more of them:
-# large errors are seldom spread evenly.
+# A description by smaller errors may cost this much more than one by the judge's limit, since large
+# errors are rarely spread evenly.
 _SLACK = 16.0
 _SLACK_SHARE = 1.05
-# Most of a tensor, if it is wrong so seldom, is no region.
+# Most of a tensor is not a region if a smaller share of it than this is wrong.
 _THIN = 0.3
-# A part is wrong among stray errors if it is so many times as often wrong as the rest.
+# A part is wrong among stray errors if it is this many times as often wrong as the rest.
 _OFTEN = 8.0
 
 
 def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
-    """Where `case` is wrong, in the simplest terms that fit; None if nothing is.
+    """The simplest region that holds what is wrong; None if nothing is.
 
-    A region holds all wrong elements, unless its sentence says how many are elsewhere.
-
-    Args:
-        survey: of the case, where there is one already.
+    It holds all wrong elements, unless its sentence says how many are elsewhere.
     """
     place = find_place(case, survey)
     return None if place is None else describe_region(place, case)
 
 
 def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | None:
-    """The same as data, of which one can ask for the very elements."""
+    """The same as data, which can list its elements."""
     survey = survey or CaseSurvey(case)
     marks = survey.base
     if not marks.number:
@@ -468,7 +463,7 @@ def _find(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> WrongPla
 
 
 def _shards(case: Case) -> tuple[int, ...]:
-    """Sizes that a rank's part can have."""
+    """Sizes that a rank's shard can have."""
     sizes = {
         size // world
         for world in case.context.world.values()
@@ -495,7 +490,7 @@ def _pays(found: Description, marks: Marks) -> bool:
 def _look_closer(
     survey: CaseSurvey, best: Description, shards: tuple[int, ...]
 ) -> tuple[Description, Marks, bool]:
-    """The region, if smaller errors show it better, and which; whether all is wrong after all."""
+    """The region that smaller errors show, these errors, and whether everything is wrong."""
     base = survey.base
     seen = base
     many_off = survey.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
@@ -515,7 +510,7 @@ def _look_closer(
 
 
 def _levels(survey: CaseSurvey) -> Iterator[tuple[float, Marks]]:
-    """Ever more elements, as long as there are more of them and right ones are left."""
+    """Lower and lower levels, while each adds elements and right ones are left."""
     known = survey.base.number
     for level in (*_LEVELS, 0.0):
         marks = survey.beyond(level) if level else survey.differing()
@@ -535,7 +530,7 @@ def _is_everywhere(survey: CaseSurvey) -> bool:
 
 
 def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Description | None:
-    """A region that is wrong far more often than the rest, where that is wrong here and there."""
+    """A region that is wrong far more often than the rest, which has stray errors."""
     best, saved = None, 2 * _MARGIN
     for axis in range(len(marks.shape)):
         counts, sizes = marks.along(axis), marks.shares(axis) * marks.total

@@ -1,4 +1,4 @@
-"""How much a prediction of the candidate is worth as an explanation, in bits."""
+"""The evidence for a prediction of the candidate, in bits."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ if TYPE_CHECKING:
     from paritas.results.findings import PatternKind
 
 
-# --- What speaks for a prediction -----------------------------------------------------------------
+# --- The evidence for a prediction ----------------------------------------------------------------
 
-# A prediction that leaves of an error e no more than d is worth log2(e / d) bits: so unlikely was
-# it to come as near by chance. One that has been fitted to the numbers explains some of them for
-# nothing: each fitted parameter is worth about one element. One that was chosen among many has to
-# bring the bits that the search for it spent. What is left over is the evidence.
+# A prediction that reduces an error e to d is worth log2(e / d) bits, since chance would come that
+# close so rarely. A fitted prediction explains some elements by construction: each parameter costs
+# about one element. A prediction chosen among many costs the bits of that choice. The rest is the
+# evidence.
 
-# So much of the wrong has to be explained, and so much of the right may be spoiled.
+# The share of wrong elements that must be explained, and of right ones that may be spoiled.
 _EXPLAINED = 0.98
 _SPOILED = 0.02
-# What is left may be at most so much of the error.
+# The largest share of the error that may be left.
 _MOST_LEFT = 0.25
-# Less evidence than this is chance.
+# Less evidence than this may be chance.
 _FEWEST_BITS = 4.0
-# One element is worth at most so many bits, however exact.
+# The most bits that one element is worth.
 _MOST_BITS = 20.0
 _CERTAIN = 0.99
-# Most elements must be better off by it, one by one.
+# The share of elements whose own error must become smaller.
 _MOSTLY_BETTER = 0.8
 # Elements with errors beyond this are doubtful, and count if there are some.
 _DOUBTFUL_Z = 4.0
 _FEW_DOUBTFUL = 3
 _SHARE_DOUBTFUL = 0.1
-# Of the elements that are looked at first, so many must fit to go on.
+# The share of the elements looked at first that must fit.
 _HOPEFUL = 0.9
 
 
 class Extent(enum.Enum):
-    """Of which elements a hypothesis speaks."""
+    """Which elements a hypothesis is about."""
 
     WRONG = enum.auto()
-    """Of those that are wrong: what is right may be so because the fault is in a part only."""
+    """Only the wrong elements: the fault may be in a part of the tensor."""
     ALL = enum.auto()
-    """Of all: what is right has to come out right by it, and counts as evidence."""
+    """All elements: right ones must be predicted as well, and count as evidence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """What speaks for a prediction.
+    """The evidence for a prediction.
 
     Attributes:
         explained: share of the wrong elements that it explains.
-        spoiled: share of the right elements that would be wrong by it.
-        residual: what is left of the error, over the error, in units of the noise.
-        bits: evidence, less what the fitted parameters explain for nothing.
-        elements: how many wrong elements bear it.
-        whole: whether it holds for the whole tensor, and not only where that is wrong.
-        extent: of which elements the hypothesis speaks.
+        spoiled: share of the right elements that it predicts wrongly.
+        residual: the remaining error over the error, in units of the noise.
+        bits: evidence, less the cost of fitted parameters.
+        elements: number of wrong elements that it explains.
+        whole: whether it holds for the whole tensor, not only for the wrong elements.
+        extent: which elements the hypothesis is about.
     """
 
     explained: float
@@ -82,11 +82,11 @@ class Weight:
 
     @property
     def confidence(self) -> float:
-        """Raw, by how exact the fit is and how many elements support it."""
+        """Raw confidence, by how exact the fit is and how many elements support it."""
         return _CERTAIN * self.explained * (1 - self.residual / 2) * (1 - 2 ** (-self.bits / 4))
 
     def charged(self, *, parameters: float = 0.0, cost: float = 0.0) -> Weight | None:
-        """Less what was spent on making the prediction; None if nothing is left to speak of."""
+        """The weight less the cost of making the prediction; None if too little is left."""
         each = self.bits / self.elements if self.elements else 0.0
         left = self.bits - each * parameters - cost
         return dataclasses.replace(self, bits=left) if left >= _FEWEST_BITS else None
@@ -98,10 +98,10 @@ class Weight:
         known: Mapping[str, float | str] | None = None,
         trust: float = 1.0,
     ) -> Pattern:
-        """What is said of a prediction that holds.
+        """The pattern of a prediction that holds.
 
         Args:
-            known: what else it rests on, by name.
+            known: further evidence by name.
             trust: factor on the confidence.
         """
         evidence: dict[str, float | str] = {
@@ -131,21 +131,21 @@ def weigh(
     slack: float = 1.0,
     extent: Extent = Extent.WRONG,
 ) -> Weight | None:
-    """What speaks for a predicted candidate; None if it does not hold or could as well be chance.
+    """The evidence for a predicted candidate; None if it does not hold or may be chance.
 
     Args:
         parameters: how many numbers were fitted to make it.
-        cost: bits that choosing it among others cost: log2 of how many were tried.
-        noise: of the prediction, where it is made of values from other places.
-        slack: factor on the noise, where the prediction carries more of it than the reference.
-        extent: of which elements it speaks.
+        cost: log2 of how many predictions were tried.
+        noise: of the prediction, if it is made of values from other places.
+        slack: factor on the noise, if the prediction is noisier than the reference.
+        extent: which elements it is about.
     """
     if case.is_exact:
         prediction = prediction.round()
     noise = _noise_of_prediction(case, prediction, noise)
     places = case.some_wrong
     if not _mostly(near(*_at(places, case.given, prediction, noise), slack=slack), _HOPEFUL):
-        return None  # most are dropped here, by a look at some of the elements
+        return None  # most predictions fail here, after a look at some elements
     wrong = case.wrong
     fits = near(case.given, prediction, noise, slack=slack)
     bad, good = int(wrong.sum()), int((~wrong).sum())
@@ -179,7 +179,7 @@ def _mostly(held: Tensor, share: float) -> bool:
 
 
 def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
-    """The rounding of a predicted value, which may be larger than that of the right one."""
+    """The noise of a prediction, which may be larger than that of the right value."""
     own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
     own = torch.maximum(case.allowed, own)
     return own if noise is None else torch.maximum(own, noise)
@@ -188,13 +188,13 @@ def _noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -
 def _residual_and_bits(
     given: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
 ) -> tuple[float, float] | None:
-    """What is left of the error, and what one element tells in bits; None if too much is left."""
+    """The remaining share of the error, and bits per element; None if too much is left."""
     left = torch.where(same(given, predicted), 0.0, (given - predicted).abs())
     error = error.abs()
     before = torch.where(torch.isfinite(error), error, left + 2**_MOST_BITS * unit)
     fits = left <= MAX_Z * slack * unit
     if not bool(fits.any()) or not _mostly(left <= before / 2, _MOSTLY_BETTER):
-        return None  # a few large errors must not speak for the others
+        return None  # a few large errors must not decide for the others
     after_z, before_z = (left / unit)[fits], (before / unit)[fits]
     size = math.sqrt(float(before_z.square().mean()))
     scatter = math.sqrt(float(after_z.square().mean()))
@@ -207,17 +207,17 @@ def _residual_and_bits(
 
 
 def _bits_elsewhere(case: Case, left: Tensor, unit: Tensor) -> float:
-    """What the elements that are not wrong by themselves tell: many small errors are evidence."""
+    """The evidence of elements that are not wrong by themselves: many small errors count."""
     before = (case.error.abs() / unit).clamp(min=1.0)
     gained = torch.log2(before / (left / unit).clamp(min=1.0)).nan_to_num(0.0)
     return float(gained[~case.wrong].clamp(-_MOST_BITS, _MOST_BITS).sum())
 
 
 def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
-    """Whether it also explains those that are almost wrong.
+    """Whether it also explains elements that are almost wrong.
 
-    Errors that all are just beyond the noise look alike, for the others were not chosen. What is
-    the matter with them shows in those just below.
+    Errors that are all just beyond the noise look alike, because the smaller ones were left out.
+    Those just below the limit show what they have in common.
     """
     error = case.error.abs()
     doubtful = (error > _DOUBTFUL_Z * case.allowed) & ~case.wrong & torch.isfinite(error)
@@ -228,7 +228,7 @@ def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
 
 
 def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
-    """Whether the elements that are not wrong by themselves are as near to the prediction."""
+    """Whether the elements that are not wrong by themselves are no farther from the prediction."""
     weight = torch.where(case.wrong, 0.0, 1 / case.unit)
     now, before = (left * weight).nan_to_num(0.0), (case.error.abs() * weight).nan_to_num(0.0)
     return float(now.square().sum()) <= float(before.square().sum())
@@ -244,17 +244,17 @@ def supported_pattern(
     noise: Tensor | None = None,
     evidence: Mapping[str, float | str] | None = None,
 ) -> Pattern | None:
-    """The pattern that a prediction of all elements supports; None if it does not hold."""
+    """The pattern of a prediction of all elements; None if it does not hold."""
     weight = weigh(case, prediction, cost=cost, noise=noise, extent=Extent.ALL)
     return None if weight is None else weight.pattern(kind, sentence, evidence)
 
 
 def first_supported(tried: Iterable[Pattern | None]) -> list[Pattern]:
-    """The first pattern that holds; what comes after it is not tried."""
+    """The first pattern that holds; those after it are not tried."""
     return list(itertools.islice(filter(None, tried), 1))
 
 
-# --- Wrongness and proportions in units of the noise ---------------------------------------------
+# --- Proportions in units of the noise ------------------------------------------------------------
 
 
 def proportion(case: Case, x: Tensor, y: Tensor, mask: Tensor) -> tuple[float, float]:
@@ -264,15 +264,15 @@ def proportion(case: Case, x: Tensor, y: Tensor, mask: Tensor) -> tuple[float, f
 
 
 def refined_proportion(case: Case, x: Tensor, y: Tensor, start: float) -> tuple[float, float]:
-    """The factor on all elements that follow a first estimate, wrong by themselves or not."""
+    """The factor fitted to all elements that are near a first estimate."""
     near = (y - start * x).abs() <= MAX_Z * max(1.0, abs(start)) * case.unit
     return proportion(case, x, y, near & case.both_finite)
 
 
 def robust_proportion(case: Case, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """The factor of `y` over `x` on the wrong elements, unmoved by a few that do not follow.
+    """The factor of `y` over `x` on the wrong elements, robust against a few outliers.
 
-    Begins with the median of the quotients where they tell most, then fits what is near it.
+    Starts with the median of the quotients with the least noise, then fits what is near it.
     """
     places = case.some_wrong
     noise = case.unit.reshape(-1)[places]
@@ -304,18 +304,18 @@ def _least_squares(over: Tensor, under: Tensor) -> tuple[float, float]:
 
 _PROBED = 1024
 _FEW = 2
-# So many of the indices of a run have to hold wrong elements, and so few may lack at its ends.
+# The share of a run's indices that must be wrong, and the share that may be missing at its ends.
 _DENSE = 0.5
 _MISSED = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class WrongBlock:
-    """The smallest block (indices along each axis) that holds all wrong elements, by itself.
+    """The smallest block (indices along each axis) that holds all wrong elements.
 
     Attributes:
         case: the block as a case.
-        indices: which indices of each axis it is made of.
+        indices: the indices along each axis.
         is_whole: whether it is the whole tensor.
     """
 
@@ -324,14 +324,14 @@ class WrongBlock:
     is_whole: bool
 
     def is_run(self, axis: int) -> bool:
-        """Whether it is, along an axis, the whole or a few neighbours."""
+        """Whether it is the whole axis or a run of neighbours along it."""
         kept = self.indices[axis]
         together = len(kept) > _FEW and int(kept[-1] - kept[0]) == len(kept) - 1
         return self.is_whole or together
 
 
 def wrong_block(case: Case) -> WrongBlock:
-    """The block of a case in which something is wrong."""
+    """The smallest block with all wrong elements."""
     indices = []
     for axis in range(len(case.shape)):
         others = [one for one in range(len(case.shape)) if one != axis]
@@ -358,7 +358,7 @@ def wrong_block(case: Case) -> WrongBlock:
 
 
 def _fill_gaps(hit: Tensor, size: int) -> Tensor:
-    """Indices with those between them that are right by chance, if that may be."""
+    """The indices with the gaps between them that may be right by chance."""
     if not len(hit):
         return hit
     low, high = int(hit[0]), int(hit[-1]) + 1
@@ -369,7 +369,7 @@ def _fill_gaps(hit: Tensor, size: int) -> Tensor:
 
 
 class Probe:
-    """Some wrong elements, against which many hypotheses are tried before one is tested whole."""
+    """Some wrong elements, to try many hypotheses on before one is tested on all."""
 
     def __init__(self, case: Case) -> None:
         places = case.wrong.flatten().nonzero().flatten()
@@ -381,19 +381,19 @@ class Probe:
         self.case = case
 
     def meets(self, values: Tensor, noise: Tensor | None = None) -> bool:
-        """Whether predicted values of the probed elements are near enough to go on."""
+        """Whether the predictions of the probed elements are close enough to continue."""
         noise = self.noise if noise is None else torch.maximum(self.noise, noise)
         return _mostly(near(self.given, values, noise), _HOPEFUL)
 
     def meets_view(self, view: Tensor, noise: Tensor | None = None) -> bool:
-        """The same for a tensor of the case's shape, of which no copy is made."""
+        """The same for a tensor of the case's shape, without a copy."""
         return self.meets(view[self.at], None if noise is None else noise[self.at])
 
     def meets_map(self, axis: int, source: Tensor, *, partly: bool = False) -> bool:
-        """The same if each index i of an axis had the values of index `source[i]`.
+        """The same if each index i of an axis took the values of index `source[i]`.
 
         Args:
-            partly: whether indices that take no value (-1) are left out, and not taken for zeros.
+            partly: leave out indices without a source (-1) instead of predicting zeros.
         """
         taken = source[self.at[axis]]
         at = (*self.at[:axis], taken.clamp(min=0), *self.at[axis + 1 :])
@@ -406,7 +406,7 @@ class Probe:
 
 
 def unravel(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Indices along each axis; torch's own function loads a whole algebra system first."""
+    """Indices along each axis; torch's own function imports sympy."""
     found: list[Tensor] = []
     for size in reversed(shape):
         found.append(flat % size)
@@ -415,7 +415,7 @@ def unravel(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def axis_name(context: Context, axis: int, rank: int) -> str:
-    """An axis as people call it."""
+    """The number of an axis, with its name if it is known."""
     if len(context.axes) == rank and context.axes[axis]:
         return f"axis {axis} ({context.axes[axis]})"
     return f"axis {axis}"

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 # --- Coordinates: axes, diagonals and frames ------------------------------------------------------
 
-# All questions are asked of counts along one coordinate, so that a large tensor is read a few times
-# and not once per hypothesis. What two axes make together is first asked of a sample.
+# Hypotheses are tested on counts along one coordinate, so a large tensor is read a few times and
+# not once per hypothesis. Coordinates of two axes are first tested on a sample.
 
 _BITS_PAIR = 4.0
 _BITS_TILED = 7.0
@@ -52,12 +52,12 @@ class Coordinate:
 
     Attributes:
         name: `axis`, `diagonal` or `frame`.
-        axes: which axes of the tensor make it.
-        shares: of all elements that could be seen to be wrong, at each value; None if all equal.
-        spans: what holds the wrong ones.
-        feature: its value from the indices of two axes; none for an axis itself.
-        tile: of a frame, if it is one around each tile.
-        bits: to name the coordinate.
+        axes: the axes of the tensor it is computed from.
+        shares: share of the visible elements at each value; None if all are equal.
+        spans: the spans that hold the wrong elements.
+        feature: computes its value from the indices of two axes; None for an axis itself.
+        tile: the tile size of a frame around each tile.
+        bits: the cost of naming the coordinate.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Coordinate:
     bits: float = 0.0
 
     def share(self, span: IndexSpan) -> float:
-        """Of the elements that could be seen to be wrong, at a span."""
+        """Share of the visible elements at a span."""
         if self.shares is None:
             return span.number / self.spans[0].number
         return float(self.shares[span.chosen].sum())
@@ -82,12 +82,12 @@ class Coordinate:
 
 
 def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
-    """Ways to give the elements coordinates, the tensor's own axes first."""
+    """Systems of coordinates, the tensor's own axes first."""
     shape = marks.shape
     own = []
     for axis in range(len(shape)):
         spans = marks.spans(axis, shards)
-        # Where not even a choice of each value is kept, all of them have the same share.
+        # If no choice of each value is kept, all values have the same share.
         even = not marks.hides or not len(spans[0].chosen)
         own.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
     yield own
@@ -100,7 +100,7 @@ def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[l
 
 def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
     rows, columns = (marks.shape[axis] for axis in axes)
-    # Every shape is a box in the one, and the others are too many to count at each value.
+    # In a narrow tensor every shape is a box; a long one has too many values to count.
     if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
         return
 
@@ -145,7 +145,7 @@ def _paired_coordinate(
 
 
 def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> bool:
-    """Whether nearly all elements lie between two values, so that these say nothing."""
+    """Whether nearly all elements lie between two values, which then say nothing."""
     draw = np.random.default_rng(1)
     some = feature(draw.integers(rows, size=SAMPLE), draw.integers(columns, size=SAMPLE))
     outside = np.count_nonzero((some < low) | (some > high))
@@ -153,7 +153,7 @@ def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> b
 
 
 def _diagonal_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
-    """One diagonal, all from one on to a corner, or a band around the main one."""
+    """One diagonal, all from one to a corner, or a band around the main one."""
     where = np.arange(size)
     first, last = low - middle, high - middle
     from_low, to_high = (2 + bits_of_number(2 * abs(end) + 1) for end in (first, last))
@@ -179,7 +179,7 @@ def _frame_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexS
 
 _BITS_FLAT = 7.0
 _FILLED = 0.999
-# Those so close to the best are counted exactly, where they were estimated.
+# Descriptions this close to the best are counted exactly if they were estimated.
 _CLOSE = 40.0
 
 
@@ -188,14 +188,13 @@ class Description:
     """A set of elements with a short description.
 
     Attributes:
-        kind: `product` of coordinates, `flat` range, or what a reference's values say: `zeros` or
+        kind: `product` of coordinates, `flat` range, or by the reference's values: `zeros` or
             `padding`.
-        bits: to name it.
-        size: how many visible elements it has, about.
-        coordinates: of a product.
-        spans: one for each of them.
+        bits: the cost of naming it.
+        size: the approximate number of visible elements.
+        spans: one for each coordinate of a product.
         low: first flat index.
-        high: one behind the last.
+        high: one after the last.
         mask: of a padding.
         axis: of a padding.
     """
@@ -212,7 +211,7 @@ class Description:
 
     @property
     def is_all(self) -> bool:
-        """Whether it is nothing but the whole tensor."""
+        """Whether it is the whole tensor."""
         return self.kind == "product" and all(span.kind == "all" for span in self.spans)
 
     def cost(self, number: int) -> float:
@@ -220,7 +219,7 @@ class Description:
         return self.bits + bits_of_choice(max(self.size, number), number)
 
     def elements_in(self, box: Box) -> Bools:
-        """Those in a box, as a mask that broadcasts to it."""
+        """Its elements in a box, as a mask that broadcasts to it."""
         if self.mask is not None:
             return self.mask
         if self.kind == "zeros":
@@ -238,10 +237,10 @@ class Description:
 def shortest_description(
     marks: Marks, shards: tuple[int, ...] = (), others: tuple[Description, ...] = ()
 ) -> Description:
-    """The cheapest description of the wrong elements, of which there is at least one.
+    """The cheapest description of the wrong elements; there must be at least one.
 
     Args:
-        others: descriptions from elsewhere, that hold all of them too.
+        others: further descriptions that hold all of them.
     """
     found = list(others)
     for coordinates in coordinate_systems(marks, shards):
@@ -258,7 +257,7 @@ def shortest_description(
 
 
 def _count_visible(found: list[Description], marks: Marks) -> list[Description]:
-    """With the number of visible elements counted, where it was estimated."""
+    """The descriptions with their visible elements counted instead of estimated."""
     return [
         one if one.kind == "padding" else dataclasses.replace(one, size=size)
         for one, size in zip(found, marks.visible_in(found), strict=True)
@@ -268,18 +267,18 @@ def _count_visible(found: list[Description], marks: Marks) -> list[Description]:
 def single_element(marks: Marks) -> Description:
     """The one wrong element, by its index."""
     own = next(coordinate_systems(marks))
-    # The first that is not the whole axis is the index, where there are several.
+    # The second span of an axis with several indices is the index.
     spans = tuple(coordinate.spans[:2][-1] for coordinate in own)
     return Description("product", sum(span.bits for span in spans), 1.0, tuple(own), spans)
 
 
 def whole_tensor(marks: Marks) -> Description:
-    """The whole tensor, as the description that explains nothing."""
+    """The whole tensor: the description that explains nothing."""
     return Description("product", 0.5 * len(marks.shape), marks.total)
 
 
 def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Description:
-    """By going along the coordinates in turn, from the tightest and from the loosest choice."""
+    """Coordinate descent from the tightest and from the loosest choice."""
     shares = [[c.share(span) for span in c.spans] for c in coordinates]
     base = sum(c.bits for c in coordinates)
 
@@ -316,7 +315,7 @@ def _descend(
 
 
 def _flat_ranges(marks: Marks) -> list[Description]:
-    """A range in memory order, as a kernel over a flattened tensor would leave."""
+    """A range in memory order, as left by a kernel over the flattened tensor."""
     if len(marks.shape) < 2:  # noqa: PLR2004  (the axis itself)
         return []
     size = marks.size
@@ -330,14 +329,14 @@ def _flat_ranges(marks: Marks) -> list[Description]:
     return _count_visible(found, marks) if marks.hides else found
 
 
-# --- Regions that the reference's own values mark out ---------------------------------------------
+# --- Regions defined by the reference's own values ------------------------------------------------
 
 _BITS_PADDING = 5.0
 _BITS_ZEROS = 4.0
 
 
 def _paddings(wrong: Bools, right: np.ndarray) -> Iterator[Description]:
-    """Those ends of lines that hold all wrong elements."""
+    """Padding at the ends of lines, if it holds all wrong elements."""
     for axis in reversed(range(right.ndim)):
         if right.shape[axis] < 3 or not _ends_alike(wrong, right, axis):  # noqa: PLR2004
             continue
@@ -348,14 +347,14 @@ def _paddings(wrong: Bools, right: np.ndarray) -> Iterator[Description]:
 
 
 def _ends_alike(wrong: Bools, right: np.ndarray, axis: int) -> bool:
-    """Whether each line with a wrong element ends with two equal values: cheap to ask first."""
+    """Whether each line with a wrong element ends with two equal values: a cheap first test."""
     last, before = right.take(-1, axis), right.take(-2, axis)
     alike = same(last, before)
     return bool(alike[wrong.any(axis=axis)].all()) and not bool(alike.all() and alike.size == 1)
 
 
 def _padding(right: np.ndarray, axis: int) -> Bools:
-    """Where a line is one and the same value from there to its end, for two elements at least."""
+    """Where a line has one value to its end, for at least two elements."""
     last = np.take(right, [-1], axis=axis)
     backwards = np.flip(same(right, last), axis=axis)
     padded = np.flip(np.logical_and.accumulate(backwards, axis=axis), axis=axis)
@@ -370,11 +369,11 @@ _SAMPLE = 1 << 16
 
 @dataclasses.dataclass
 class _Extremes:
-    """What is seen while the wrong elements are counted.
+    """Figures collected while the wrong elements are counted.
 
     Attributes:
         distance: the largest finite error.
-        z: the same in multiples of the noise; infinite where something is not finite.
+        z: the same in multiples of the noise; infinite if a value is not finite.
         any_given: whether a wrong element is finite in the candidate.
         any_pair: whether one is finite on both sides.
     """
@@ -385,7 +384,7 @@ class _Extremes:
     any_pair: bool = False
 
     def take(self, case: Case, wrong: Tensor) -> None:
-        if not bool(wrong.any()):  # it is asked for only if nothing is beyond its noise
+        if not bool(wrong.any()):  # only needed if nothing is beyond the noise
             self.distance = max(self.distance, float(case.distance.max()))
         self.z = max(self.z, float(case.z.max()))
         finite = torch.isfinite(case.given) & wrong
@@ -395,11 +394,10 @@ class _Extremes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CaseSurvey:
-    """A case as counts. It is gone over a few times, box by box.
+    """The counts of a case, which is read a few times, box by box.
 
     Attributes:
-        case: the case.
-        most: a tensor of no more elements is one box.
+        most: a tensor with no more elements than this is one box.
     """
 
     case: Case
@@ -407,17 +405,17 @@ class CaseSurvey:
 
     @property
     def is_one_box(self) -> bool:
-        """Whether it is so small that its masks are kept."""
+        """Whether it is small enough to keep its masks."""
         return self.case.reference.numel() <= self.most
 
     @functools.cached_property
     def base(self) -> Marks:
-        """The wrong elements, as `Case.wrong` has them."""
+        """The wrong elements, as in `Case.wrong`."""
         return self._found[0]
 
     @functools.cached_property
     def scale(self) -> float:
-        """Rms of the right values that are finite, as `Case.allowed` takes it."""
+        """Rms of the finite right values, as in `Case.allowed`."""
         return math.sqrt(self._sums[0] / max(1, self.case.reference.numel()))
 
     def reaches(self, level: float) -> bool:
@@ -425,7 +423,7 @@ class CaseSurvey:
         return self.base.number > 0 and self._extremes.z > level
 
     def share_beyond(self, level: float) -> float:
-        """Of the elements that are not wrong and could be, how many are beyond a level."""
+        """Share of the visible elements that are not wrong, but beyond a level."""
         base, more = self.base, self.beyond(level)
         number = more.number - (more.at_zeros if base.hides else 0)
         left = base.total - base.number
@@ -433,21 +431,21 @@ class CaseSurvey:
 
     @property
     def any_finite(self) -> bool:
-        """Whether any of the wrong elements is a number, in the candidate."""
+        """Whether any wrong element is finite in the candidate."""
         return self.base.number > 0 and self._extremes.any_given
 
     def are_lost(self) -> bool:
-        """Whether the wrong elements are all not finite, on one of the sides."""
+        """Whether every wrong element is not finite on one side."""
         return self.base.number > 0 and not self._extremes.any_pair
 
     def beyond(self, level: float) -> Marks:
-        """The elements off by more than so many times their noise; all the wrong ones are."""
+        """The elements off by more than this multiple of their noise, and all wrong ones."""
         if level not in self._levels:
             self._levels[level] = self._counted(functools.partial(self._is_beyond, level))
         return self._levels[level]
 
     def differing(self) -> Marks:
-        """The elements that are not the reference's own, bit for bit."""
+        """The elements that are not equal to the reference bit for bit."""
 
         def mask(case: Case) -> Tensor:
             return self._is_wrong(case) | ~same(case.candidate.cpu(), case.reference.cpu())
@@ -455,7 +453,7 @@ class CaseSurvey:
         return self._counted(mask)
 
     def chance_of_equality(self) -> float:
-        """How often a value, put in place of another of the tensor, happens to be equal to it."""
+        """The probability that two random values of the tensor are equal."""
         size = self.case.reference.numel()
         some = np.unravel_index(np.arange(0, size, max(1, size // _SAMPLE)), self.case.shape)
         whole = self.case.reference if self.case.arbiter is None else self.case.arbiter
@@ -466,7 +464,7 @@ class CaseSurvey:
     def marked_out(self, marks: Marks) -> tuple[Description, ...]:
         """Regions of the reference's values that hold all wrong elements.
 
-        Paddings are looked for in one box only: elsewhere a line may be in several.
+        Padding is looked for in a single box only, since otherwise a line may be in several.
         """
         zeros = self._sums[1]
         found = []
@@ -483,7 +481,7 @@ class CaseSurvey:
 
     @functools.cached_property
     def _sums(self) -> tuple[float, int]:
-        """Squares of the right values of a large tensor, and how many of them are zero."""
+        """Sum of squares of the right values of a large tensor, and number of zeros."""
         squares, zeros = 0.0, 0
         for box in self._boxes():
             if not self.is_one_box:
@@ -498,7 +496,7 @@ class CaseSurvey:
 
     @functools.cached_property
     def _found(self) -> tuple[Marks, _Extremes, Callable[[Case], Tensor]]:
-        """The wrong elements, what was seen on the way, and how to tell them in a box."""
+        """The wrong elements, the extremes, and the function that finds them in a box."""
         seen = _Extremes()
 
         def is_beyond(case: Case) -> Tensor:
@@ -507,7 +505,7 @@ class CaseSurvey:
         marks = self._counted(is_beyond, seen)
         if marks.number:
             return marks, seen, is_beyond
-        # Only now it is known that no element is beyond its noise by itself.
+        # No element is beyond its noise by itself, which is known only now.
         limit = outstanding_limit(seen.distance)
 
         def is_outstanding(case: Case) -> Tensor:
@@ -536,7 +534,7 @@ class CaseSurvey:
         return found if self.is_one_box else dataclasses.replace(found, walk=self._walk(mask))
 
     def _walk(self, mask: Callable[[Case], Tensor]) -> Walk:
-        """Goes over the boxes with a mask of each; that of a single box is made once."""
+        """Iterates over the boxes and their masks; the mask of a single box is computed once."""
 
         def walk() -> Iterator[tuple[Box, Bools]]:
             for box in self._boxes(self.scale):

@@ -1,4 +1,4 @@
-"""What the ranks hold, put together: everything that is compared of a training step."""
+"""Assemble the ranks' values: everything that is compared in a training step."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from paritas.placement.assembly import Where
 
 
-# --- Which part of a parameter a plain tensor is, in a model that was split by hand ---------------
+# --- Which shard of a parameter a plain tensor is, in a model that was split by hand --------------
 
-# Nothing says it but the numbers: before the first step a rank's part equals the slice that was cut
-# out. Where several slices are equal (a bias of zeros) the natural order of the ranks decides, or
-# the weight beside it.
+# Only the numbers show it: before the first step a rank's shard equals the slice that was cut out.
+# If several slices are equal (a bias of zeros), the natural order of the ranks decides, or the
+# weight beside it.
 
 _MOST_ROWS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """Where in the whole one rank's plain part lies.
+    """Where in the whole one rank's plain shard lies.
 
     Attributes:
         where: which part of the whole it is.
-        dim: the dim that is split; None if several are.
-        chunk: which of the equal parts along `dim` it is, counted from 0; None if it is not one.
-        natural: which one a rank of this number would be expected to have.
-        proven: whether the initial values say so.
-        ambiguous: whether they would fit elsewhere just as well.
+        dim: the dim that is split; None if there are several.
+        chunk: which of the equal parts along `dim` it is, from 0; None if the parts are not equal.
+        natural: the part that is expected on this rank.
+        proven: whether the initial values show it.
+        ambiguous: whether they also fit elsewhere.
     """
 
     where: Where
@@ -65,7 +65,7 @@ class Slots:
     ambiguous: bool = False
 
     def fits(self, value: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor can lie there."""
+        """Whether a tensor has the shape of this part."""
         return len(shape) == len(self.where) and tuple(value.shape) == tuple(
             map(length, self.where)
         )
@@ -74,7 +74,7 @@ class Slots:
 def find_slots(
     program: ParallelProgram, reference: dict[str, RankPiece], ranks: list[Trace]
 ) -> dict[str, dict[int, Slots]]:
-    """Name of a parameter or buffer -> rank -> where its part lies, for those that are parts."""
+    """Name of a parameter or buffer -> rank -> where its shard lies, for those that are shards."""
     found: dict[str, dict[int, Slots]] = {}
     for name, whole in reference.items():
         for trace in ranks:
@@ -90,7 +90,7 @@ def find_slots(
 
 
 def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
-    """Which of so many equal parts a rank has by its place: along the last axis of that size."""
+    """Which of the equal parts is expected on a rank: its place on the last axis of that size."""
     coordinate = program.coordinate(rank)
     for size, place in reversed(list(zip(program.mesh.values(), coordinate, strict=True))):
         if size == parts:
@@ -101,7 +101,7 @@ def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
 def _find_slots_of_rank(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor
 ) -> Slots | None:
-    """Where `local` lies; None if it is the whole, or no part of it."""
+    """Where `local` lies; None if it is the whole, or not a part of it."""
     if whole.dim() != local.dim() or whole.shape == local.shape or not local.numel():
         return None
     if any(part > length for part, length in zip(local.shape, whole.shape, strict=True)):
@@ -119,7 +119,7 @@ def _find_slots_of_rank(
 
 
 def _along(whole: Tensor, dim: int, where: tuple[Segment, ...]) -> Where:
-    """These stretches of a dim, and all of the others."""
+    """These segments of one dim, and all of the other dims."""
     full = list(map(all_of, whole.shape))
     full[dim] = where
     return tuple(full)
@@ -133,7 +133,7 @@ def _chunk(whole: Tensor, dim: int, size: int, number: int) -> Where:
 def _find_chunk(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
 ) -> Slots | None:
-    """One of the equal parts."""
+    """The place of one of the equal parts."""
     size = local.shape[dim]
     parts, rest = divmod(whole.shape[dim], size)
     if rest:
@@ -148,7 +148,7 @@ def _find_chunk(
 
 
 def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
-    """A slice that begins anywhere: uneven parts."""
+    """The place of a slice that starts anywhere, as uneven parts do."""
     size = local.shape[dim]
     if whole.shape[dim] > _MOST_ROWS:
         return None
@@ -165,7 +165,7 @@ def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
 
 
 def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
-    """Rows chosen from anywhere, such as a part of each of queries, keys and values."""
+    """The place of rows from anywhere, such as a part of each of queries, keys and values."""
     rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (whole, local))
     if len(rows) > _MOST_ROWS:
         return None
@@ -173,7 +173,7 @@ def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
     for number, row in enumerate(rows):
         key = _row_bytes(row)
         if key in places:
-            return None  # two alike: the numbers do not say which
+            return None  # two rows are equal, so the numbers do not show which it is
         places[key] = number
     chosen = [places.get(_row_bytes(row), -1) for row in mine]
     if min(chosen) < 0:
@@ -188,7 +188,7 @@ def _row_bytes(row: Tensor) -> bytes:
 def _slots_by_order(
     program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
 ) -> Slots | None:
-    """The part that the rank's number says; its initial values are then found to be others."""
+    """The part expected by the rank's number; its initial values will then differ."""
     size = local.shape[dim]
     parts, rest = divmod(whole.shape[dim], size)
     if rest:
@@ -199,7 +199,7 @@ def _slots_by_order(
 
 
 def _find_block(whole: Tensor, local: Tensor, dims: list[int]) -> Slots | None:
-    """Split along several dims at once: a block, by its values."""
+    """The place of a block that is split along several dims, by its values."""
     counts = [divmod(whole.shape[d], local.shape[d]) for d in dims]
     if any(rest for _, rest in counts):
         return None
@@ -216,7 +216,7 @@ def _find_block(whole: Tensor, local: Tensor, dims: list[int]) -> Slots | None:
 def _follow_the_weight(
     name: str, found: dict[str, dict[int, Slots]], reference: dict[str, RankPiece]
 ) -> None:
-    """Where a bias of equal numbers would fit anywhere, it is split as the weight beside it is."""
+    """Split a bias that fits anywhere, since its numbers are equal, as the weight beside it."""
     path, _, kind = name.rpartition(".")
     beside = found.get(f"{path}.weight" if path else "weight")
     if kind == "weight" or beside is None:
@@ -235,22 +235,22 @@ def _follow_the_weight(
             )
 
 
-# --- Put together what ranks hold: parts by their places, partial values reduced, replicas --------
+# --- Assemble the ranks' values: shards by their places, partial values reduced, replicas ---------
 
-# A replica is compared bit for bit. Ranks that hold the same thing compute it from the same numbers
-# or receive it from one another; if they differ by a rounding, they will differ by more later.
+# Replicas are compared bit for bit. Ranks compute them from the same numbers or receive them from
+# one another; if they differ by a rounding, they will differ by more later.
 
 
 @dataclasses.dataclass(frozen=True)
 class Assembled:
-    """What the ranks hold together.
+    """The value that the ranks hold together.
 
     Attributes:
-        value: the whole, as the first rank that holds each element has it; None if there is none.
-        fault: why there is none.
+        value: the whole, each element from the first rank that holds it; None if there is none.
+        fault: why there is no value.
         disagreement: of ranks that should hold the same.
-        by_rank: rank -> the part it holds, partial values not yet reduced.
-        without: ranks at which nothing arrived (a gradient).
+        by_rank: rank -> the part it holds, before any reduction.
+        without: ranks that hold nothing (no gradient arrived).
     """
 
     value: Tensor | None = None
@@ -272,12 +272,12 @@ def assemble(
     shape: Sequence[int],
     slots: dict[int, Slots] | None = None,
 ) -> Assembled:
-    """The whole of a value of which each rank has a piece.
+    """Assemble a value from the pieces of the ranks.
 
     Args:
-        pieces: rank -> what it holds; None where nothing arrived. Ranks left out hold no part.
+        pieces: rank -> what it holds; None if nothing arrived.
         shape: of the whole.
-        slots: rank -> where in the whole a plain piece lies; otherwise it is claimed to be all.
+        slots: rank -> where in the whole a plain piece lies; otherwise it should be the whole.
     """
     without = tuple(rank for rank, piece in pieces.items() if piece is None)
     held = {rank: piece for rank, piece in pieces.items() if piece is not None and _holds(piece)}
@@ -296,19 +296,19 @@ def assemble(
 
 
 def _holds(piece: RankPiece) -> bool:
-    """Whether the rank is on the mesh of a distributed tensor; the others hold nothing of it."""
+    """Whether the rank is on the mesh of the distributed tensor; others hold nothing of it."""
     return piece.placement is None or bool(piece.placement.coordinate)
 
 
 def is_partial(piece: RankPiece) -> bool:
-    """Whether it is one term of a value that has yet to be reduced."""
+    """Whether it is a term of a value that is not reduced yet."""
     return piece.placement is not None and any(
         isinstance(role, Partial) for role in piece.placement.roles
     )
 
 
 def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
-    """Rank, value and piece of each, partial ones reduced over the axes on which they are."""
+    """Rank, value and piece of each, with partial values reduced over their axes."""
     groups: dict[tuple[object, ...], list[int]] = {}
     seen: dict[tuple[int, ...], int] = {}
     found: list[tuple[int, Tensor, RankPiece]] = []
@@ -317,8 +317,8 @@ def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
         if place is None or not is_partial(piece):
             found.append((rank, piece.local, piece))
             continue
-        # A mesh that is part of a larger one comes several times: the n-th rank at a coordinate
-        # belongs to the n-th of them.
+        # A submesh exists several times in a larger mesh: the n-th rank at a coordinate belongs to
+        # the n-th of them.
         turn = seen.get(place.coordinate, 0)
         seen[place.coordinate] = turn + 1
         axes = zip(place.coordinate, place.roles, strict=True)
@@ -337,7 +337,7 @@ def locate(rank: int, piece: RankPiece) -> Where:
     """Which part of the whole a rank's piece of a distributed tensor is.
 
     Raises:
-        UsageError: its placement is not known.
+        UsageError: the placement is unknown.
     """
     place, shape = piece.placement, piece.local.shape
     if place is None:
@@ -351,21 +351,21 @@ def _locate_piece(
     """Where in the whole a piece lies.
 
     Raises:
-        UsageError: that cannot be said.
+        UsageError: that is unknown.
     """
     holds = f"rank {rank} holds a"
     if piece.placement is not None:
         if piece.whole_shape != shape:
             raise UsageError(
-                f"{holds} part of shape {list(piece.whole_shape)}, not of {list(shape)}"
+                f"{holds} shard of a tensor of shape {list(piece.whole_shape)}, not {list(shape)}"
             )
         return locate(rank, piece)
     if slots is not None and slots.fits(value, shape):
         return slots.where
     if tuple(value.shape) == shape:
         return tuple(map(all_of, shape))
-    which = f"nothing says which part of {list(shape)} it is"
-    raise UsageError(f"{holds} tensor of shape {list(value.shape)}: {which}")
+    which = f"which part of {list(shape)} it is cannot be known"
+    raise UsageError(f"{holds} tensor of shape {list(value.shape)}, and {which}")
 
 
 def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...]) -> Assembled:
@@ -390,7 +390,7 @@ def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...
 def _find_disagreement(
     known: Tensor, value: Tensor, owner: Tensor, rank: int
 ) -> ReplicaDisagreement | None:
-    """How a rank's replica differs from what is known of the same elements."""
+    """How a rank's replica differs from the same elements of earlier ranks."""
     differ = ~same_bits(known, value) & (owner >= 0)
     elements = int(differ.sum())
     if not elements:
@@ -405,7 +405,7 @@ def _find_disagreement(
     return ReplicaDisagreement(rank, other, *counts, max_abs=largest, typical=typical)
 
 
-# --- Everything that is compared of a training step, by path --------------------------------------
+# --- Everything that is compared in a training step -----------------------------------------------
 
 LOSS, OUTPUT, GRADIENT, PARAMETER, BUFFER = "loss", "output", "gradient", "parameter", "buffer"
 INITIAL = "initial"
@@ -413,13 +413,13 @@ INITIAL = "initial"
 
 @dataclasses.dataclass(frozen=True)
 class StepItem:
-    """One thing that is compared.
+    """One value that is compared.
 
     Attributes:
         item: what it is, within its step.
         kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`.
         name: of the parameter or buffer.
-        reference: its value on one device; None if no gradient arrives there.
+        reference: its value on one device; None if no gradient arrives.
         ranks: what the ranks hold.
     """
 
@@ -441,7 +441,7 @@ def reference_values(step: StepTrace) -> dict[Item, Tensor | None]:
 
 
 def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]:
-    """Item, kind, name and piece of everything in a step, in the order in which it comes about."""
+    """Item, kind, name and piece of everything in a step, in the order of computation."""
     found: list[tuple[Item, str, str, RankPiece | None]] = []
     found += [(output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()]
     if step.loss is not None:
@@ -455,6 +455,12 @@ def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]
     return found
 
 
+def _pieces_by_item(step: StepTrace) -> dict[Item, RankPiece | None]:
+    """Item -> the piece of a rank; None for the gradient of a parameter that is frozen there."""
+    frozen = {Item(ItemKind.TRAINING_GRADIENT, name): None for name in step.parameters}
+    return {**frozen, **{item: piece for item, _, _, piece in _list_step(step)}}
+
+
 def step_items(
     program: ParallelProgram,
     reference: StepTrace,
@@ -462,13 +468,11 @@ def step_items(
     number: int,
     slots: dict[str, dict[int, Slots]],
 ) -> list[StepItem]:
-    """What there is to compare of one step; `number` counts from 0."""
-    steps = {trace.rank: trace.steps[number] for trace in ranks}
+    """Everything to compare in one step; `number` counts from 0."""
+    tables = {trace.rank: _pieces_by_item(trace.steps[number]) for trace in ranks}
     found: list[StepItem] = []
     for item, kind, name, piece in _list_step(reference):
-        pieces = {
-            rank: held for rank, step in steps.items() for held in _held_pieces(step, kind, name)
-        }
+        pieces = {rank: table[item] for rank, table in tables.items() if item in table}
         value = None if piece is None else piece.local
         if kind == LOSS:
             together = _average_scalar(program, pieces)
@@ -501,26 +505,10 @@ def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
     return [name for name in names if name not in reference.initial]
 
 
-def _held_pieces(step: StepTrace, kind: str, name: str) -> list[RankPiece | None]:
-    """What a rank has of it: one piece, or none where it does not know the thing at all."""
-    if kind == LOSS:
-        return [step.loss] if step.loss is not None else []
-    tables: dict[str, dict[str, RankPiece | None]] = {
-        OUTPUT: dict(step.outputs),
-        GRADIENT: step.gradients,
-        PARAMETER: dict(step.parameters),
-        BUFFER: dict(step.buffers),
-    }
-    table = tables[kind]
-    if kind == GRADIENT and name not in table and name in step.parameters:
-        return [None]  # frozen there
-    return [table[name]] if name in table else []
-
-
 def _assemble_state(
     pieces: dict[int, RankPiece | None], value: Tensor | None, slots: dict[int, Slots] | None
 ) -> Assembled:
-    """A parameter, its gradient, a buffer."""
+    """Assemble a parameter, its gradient or a buffer."""
     held = [piece for piece in pieces.values() if piece is not None]
     if value is None:
         if not held:
@@ -534,23 +522,23 @@ def _assemble_state(
 def _with_zeros(
     pieces: dict[int, RankPiece | None], like: RankPiece | None
 ) -> dict[int, RankPiece | None]:
-    """Where no gradient arrives on a rank with a plain parameter, it is zero there."""
+    """The pieces with zero where no gradient arrives for a plain parameter."""
     if like is None or like.placement is not None:
         return pieces
     local = torch.zeros_like(like.local)
-    # The sign of such a zero is nobody's claim.
+    # The sign of such a zero means nothing.
     local = local.copysign(like.local) if local.is_floating_point() else local
     zero = dataclasses.replace(like, local=local)
     return {rank: zero if piece is None else piece for rank, piece in pieces.items()}
 
 
-# --- what depends on samples ----------------------------------------------------------------------
+# --- values that depend on samples ----------------------------------------------------------------
 
 
 def _group_by_samples(
     program: ParallelProgram, pieces: dict[int, RankPiece | None]
 ) -> dict[int, dict[int, RankPiece | None]]:
-    """The part of the batch -> the ranks that have it."""
+    """Part of the batch -> the pieces of the ranks that have it."""
     groups: dict[int, dict[int, RankPiece | None]] = {}
     for rank, piece in pieces.items():
         groups.setdefault(program.data_rank(rank), {})[rank] = piece
@@ -558,7 +546,7 @@ def _group_by_samples(
 
 
 def _average_scalar(program: ParallelProgram, pieces: dict[int, RankPiece | None]) -> Assembled:
-    """A scalar: the mean over the parts of the batch, equal on all ranks of one part."""
+    """Assemble a scalar: the mean over the parts of the batch."""
     parts = [assemble(group, ()) for group in _group_by_samples(program, pieces).values()]
     about = _merge_groups(parts)
     values = [part.value for part in parts if part.value is not None]
@@ -569,7 +557,7 @@ def _average_scalar(program: ParallelProgram, pieces: dict[int, RankPiece | None
 
 
 def _merge_groups(parts: list[Assembled]) -> Assembled:
-    """What holds for several groups of ranks together, but for the value."""
+    """Merge several groups of ranks, without the value."""
     return Assembled(
         fault=next((part.fault for part in parts if part.fault), "" if parts else "no rank has it"),
         disagreement=next((p.disagreement for p in parts if p.disagreement is not None), None),
@@ -597,7 +585,7 @@ def _assemble_output(
     for group in _group_by_samples(program, pieces).values():
         rows = sample_rows(samples[next(iter(group))], batch, value.shape[0])
         if rows is None:
-            fault = f"its {value.shape[0]} rows are no multiple of the {batch} samples"
+            fault = f"its {value.shape[0]} rows are not a multiple of the {batch} samples"
             return dataclasses.replace(_merge_groups(parts), fault=fault)
         parts.append(_group_output(program, group, (rows[1] - rows[0], *value.shape[1:])))
     about = _merge_groups(parts)
@@ -606,7 +594,7 @@ def _assemble_output(
 
 
 def sample_rows(samples: tuple[int, int] | None, batch: int, rows: int) -> tuple[int, int] | None:
-    """Which rows of an output belong to some samples; None if that cannot be said."""
+    """The rows of an output that belong to some samples; None if that is unknown."""
     if samples is None or not batch or rows % batch:
         return None
     return samples[0] * rows // batch, samples[1] * rows // batch
@@ -615,7 +603,7 @@ def sample_rows(samples: tuple[int, int] | None, batch: int, rows: int) -> tuple
 def _group_output(
     program: ParallelProgram, pieces: dict[int, RankPiece | None], shape: tuple[int, ...]
 ) -> Assembled:
-    """The output of ranks that have the same samples; plain parts lie in the order of ranks."""
+    """Assemble the output of ranks with the same samples; plain shards lie in rank order."""
     slots: dict[int, Slots] = {}
     for rank, piece in pieces.items():
         if piece is None or piece.placement is not None or piece.local.dim() != len(shape):

@@ -1,4 +1,4 @@
-"""Of all that is wrong, the cause: which item shows it first, in which module, and what it is."""
+"""The cause of what is wrong: the first item, the module where it starts, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.diagnosis.patterns.ranks import factor_of
+from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.diagnose import ACROSS_RANKS, calibrated, rank_patterns
+from paritas.diagnosis.patterns.ranks import claim, factor_of
 from paritas.numerics.gates import Near
-from paritas.parallel.assembling import BUFFER, GRADIENT, INITIAL, LOSS, OUTPUT, PARAMETER
-from paritas.parallel.collective_faults import case_of_item, case_of_module, explain, swapped_shards
-from paritas.parallel.relating import Related, Relation, alike, relate
+from paritas.parallel.assembling import (
+    BUFFER,
+    GRADIENT,
+    INITIAL,
+    LOSS,
+    OUTPUT,
+    PARAMETER,
+    assemble,
+    is_partial,
+    natural_chunk,
+)
+from paritas.parallel.relating import Related, Relation, alike, mean_of, relate
 from paritas.parallel.traces import INPUT_SIDE, OUTPUT_SIDE
 from paritas.results.findings import Diagnosis, Finding, Origin, OriginKind, PatternKind, Status
 
@@ -26,30 +37,29 @@ if TYPE_CHECKING:
     from paritas.parallel.verify import Judge, Judged
 
 
-# --- The first module, in forward order, that gives the ranks something else ----------------------
+# --- The first module, in forward order, with a wrong output --------------------------------------
 
-# A part of the reference's value is as good as the whole, and so is a sum that is still to be taken
-# over ranks: that is *pending*, and under suspicion as soon as a later module is wrong.
+# A shard of the reference's value is right. So is a term of a sum that is still to be reduced over
+# ranks: it is *pending*, and becomes a suspect as soon as a later module is wrong.
 
 LOSS_MODULE = "loss"
-# Of the largest typical value of all modules: what lies below is not looked at closely.
+# Values below this share of the largest typical value of all modules are treated as zero.
 _FLOOR = 1e-6
 _MOST_PASSING = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Where it starts.
+    """Where a fault starts.
 
     Attributes:
         module: path of the module; `loss` if the gradient is wrong before any module.
         kind: its class.
-        related: what the ranks hold there, and what they should.
-        words: what was seen, for people.
+        related: what the ranks hold there, and what they should hold.
+        words: what was seen.
         backward: whether it is about gradients.
-        parts: rank -> term of the last sum that was still to be taken, before this.
-        passing: in words -> values before it that are right: what goes past a module is added to
-            what comes out of it.
+        parts: rank -> term of the last pending sum before it.
+        passing: name -> earlier right values, which a residual connection may add to its output.
     """
 
     module: str
@@ -63,12 +73,12 @@ class Location:
 
 @dataclasses.dataclass(frozen=True)
 class WatchedStep:
-    """One step of runs that watched their modules, in float64 if that is possible.
+    """One step with the values of every module, in float64 if that is possible.
 
     Attributes:
         reference: on one device.
         ranks: rank -> the same step.
-        samples: rank -> which of the batch it has.
+        samples: rank -> its samples of the batch.
         unit: unit roundoff of these runs.
     """
 
@@ -87,7 +97,7 @@ class WatchedStep:
         number: int,
         unit: float,
     ) -> WatchedStep | None:
-        """Step `number`, counted from 0; None if somebody did not get that far."""
+        """Step `number`, counted from 0; None if a rank did not reach it."""
         if any(len(trace.steps) <= number for trace in (reference, *ranks)):
             return None
         return cls(
@@ -99,7 +109,7 @@ class WatchedStep:
         )
 
     def near(self, values: Iterable[Tensor]) -> Near:
-        """What counts as the same, among such values."""
+        """The comparison for these values."""
         sizes = [
             float(value.double().square().mean().sqrt())
             for value in values
@@ -117,7 +127,7 @@ class WatchedStep:
 
 
 def _numbered(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], ModuleCall]]:
-    """Calls by name and by how many of that name came before."""
+    """Calls by name and number among the calls of that name."""
     counts: dict[str, int] = {}
     for call in calls:
         turn = counts.get(call.name, 0)
@@ -126,7 +136,7 @@ def _numbered(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], Module
 
 
 def locate_forward(seen: WatchedStep) -> Location | None:
-    """The first module whose output is wrong, or never reduced before something else is wrong."""
+    """The first module whose output is wrong, or was not reduced before a later one is wrong."""
     calls = seen.calls()
     near = seen.near(p.local for call, _ in calls for p in call.outputs.values())
     pending: list[Location] = []
@@ -148,7 +158,7 @@ def locate_forward(seen: WatchedStep) -> Location | None:
 
 
 def pass_by(passed: dict[str, Tensor], words: str, related: Related | None) -> None:
-    """Remember the last few values that are right and the same on all ranks."""
+    """Keep the last few values that are right and the same on all ranks."""
     if related is None:
         return
     wholes = list(related.expected.values())
@@ -159,9 +169,9 @@ def pass_by(passed: dict[str, Tensor], words: str, related: Related | None) -> N
 
 
 def _suspect(seen: WatchedStep, pending: list[Location], here: Location, near: Near) -> Location:
-    """What is under suspicion when a module is wrong.
+    """The location to report when a module is wrong.
 
-    One that only passes on what a child of its never reduced is not the first.
+    If it only passes on a sum that was never reduced, that is the pending location.
     """
     if not pending or misreduced(seen, here.related, [pending[-1].related], near):
         return here
@@ -169,9 +179,9 @@ def _suspect(seen: WatchedStep, pending: list[Location], here: Location, near: N
 
 
 def misreduced(seen: WatchedStep, related: Related, before: list[Related], near: Near) -> bool:
-    """Whether ranks have made one value of their terms there, though not the right one.
+    """Whether the ranks reduced their terms there, but wrongly.
 
-    It is a multiple of what it should be, or the term of one of them.
+    The value is then a multiple of the right one, or the term of one rank.
     """
     if not alike(seen.program, related.pieces, near):
         return False
@@ -196,7 +206,7 @@ def related_of(
     near: Near,
     factors: tuple[float, ...],
 ) -> Iterator[Related]:
-    """How each tensor of a module belongs to the reference's, where that can be said."""
+    """How each tensor of a module relates to the reference's, if that is known."""
     for path, piece in reference.items():
         pieces = {rank: tables[path] for rank, tables in ranks.items() if path in tables}
         if not pieces:
@@ -207,26 +217,26 @@ def related_of(
 
 
 def describe_related(related: Related) -> str:
-    """What is seen there, for people."""
+    """What is wrong there, in words."""
     match related.relation:
         case Relation.PARTIAL:
-            return "is one rank's term of a sum that is never taken"
+            return "is one rank's term of a sum that is never reduced"
         case Relation.PERMUTED:
-            return "is the part of another rank"
+            return "is the shard of another rank"
         case _:
-            return "is not the reference's, nor a part or a term of it"
+            return "is neither the reference's value nor a shard or term of it"
 
 
-# --- The module on whose way back the gradient first goes wrong -----------------------------------
+# --- The module in whose backward the gradient first goes wrong -----------------------------------
 
-# Gradients are known on both sides of every module, and from which of them each comes: what one of
-# several readers of a value does wrong is found at its own input.
+# Gradients are known on both sides of every module, and so are the places each comes from. A fault
+# of one of several readers of a value is therefore found at its own input.
 
 _PENDING = frozenset({Relation.PARTIAL, Relation.PERMUTED})
 
 
 def locate_backward(seen: WatchedStep) -> Location | None:
-    """Where gradients go wrong, or where a sum over them is due that nobody takes."""
+    """Where gradients go wrong, or where a sum of them is never reduced."""
     way = _Way(seen)
     passed: dict[str, Tensor] = {}
     pending: list[ValuePlace] = []
@@ -243,10 +253,10 @@ def locate_backward(seen: WatchedStep) -> Location | None:
 
 
 def own_share(seen: WatchedStep) -> float | None:
-    """By what the first gradient of all is multiplied, before any module has it; None if unknown.
+    """The factor on the first gradient, before it reaches any module; None if unknown.
 
-    Of ranks with different samples it is the number of parts where each takes the mean over its
-    own, and one where it already divides by them.
+    If ranks have different samples, it is the number of parts if each rank takes the mean over its
+    own samples, and 1 if it already divides by that number.
     """
     way = _Way(seen)
     for place in seen.reference.backward:
@@ -262,7 +272,7 @@ def own_share(seen: WatchedStep) -> float | None:
 
 
 class _Way:
-    """The gradients of one step, set against the reference's when they are asked for."""
+    """The gradients of one step, compared with the reference's on demand."""
 
     def __init__(self, seen: WatchedStep) -> None:
         self.seen = seen
@@ -279,14 +289,14 @@ class _Way:
                 self._targets.setdefault(source, []).append(place)
 
     def relate(self, place: ValuePlace, factors: tuple[float, ...]) -> Related | None:
-        """How the ranks' gradients belong to the reference's; None if that cannot be said."""
+        """How the ranks' gradients relate to the reference's; None if that is unknown."""
         call, others = self.calls[place.call]
         table = {place.path: call.back(place.side)[place.path]}
         pieces = {rank: other.back(place.side) for rank, other in others.items()}
         return next(related_of(self.seen, table, pieces, self.near, factors), None)
 
     def related(self, place: ValuePlace) -> Related | None:
-        """The same, once for all."""
+        """The same, cached."""
         if place not in self._known:
             arrives = place in self._order
             self._known[place] = self.relate(place, self.factors) if arrives else None
@@ -302,7 +312,7 @@ class _Way:
     def _beyond(
         self, place: ValuePlace, ways: dict[ValuePlace, list[ValuePlace]]
     ) -> list[ValuePlace]:
-        """The next places on the way, through those of which nothing can be said, in order."""
+        """The next known places along the paths, in order; unknown ones are passed through."""
         found: set[ValuePlace] = set()
         stack, met = [*ways.get(place, ())], {place}
         while stack:
@@ -317,12 +327,12 @@ class _Way:
         return sorted(found, key=self._order.__getitem__)
 
     def before(self, place: ValuePlace) -> list[ValuePlace]:
-        """From where its gradient comes."""
+        """The places its gradient comes from."""
         ways = {one: list(places) for one, places in self.seen.reference.sources.items()}
         return self._beyond(place, ways)
 
     def taken_up(self, place: ValuePlace) -> bool:
-        """Whether what is a term here is whole, or a proper part, somewhere further on."""
+        """Whether a term here becomes whole, or a right shard, at a later place."""
         stack, met = [place], set()
         while stack:
             one = stack.pop()
@@ -335,7 +345,7 @@ class _Way:
         return False
 
     def blamed(self, place: ValuePlace) -> ValuePlace:
-        """Of a gradient that is wrong, where that starts."""
+        """The place where a wrong gradient starts."""
         while wrong := [p for p in self.before(place) if self.relation(p) is Relation.WRONG]:
             place = wrong[0]
         late = self._late(place)
@@ -349,24 +359,24 @@ class _Way:
         return place
 
     def _late(self, place: ValuePlace) -> list[ValuePlace]:
-        """Those before a place at which a sum is still to be taken."""
+        """The places before it at which a sum is pending."""
         return [one for one in self.before(place) if self.relation(one) in _PENDING]
 
     def location(self, place: ValuePlace, passed: dict[str, Tensor]) -> Location:
         related = self.related(place)
-        assert related is not None  # noqa: S101  (only what is known is blamed)
+        assert related is not None  # noqa: S101  (only known places are blamed)
         name, kind = self._module(place)
         words = f"the gradient at the {self.side(place)} {describe_related(related)}"
         return Location(name, kind, related, words, backward=True, passing=dict(passed))
 
     def _module(self, place: ValuePlace) -> tuple[str, str]:
-        """Name and class of the module in which a gradient came to be as it is at a place."""
+        """Name and class of the module that computed the gradient at a place."""
         call = self.calls[place.call][0]
         if place.side == INPUT_SIDE:
             return call.name, call.kind
         sources = self.seen.reference.sources.get(place, ())
         readers = [one for one in sources if one.side == INPUT_SIDE and self.related(one) is None]
-        if readers:  # it passes through one of which nothing can be said
+        if readers:  # it passes through a module whose gradient is unknown
             reader = self.calls[readers[0].call][0]
             return reader.name, reader.kind
         for outer, _ in self.calls[place.call + 1 :] if sources else ():
@@ -375,16 +385,140 @@ class _Way:
         return LOSS_MODULE, ""
 
 
+# --- Cases for the diagnosis ----------------------------------------------------------------------
+
+# Stands for the value that ranks hold together if it is unknown.
+_NOTHING = torch.empty(0)
+
+
+def explain(case: Case) -> Diagnosis | None:
+    """Which collective is missing, doubled or mis-scaled; None if the numbers do not show it."""
+    found = rank_patterns(case, ACROSS_RANKS)
+    return Diagnosis(patterns=found) if found else None
+
+
+def case_of_item(judge: Judge, judged: Judged) -> Case | None:
+    """The case of a wrong item; None if there is no reference."""
+    item = judged.best
+    if item.reference is None:
+        return None
+    earlier: dict[str, Tensor] = {}
+    if item.kind in {PARAMETER, BUFFER}:
+        wide = judged.lifted is not None and item is judged.lifted
+        trace = judge.lifted[0] if wide and judge.lifted is not None else judge.reference
+        if item.name in trace.initial:
+            earlier["the initial value"] = trace.initial[item.name].local
+        for number, step in enumerate(trace.steps[: judged.step - 1], start=1):
+            table = step.parameters if item.kind == PARAMETER else step.buffers
+            if item.name in table:
+                earlier[f"the value after step {number}"] = table[item.name].local
+    value = item.ranks.value
+    if item.ranks.disagreement is not None and judged.ranks:
+        value = item.ranks.by_rank[judged.ranks[0]]
+    context = Context(
+        world=judge.program.mesh,
+        item=item.kind,
+        unit=judge.unit,
+        splits_samples=judge.program.data_ranks > 1,
+        # Ranks with other samples have another loss.
+        held={} if item.kind == LOSS else item.ranks.by_rank,
+        earlier=earlier,
+    )
+    return Case(_NOTHING if value is None else value, item.reference, context=context)
+
+
+def case_of_module(judge: Judge, location: Location, number: int) -> Case | None:
+    """The case of a module's output, on the ranks with the samples of the first wrong rank."""
+    related, program = location.related, judge.program
+    first = next(iter(related.ranks or related.pieces))
+    group = [r for r in related.pieces if program.data_rank(r) == program.data_rank(first)]
+    expected = related.expected[first]
+    held = {rank: related.pieces[rank].local for rank in group}
+    value: Tensor | None = held[first]
+    if not expected.dim() and program.data_ranks > 1:
+        value, held = mean_of(related.pieces), {}
+    elif related.pieces[first].placement is not None:
+        value = assemble({rank: related.pieces[rank] for rank in group}, expected.shape).value
+        if is_partial(related.pieces[first]):
+            held = {}  # known to be terms, so their sum is wrong
+    elif held[first].shape != expected.shape:
+        expected, held = _part_of(judge, first, held[first], expected), {first: held[first]}
+    trace = judge.reference if judge.lifted is None else judge.lifted[0]
+    before = trace.steps[number - 1].parameters if number else trace.initial
+    own = {n: p.local for n, p in before.items() if n.startswith(f"{location.module}.")}
+    other = {n: p.local for n, p in before.items() if n not in own}
+    terms = {n: t for n, t in {**own, **other}.items() if t.dim() == 1}
+    forward = not location.backward
+    context = Context(
+        world=program.mesh,
+        item=GRADIENT if location.module == LOSS else "module",
+        unit=judge.unit,
+        splits_samples=program.data_ranks > 1,
+        held=held,
+        everywhere=related.held,
+        wholes=related.expected,
+        summands=location.parts if forward else {},
+        biases=terms,
+        added={**location.passing, **{n: t for n, t in own.items() if n in terms and forward}},
+    )
+    return Case(_NOTHING if value is None else value, expected, context=context)
+
+
+def _part_of(judge: Judge, rank: int, value: Tensor, whole: Tensor) -> Tensor:
+    """The shard that a rank should hold, in the order of ranks."""
+    dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
+    dim = dims[0]
+    length = value.shape[dim]
+    chunk = natural_chunk(judge.program, rank, whole.shape[dim] // length)
+    return whole.narrow(dim, chunk * length, min(length, whole.shape[dim] - chunk * length))
+
+
+def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...]] | None:
+    """The diagnosis and ranks if a module's hand-made shards are on the wrong ranks, or None.
+
+    If most parameters lie in another order than the ranks, that is how the model is split.
+    """
+    split = {
+        name: {rank: slots for rank, slots in table.items() if slots.chunk is not None}
+        for name, table in judge.slots.items()
+    }
+    moved = {
+        name: {rank: s for rank, s in table.items() if s.chunk != s.natural}
+        for name, table in split.items()
+    }
+    odd = [name for name, table in moved.items() if table]
+    if 2 * len(odd) > len([name for name, table in split.items() if table]) and len(split) > 1:
+        return None
+    name = next((n for n in odd if n == module or n.startswith(f"{module}.")), None)
+    if name is None:
+        return None
+    rank, slots = next(iter(moved[name].items()))
+    local = next(trace for trace in judge.ranks if trace.rank == rank).initial[name].local
+    whole, dim = judge.reference.initial[name].local, slots.dim or 0
+    right, taken = (
+        whole.narrow(dim, local.shape[dim] * (part or 0), local.shape[dim])
+        for part in (slots.natural, slots.chunk)
+    )
+    sentence = (
+        f"rank {rank} holds part {slots.chunk} of {name} along dim {dim} instead of part "
+        f"{slots.natural}: the shard of another rank"
+    )
+    evidence: dict[str, float | str] = {"parameter": name, "dim": float(dim)}
+    case = Case(local, right, context=Context(unit=judge.unit))
+    found = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
+    return (Diagnosis(patterns=calibrated(found)), tuple(moved[name])) if found else None
+
+
 # --- The cause ------------------------------------------------------------------------------------
 
 _BATCH_NORM = (
-    "batch normalisation takes its statistics over the samples of one rank: convert it with "
-    "torch.nn.SyncBatchNorm.convert_sync_batchnorm if all of them are meant"
+    "batch normalisation takes its statistics over the samples of one rank: to use all samples, "
+    "convert it with torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 )
 GRADIENT_REDUCTION = "gradient reduction"
-_AT_MODULES = "at every module they are right: they are reduced in a wrong way, or not at all"
+_AT_MODULES = "they are right at every module: they are reduced wrongly, or not at all"
 _SAME_FACTOR = 1e-3
-_LATE = "the ranks' terms when backward ends: reduced before the step, which is right"
+_LATE = "still the ranks' terms when backward ends, but reduced before the optimizer's step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,10 +527,10 @@ class ParallelCause:
 
     Attributes:
         judged: the item that shows it first.
-        origin: the module; None if that is not known.
+        origin: the module; None if it is unknown.
         diagnosis: which collective; None if the numbers do not show it.
         words: what was seen at the module.
-        others: step and path -> what is plain about other items.
+        others: step and path -> diagnosis of other items.
     """
 
     judged: Judged
@@ -405,8 +539,8 @@ class ParallelCause:
     words: str = ""
     others: dict[tuple[int, str], Diagnosis] = dataclasses.field(default_factory=dict)
 
-    def told(self, finding: Finding) -> Finding:
-        """The finding with all that."""
+    def explained(self, finding: Finding) -> Finding:
+        """The finding with origin, diagnosis and advice."""
         reason = f"{finding.reason}; {self.words}" if self.words else finding.reason
         return msgspec.structs.replace(
             finding,
@@ -418,7 +552,7 @@ class ParallelCause:
 
     @property
     def advice(self) -> str:
-        """What to do, where the kind of module says it."""
+        """What to do, if the class of the module shows it."""
         if self.origin is not None and self.origin.operator.startswith("BatchNorm"):
             return _BATCH_NORM
         return ""
@@ -427,11 +561,11 @@ class ParallelCause:
 def find_cause(
     judge: Judge, wrong: list[Judged], reference: Trace | None, ranks: list[Trace]
 ) -> ParallelCause:
-    """What the first thing that is wrong comes from.
+    """Find the cause of the first wrong item.
 
     Args:
-        wrong: everything that is, in order.
-        reference: the run that watched its modules, and `ranks` likewise; None if there is none.
+        wrong: all wrong items, in order.
+        reference: the run that watched its modules, as `ranks` did; None if there is none.
     """
     step = min(one.step for one in wrong)
     here = [one for one in wrong if one.step == step]
@@ -458,9 +592,9 @@ def find_cause(
 
 
 def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
-    """Gradients that are reduced between backward and the optimizer's step are no fault.
+    """Pass gradients that are reduced between backward and the optimizer's step.
 
-    They are terms of the right gradient, and the parameter that the step makes of them is right.
+    They are terms of the right gradient, and the parameter after the step is right.
     """
     stepped = {
         (one.step, one.item.name): one
@@ -472,8 +606,9 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
         after = stepped.get((one.step, one.item.name))
         if one.item.kind == GRADIENT and not one.status.passes() and after is not None:
             case = case_of_item(judge, one)
-            told = None if case is None or not _is_moved_by_step(judge, after) else explain(case)
-            if told is not None and told.best and told.best.kind == PatternKind.MISSING_REDUCTION:
+            moved = case is not None and _is_moved_by_step(judge, after)
+            why = explain(case) if moved and case is not None else None
+            if why is not None and why.best and why.best.kind == PatternKind.MISSING_REDUCTION:
                 finding = msgspec.structs.replace(
                     one.findings[0], status=Status.EQUIVALENT, reason=_LATE, diagnosis=None
                 )
@@ -486,7 +621,7 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
 
 
 def _is_moved_by_step(judge: Judge, stepped: Judged) -> bool:
-    """Whether the step changed the parameter at all."""
+    """Whether the step changed the parameter."""
     trace, name = judge.reference, stepped.item.name
     before = trace.initial if stepped.step == 1 else trace.steps[stepped.step - 2].parameters
     value = stepped.item.reference
@@ -501,7 +636,7 @@ def _item_key(one: Judged) -> tuple[int, str]:
 
 
 def _at_owner(one: Judged, seen: WatchedStep | None, others: Explained) -> ParallelCause:
-    """In the module that owns the parameter or buffer."""
+    """The cause in the module that owns the parameter or buffer."""
     path, kind = owner_of(one.item.name, seen)
     origin = Origin(kind=OriginKind.MODULE, name=path, operator=kind, ranks=one.ranks)
     return ParallelCause(one, origin, others.get(_item_key(one)), others=others)
@@ -510,7 +645,7 @@ def _at_owner(one: Judged, seen: WatchedStep | None, others: Explained) -> Paral
 def _forward_cause(
     judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
 ) -> ParallelCause:
-    """Outputs or the loss are wrong: the first module that gave something else."""
+    """The cause if outputs or the loss are wrong: the first module with a wrong output."""
     one = next(one for one in here if one.item.kind in {OUTPUT, LOSS})
     location = None if seen is None else locate_forward(seen)
     if location is not None:
@@ -518,14 +653,14 @@ def _forward_cause(
         stale = _stale_state(here, location.module, others)
         return cause if stale is None else dataclasses.replace(cause, diagnosis=stale)
     if one.item.kind == LOSS:
-        # Every module is right: it is made of the right outputs in a wrong way.
+        # Every module is right, so the loss is computed wrongly.
         origin = Origin(kind=OriginKind.TRAINING, name=LOSS, ranks=one.ranks)
         return ParallelCause(one, origin, others.get(_item_key(one)), others=others)
     return ParallelCause(one, None, others.get(_item_key(one)), others=others)
 
 
 def _stale_state(here: list[Judged], module: str, others: Explained) -> Diagnosis | None:
-    """What a module gives is wrong because of a buffer of its own that was not updated."""
+    """The diagnosis of a stale buffer of the module, which makes its output wrong."""
     for one in here:
         found = others.get(_item_key(one))
         owns = one.item.kind == BUFFER and owner_of(one.item.name, None)[0] == module
@@ -558,7 +693,7 @@ def _cause_at_location(
 def _backward_cause(
     judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
 ) -> ParallelCause:
-    """The forward pass is right, gradients are not."""
+    """The cause if the forward pass is right and gradients are not."""
     wrong = [one for one in here if one.item.kind == GRADIENT]
     location = None if seen is None else locate_backward(seen)
     if location is not None:
@@ -573,7 +708,7 @@ def _backward_cause(
         return _all_scaled(judge, wrong, seen, factor, others)
     if seen is None:
         return _at_owner(one, seen, others)
-    words = f"all {len(wrong)} gradients, while {_AT_MODULES}"
+    words = f"all {len(wrong)} gradients are wrong, but {_AT_MODULES}"
     origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
     return ParallelCause(one, origin, others.get(_item_key(one)), words, others)
 
@@ -581,26 +716,26 @@ def _backward_cause(
 def _all_scaled(
     judge: Judge, wrong: list[Judged], seen: WatchedStep | None, factor: float, others: Explained
 ) -> ParallelCause:
-    """Every gradient is the same multiple of what it should be, and right at every module."""
+    """The cause if every gradient is the same multiple, and right at every module."""
     one = wrong[0]
-    told = others.get(_item_key(one))
-    if told is not None and told.best is not None:
-        best = msgspec.structs.replace(
-            told.best, sentence=f"every gradient is {told.best.sentence}"
-        )
-        told = Diagnosis(patterns=(best, *told.patterns[1:]))
-    alike = f"all {len(wrong)} gradients alike"
+    found = others.get(_item_key(one))
+    if found is not None and found.best is not None:
+        sentence = f"every gradient is {found.best.sentence}"
+        best = msgspec.structs.replace(found.best, sentence=sentence)
+        found = Diagnosis(patterns=(best, *found.patterns[1:]))
+    alike = f"all {len(wrong)} gradients have the same factor"
     if seen is None:
-        words = f"{alike}: the loss is scaled, or every reduction of them"
-        return ParallelCause(one, None, told, words, others)
+        words = f"{alike}: the loss is scaled, or every reduction of gradients"
+        return ParallelCause(one, None, found, words, others)
     parts = judge.program.data_ranks
     if parts > 1 and own_share(seen) == 1 and abs(factor * parts - 1) < _SAME_FACTOR:
-        # Divided once before the way back, and once more by an average at its end.
-        words = f"{alike}, and {parts} times too small before they reach any module"
-        return ParallelCause(one, Origin(kind=OriginKind.TRAINING, name=LOSS), told, words, others)
-    words = f"{alike}, while {_AT_MODULES}"
+        # Divided once before backward, and again by an average at its end.
+        words = f"{alike}, and are {parts} times too small before they reach any module"
+        origin = Origin(kind=OriginKind.TRAINING, name=LOSS)
+        return ParallelCause(one, origin, found, words, others)
+    words = f"{alike}, but {_AT_MODULES}"
     origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
-    return ParallelCause(one, origin, told, words, others)
+    return ParallelCause(one, origin, found, words, others)
 
 
 def _all_are(judge: Judge, wrong: list[Judged]) -> bool:
@@ -616,7 +751,7 @@ def _all_are(judge: Judge, wrong: list[Judged]) -> bool:
 
 
 def _common_factor(wrong: list[Judged], near: Near) -> float | None:
-    """The multiple that all of them are of what they should be."""
+    """The factor that all of them have in common; None if there is none."""
     factors: list[float] = []
     for one in wrong:
         item = one.best
@@ -631,7 +766,7 @@ def _common_factor(wrong: list[Judged], near: Near) -> float | None:
 
 
 def _first_backward(wrong: list[Judged], seen: WatchedStep | None) -> Judged:
-    """The gradient whose module comes first on the way back."""
+    """The gradient whose module comes first in backward."""
     if seen is None:
         return wrong[-1]
     places = {call.name: place for place, call in enumerate(seen.reference.modules)}

@@ -1,4 +1,4 @@
-"""DTensor's own rules, held against the truth."""
+"""Check DTensor's own sharding rules against the operator run whole."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from paritas.results.placements import Reduction, Role
 
 
-# --- The placements of DTensor: which there are for a tensor, and what each rank then holds -------
+# --- DTensor's placements of a tensor, and what each rank then holds ------------------------------
 
 _REDUCTIONS: tuple[Reduction, ...] = ("sum", "avg", "max", "min")
 
 
 def roles_of(tensor: Tensor, ranks: int) -> list[Role]:
-    """All roles that a tensor can have: a term of an index or of a mask means nothing."""
+    """All placements of a tensor; partial indices or masks mean nothing."""
     roles: list[Role] = [Replicate()]
-    # Split as DTensor does it: full parts first, then what is left, which may be nothing.
+    # Split as DTensor does: full parts first, then the rest, which may be empty.
     roles += [Shard(dim, cut="chunk") for dim, size in enumerate(tensor.shape) if size >= ranks]
     if tensor.is_floating_point():
         roles += [Partial(reduction) for reduction in _REDUCTIONS]
@@ -56,14 +56,14 @@ def roles_of(tensor: Tensor, ranks: int) -> list[Role]:
 
 
 def short_word(role: Role) -> str:
-    """As DTensor abbreviates it."""
+    """DTensor's abbreviation."""
     if isinstance(role, Shard):
         return f"S({role.dim})"
     return f"P({role.reduction})" if isinstance(role, Partial) else "R"
 
 
 def _dtensor_placement(role: Role) -> Any:
-    """DTensor's own object."""
+    """The placement as DTensor's own object."""
     from torch.distributed import tensor
 
     if isinstance(role, Shard):
@@ -72,20 +72,20 @@ def _dtensor_placement(role: Role) -> Any:
 
 
 class ExactTerms(Terms):
-    """Draws terms that add up to a tensor bit for bit, as it has no more digits than float32."""
+    """Draws terms that add up bit for bit to a tensor with no more digits than float32."""
 
     def __init__(self, seed: int) -> None:
-        """Draw by this seed."""
+        """Draw with this seed."""
         super().__init__(seed, lifted=True)
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, tensor: Tensor, reduction: str, ranks: int) -> list[Tensor]:
-        """Of each element terms of both signs, none in proportion to the whole, or bounds."""
+        """Terms of both signs, not proportional to the whole; for max and min, bounds."""
         if reduction in {"sum", "avg"}:
             drawn = [self._random(torch.randn, tensor) for _ in range(ranks - 1)]
             rest = tensor - sum(drawn, torch.zeros_like(tensor))
             return [*drawn, rest] if reduction == "sum" else [*(tensor + d for d in drawn), rest]
-        # One rank has the element, and the others have something beyond it.
+        # One rank has the element, and the others a smaller (max) or larger (min) one.
         holder = torch.randint(ranks, tensor.shape, generator=self._generator)
         beyond = 1 + 2 * self._random(torch.rand, tensor)
         other = tensor - beyond if reduction == "max" else tensor + beyond
@@ -96,7 +96,7 @@ class ExactTerms(Terms):
 
 
 def describe_placement(leaf: Any) -> str:
-    """What DTensor says that a result is; a plain value is said to be the same on all ranks."""
+    """The placement that DTensor claims for a result; `plain` means the same on all ranks."""
     placements = getattr(leaf, "placements", None)
     if placements is None:
         return "plain"
@@ -111,9 +111,9 @@ def describe_placement(leaf: Any) -> str:
     return " ".join(words)
 
 
-# --- An operator run whole, in float64: what any way to split it is held against ------------------
+# --- The operator run whole, in float64 -----------------------------------------------------------
 
-# How often gradients are taken, each time of other random numbers.
+# How often gradients are computed, each time with other random cotangents.
 DRAWS = 2
 
 
@@ -128,7 +128,7 @@ def map_call(
 def wide(tensor: Tensor) -> Tensor:
     """A floating tensor in float64, with no more digits than float32 has.
 
-    So the terms into which it is taken apart add up to it again, bit for bit.
+    So its partial terms add up to it bit for bit.
     """
     tensor = tensor.detach()
     if tensor.is_floating_point():
@@ -137,18 +137,18 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def argument_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a call by the path that a caller would write."""
+    """The tensors of a call by path."""
     found = [*leaves(list(args), "args"), *leaves(dict(kwargs), "kwargs")]
     return {path: leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
 
 
 def tensors_of(result: Any) -> dict[str, Any]:
-    """What a call gave, by path."""
+    """The results of a call by path."""
     return dict(leaves(result, "output"))
 
 
 def draw_cotangents(outputs: Mapping[str, Any], seed: int) -> list[dict[str, Tensor]]:
-    """Random numbers to send back from each result that requires it, for each draw."""
+    """Random cotangents of each result that requires a gradient, for each draw."""
     return [
         {
             path: cotangent(output(path), leaf, seed + draw, torch.float32)
@@ -164,7 +164,7 @@ def differentiate(
     given: Mapping[str, Tensor],
     cotangents: list[dict[str, Tensor]],
 ) -> dict[Item, Tensor | None]:
-    """Gradients of everything floating that was given, for each draw of cotangents."""
+    """Gradients of all floating inputs, for each draw of cotangents."""
     asked = {path: leaf for path, leaf in given.items() if leaf.requires_grad}
     ends = {
         path: leaf
@@ -190,11 +190,11 @@ def differentiate(
 
 @dataclasses.dataclass(eq=False)
 class OperatorProgram(Program):
-    """The operator on whole arguments, which are in float64 already, forward and backward.
+    """The operator on whole arguments in float64, forward and backward.
 
     Attributes:
         seed: of the cotangents.
-        cotangents: what is sent back from its results, for each draw; made once, of the first run.
+        cotangents: of its results, for each draw; made in the first run.
     """
 
     sets_default = True
@@ -206,7 +206,7 @@ class OperatorProgram(Program):
     cotangents: list[dict[str, Tensor]] | None = None
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Float64 alone."""
+        """Only float64."""
         return {torch.float64: 1}
 
     def run(self, options: RunOptions) -> list[Observation]:
@@ -220,7 +220,7 @@ class OperatorProgram(Program):
                 if self.cotangents is None:
                     self.cotangents = draw_cotangents(outputs, self.seed)
                 seen.gradients |= differentiate(outputs, given, self.cotangents)
-        except Exception as error:  # noqa: BLE001  (then there is no such run, and it is told)
+        except Exception as error:  # noqa: BLE001  (there is no such run, which is reported)
             seen.error = error
             return [seen]
         for path, leaf in outputs.items():
@@ -236,10 +236,10 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 # --- The claims -----------------------------------------------------------------------------------
 
-# For every way to place the arguments of an operator that `torch.distributed.tensor` takes as it
-# is, it says what the result is: sharded, partial, whole on each rank. Each of these claims is run
-# on simulated ranks, forward and backward, and what the parts come to is compared with the operator
-# run whole. All of it is in float64: a rule is right or wrong whatever the dtype.
+# For every placement of the arguments that `torch.distributed.tensor` accepts without moving data,
+# it claims the placement of the result: sharded, partial or replicated. Each claim is run on
+# simulated ranks, forward and backward, and the assembled result is compared with the operator run
+# whole. All of it is in float64, since a rule is right or wrong in any dtype.
 
 Outcome = Literal["claimed", "redistributed", "refused"]
 _CHECKS = Checks()
@@ -247,14 +247,14 @@ _CHECKS = Checks()
 
 @dataclasses.dataclass(frozen=True)
 class DTensorClaim:
-    """What DTensor makes of one way to place the arguments.
+    """What DTensor does with one placement of the arguments.
 
     Attributes:
-        placements: of each tensor among the arguments, in order: `R`, `S(0)`, `P(sum)`.
-        outcome: `claimed` where it ran the operator on these placements; `redistributed` where it
-            moved the arguments to others first; `refused` where it raised.
-        results: the placements that it says the results have.
-        verdict: whether that is so; of a claim only.
+        placements: of each tensor argument, in order: `R`, `S(0)`, `P(sum)`.
+        outcome: `claimed` if it ran the operator on these placements; `redistributed` if it moved
+            the arguments first; `refused` if it raised.
+        results: the claimed placements of the results.
+        verdict: whether the claim is true; None without a claim.
         reason: what it raised.
     """
 
@@ -280,14 +280,14 @@ def check_dtensor(
     seed: int = 0,
     within: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Verdict:
-    """Whether all that DTensor claims of an operator on these arguments is true.
+    """Check all that DTensor claims about an operator on these arguments.
 
     Args:
         op: the operator, or any function that takes DTensors.
         args: its arguments as plain, whole tensors.
-        ranks: how many are simulated.
+        ranks: number of simulated ranks.
         seed: of the cotangents and of the terms of partial arguments.
-        within: makes a context in which forward and backward are run, such as `loss_parallel`.
+        within: makes a context for forward and backward, such as `loss_parallel`.
     """
     claims = list(examine_dtensor(op, args, kwargs, ranks=ranks, seed=seed, within=within))
     checked = [claim.verdict for claim in claims if claim.verdict is not None]
@@ -317,15 +317,15 @@ def examine_dtensor(
     seed: int = 0,
     within: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Iterator[DTensorClaim]:
-    """Every way to place the arguments, one by one, with what became of it.
+    """Try every placement of the arguments, and yield the outcome of each.
 
     Raises:
-        UsageError: the operator itself fails, or takes no tensor.
+        UsageError: the operator itself fails, or has no tensor argument.
     """
     args, kwargs = map_call(tuple(args), kwargs or {}, wide)
     tensors = argument_tensors(args, kwargs)
     if not tensors:
-        raise UsageError(f"{_operator_name(op)} is given no tensor: there is nothing to place")
+        raise UsageError(f"{_operator_name(op)} has no tensor argument: there is nothing to place")
     truth = Evidence(OperatorProgram(op, args, kwargs, seed), seed=seed)
     error = truth.native[0].error
     if error is not None:
@@ -341,7 +341,7 @@ def examine_dtensor(
 
 @dataclasses.dataclass
 class _TrialResult:
-    """What became of one way to place the arguments: every item as each rank has it."""
+    """The outcome of one placement of the arguments: every item as each rank holds it."""
 
     results: tuple[str, ...] = ()
     outputs: dict[Item, list[Any]] = dataclasses.field(default_factory=dict)
@@ -358,10 +358,10 @@ class _Trial:
     within: Callable[[], contextlib.AbstractContextManager[Any]]
 
     def examine(self, roles: Mapping[str, Role]) -> DTensorClaim:
-        """Run one way to place the arguments, and judge what DTensor says of it."""
+        """Run one placement of the arguments, and judge DTensor's claim."""
         words = tuple(map(short_word, roles.values()))
         given = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
-        # Made outside: within the simulation a generator would be moved on by each rank.
+        # Made outside the simulation, where each rank would advance the generator.
         parts = {
             path: split_tensor(
                 tensor, roles[path], self.ranks, ExactTerms(self.seed + number), path
@@ -370,10 +370,10 @@ class _Trial:
         }
         seen = _TrialResult()
         with simulated_ranks(self.ranks) as mesh, default_dtype(torch.float64), self.within():
-            # Nothing is raised through the contexts: `loss_parallel` would stay switched on.
+            # Do not raise through the contexts: `loss_parallel` would stay enabled.
             try:
                 self._run(roles, given, parts, mesh, seen)
-            except Exception as error:  # noqa: BLE001  (DTensor has no rule for it, or says so late)
+            except Exception as error:  # noqa: BLE001  (DTensor has no rule for it)
                 seen.error = error
         if isinstance(seen.error, Redistributed):
             return DTensorClaim(words, "redistributed")
@@ -405,7 +405,7 @@ class _Trial:
         try:
             found = differentiate(whole, leaves, self.truth.program.cotangents or [])
             seen.gradients = {item: self._gradient(leaf) for item, leaf in found.items()}
-        except Exception as error:  # noqa: BLE001  (a refusal, which is told)
+        except Exception as error:  # noqa: BLE001  (a refusal, which is reported)
             seen.refused = f"backward raised {in_one_line(error, 160)}"
 
     def _parts(self, leaf: Any) -> list[Any]:
@@ -437,7 +437,7 @@ class _Trial:
             notes += noted
         skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
         if not refused and gradients.keys() != truth.gradients.keys():
-            reason = "no gradient comes back: the results do not require one"
+            reason = "there is no gradient: the results do not require one"
             findings.append(
                 _failed_finding(GRADIENTS.in_graph(claim.words), Aspect.REQUIRES_GRAD, reason)
             )
@@ -447,15 +447,15 @@ class _Trial:
     def _compare(
         self, claim: DTensorClaim, item: Item, true: Any, parts: list[Any] | None
     ) -> tuple[list[Finding], list[str]]:
-        """Each rank's value with the truth; once, where the ranks agree."""
+        """Compare each rank's value with the truth; only once if the ranks agree."""
         shown = item.in_graph(claim.words)
         if parts is None or true is None:
             if parts is None and (true is None or not bool(true.count_nonzero())):
                 return [
                     Finding(item=shown, aspect=Aspect.VALUE, status=Status.IDENTICAL, reason="none")
                 ], []
-            missing = "is missing" if parts is None else "where there should be none"
-            return [_failed_finding(shown, Aspect.STRUCTURE, f"the gradient {missing}")], []
+            reason = "the gradient is missing" if parts is None else "an unexpected gradient"
+            return [_failed_finding(shown, Aspect.STRUCTURE, reason)], []
         evidence = ItemEvidence(self.truth, item)
         agree = all(_is_same_value(part, parts[0]) for part in parts[1:])
         findings: list[Finding] = []
@@ -488,7 +488,7 @@ def _replace_tensors(
     given: Mapping[str, Tensor],
     leaves: Mapping[str, Tensor],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with their tensors replaced; a tensor given twice is told by its identity."""
+    """The arguments with their tensors replaced, by identity."""
     by_identity = {id(tensor): leaves[path] for path, tensor in given.items()}
     return map_call(args, kwargs, lambda tensor: by_identity[id(tensor)])
 

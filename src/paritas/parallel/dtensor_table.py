@@ -1,4 +1,4 @@
-"""DTensor's rules over a set of common operators, as a table: `docs/dtensor_rules.md`."""
+"""A table of DTensor's rules for common operators: `docs/dtensor_rules.md`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Common operators, each with arguments to try DTensor's rules on ------------------------------
+# --- Common operators with example arguments ------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An operator with arguments to try it on."""
+    """An operator with example arguments."""
 
     name: str
     op: Callable[..., Any]
@@ -34,7 +34,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """The set: 2 to 8 elements a dimension, random numbers of seed 0."""
+    """All examples: 2 to 8 elements per dimension, random numbers of seed 0."""
     make = _Maker()
     return [
         *_elementwise(make),
@@ -192,7 +192,7 @@ def _losses(make: _Maker) -> list[Example]:
     weight = make.positive(6)
 
     def weighted(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        return F.cross_entropy(logits, target, weight.detach())  # of which it has no gradient
+        return F.cross_entropy(logits, target, weight.detach())  # it has no gradient
 
     both = (logits, target)
     return [
@@ -217,17 +217,17 @@ def _convolutions(make: _Maker) -> list[Example]:
 
 # --- The table ------------------------------------------------------------------------------------
 
-# Wrong claims of one operator that are told one by one.
+# How many wrong claims of one operator are listed.
 _SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleRow:
-    """How DTensor did on one operator.
+    """The results for one operator.
 
     Attributes:
-        claims: every way to place the arguments.
-        failure: why the operator could not be examined at all.
+        claims: one for each placement of the arguments.
+        failure: why the operator could not be examined.
     """
 
     name: str
@@ -235,23 +235,23 @@ class RuleRow:
     failure: str = ""
 
     def count(self, outcome: str) -> int:
-        """How many ways ended like that."""
+        """Number of placements with this outcome."""
         return sum(claim.outcome == outcome for claim in self.claims)
 
     @property
     def wrong(self) -> list[DTensorClaim]:
-        """The claims that are not true."""
+        """The false claims."""
         bad = {Status.DIFFERENT, Status.DEGRADED}
         return [c for c in self.claims if c.verdict is not None and c.verdict.status in bad]
 
     @property
     def right(self) -> int:
-        """How many claims are true."""
+        """Number of true claims."""
         return sum(claim.verdict is not None and claim.verdict.passed for claim in self.claims)
 
 
 def examine_example(example: Example, ranks: int = 2, seed: int = 0) -> RuleRow:
-    """Check all that DTensor claims of one operator."""
+    """Check all that DTensor claims about one operator."""
     try:
         claims = examine_dtensor(
             example.op,
@@ -267,7 +267,7 @@ def examine_example(example: Example, ranks: int = 2, seed: int = 0) -> RuleRow:
 
 
 def make_table(rows: Iterable[RuleRow]) -> str:
-    """A Markdown table, a line for each operator, and below it the first wrong claims of each."""
+    """A Markdown table with a row per operator, and below it the first wrong claims of each."""
     lines = [
         "| operator | ways | claimed | right | wrong | moved first | refused |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -1,4 +1,4 @@
-"""What is asked about a model under a parallel plan, and which samples each rank has."""
+"""The description of a model under a parallel plan, and which samples each rank has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# --- What is asked about a model under a parallel plan: everything that a run of it needs ---------
+# --- The program: everything that a run needs -----------------------------------------------------
 
 PLAN_NAMES = ("ddp", "fsdp")
 _AXES = ("outer", "inner")
@@ -27,20 +27,21 @@ _AXES = ("outer", "inner")
 
 @dataclasses.dataclass(frozen=True)
 class ParallelProgram:
-    """A training of a few steps, to be run on one device and under a plan; see `make_program`.
+    """A few steps of training, on one device and under a plan; see `make_program`.
 
     Attributes:
-        model: a module, which is never run itself but copied; or what makes one.
+        model: a module, which is copied before each run; or a function that makes one.
         plan: how it becomes parallel: a `dict[str, ParallelStyle]`, `ddp`, `fsdp`, or a function
-            of the model and the mesh that gives the parallel model, or None if it changed it.
-        batches: what each step is given, one after the other, over and over.
-        mesh: name of each axis -> how many ranks are along it.
-        loss: of the output and what the batch holds; None takes the output itself, if it is a
-            scalar, and else a weighted mean of it.
-        optimizer: of the parameters; None is SGD with momentum.
+            of the model and the mesh that returns the parallel model, or None if it changed the
+            model in place.
+        batches: the inputs of the steps, repeated from the start as needed.
+        mesh: name of each axis -> number of ranks along it.
+        loss: a function of the output and the batch; None means the output itself if it is a
+            scalar, and otherwise a weighted mean of it.
+        optimizer: a function of the parameters; None means SGD with momentum.
         steps: how many.
         split: axes of the mesh along which ranks have different samples.
-        seed: of the model where one is made, of each step, and of the weights of that mean.
+        seed: for making the model, for each step, and for the weights of that mean.
     """
 
     model: nn.Module | Callable[[], nn.Module]
@@ -55,16 +56,16 @@ class ParallelProgram:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the mesh has."""
+        """Number of ranks of the mesh."""
         return math.prod(self.mesh.values())
 
     @property
     def data_ranks(self) -> int:
-        """In how many parts a batch is split."""
+        """Number of parts that a batch is split into."""
         return math.prod(self.mesh[axis] for axis in self.split)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Where on the mesh a rank is; the last axis runs fastest."""
+        """The coordinate of a rank on the mesh; the last axis runs fastest."""
         found: list[int] = []
         for size in reversed(tuple(self.mesh.values())):
             rank, place = divmod(rank, size)
@@ -80,7 +81,7 @@ class ParallelProgram:
         return part
 
     def batch(self, step: int) -> Inputs:
-        """What a step is given, counted from 0."""
+        """The inputs of a step, counted from 0."""
         return self.batches[step % len(self.batches)]
 
 
@@ -96,35 +97,35 @@ def make_program(  # noqa: PLR0913
     split: str | Sequence[str] | None = None,
     seed: int = 0,
 ) -> ParallelProgram:
-    """Read what a user says.
+    """Check the arguments of `verify_parallel` and make a program of them.
 
     Args:
         inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
         mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
-        split: the axes along which ranks have different samples of a batch: all of them for `ddp`
-            and `fsdp`, none otherwise. `()` gives every rank the whole batch.
+        split: the axes along which ranks have different samples of a batch: by default all of them
+            for `ddp` and `fsdp`, none otherwise. `()` gives every rank the whole batch.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: an argument is not valid.
     """
     if not callable(model):
-        raise UsageError(f"model={_show_value(model)}: give a module or a function that makes one")
+        raise UsageError(f"model={model!r:.80}: pass a module or a function that makes one")
     axes = _mesh_axes(mesh)
     checked = _checked_plan(plan)
     if isinstance(checked, dict) and len(axes) > 1:
         raise UsageError(
-            f"mesh={dict(axes)!r}: a dict of parallel styles is for one axis; give a function of "
-            "the model and the mesh, which can call parallelize_module on one axis of it"
+            f"mesh={dict(axes)!r}: a dict of parallel styles needs a mesh with one axis; pass a "
+            "function of the model and the mesh, which can call parallelize_module on one axis"
         )
     named = isinstance(checked, str)
     parts = tuple(axes) if split is None and named else _split_axes(split, axes)
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         if given is not None and not callable(given):
-            raise UsageError(f"{name}={_show_value(given)}: give a function")
+            raise UsageError(f"{name}={given!r:.80}: pass a function")
     if type(steps) is not int or steps < 1:
-        raise UsageError(f"steps={steps!r}: give a whole number from 1 on")
+        raise UsageError(f"steps={steps!r}: pass an integer of 1 or more")
     if type(seed) is not int:
-        raise UsageError(f"seed={seed!r}: give a whole number")
+        raise UsageError(f"seed={seed!r}: pass an integer")
     batches = tuple(input_sets(inputs))
     return ParallelProgram(model, checked, batches, axes, loss, optimizer, steps, parts, seed)
 
@@ -139,12 +140,12 @@ def _mesh_axes(mesh: Any) -> dict[str, int]:
         names = _AXES if len(mesh) == len(_AXES) else [f"axis{n}" for n in range(len(mesh))]
         axes = {"ranks": mesh[0]} if len(mesh) == 1 else dict(zip(names, mesh, strict=True))
     else:
-        raise UsageError(f"mesh={mesh!r}: give the number of ranks, or one number for each axis")
+        raise UsageError(f"mesh={mesh!r}: pass the number of ranks, or one number for each axis")
     for name, size in axes.items():
         if not isinstance(name, str) or type(size) is not int or size < 1:
-            raise UsageError(f"mesh={mesh!r}: axis {name!r} has {size!r} ranks; give 1 or more")
+            raise UsageError(f"mesh={mesh!r}: axis {name!r} needs 1 or more ranks, got {size!r}")
     if math.prod(axes.values()) < 2:  # noqa: PLR2004
-        raise UsageError(f"mesh={mesh!r} is one rank: there is nothing parallel; give 2 or more")
+        raise UsageError(f"mesh={mesh!r} has only one rank: pass 2 or more")
     return axes
 
 
@@ -152,19 +153,18 @@ def _checked_plan(plan: Any) -> Any:
     if isinstance(plan, str):
         if plan in PLAN_NAMES:
             return plan
-        known = ", ".join(PLAN_NAMES)
         raise UsageError(
-            f"plan={plan!r}: known by name are {known}; otherwise give a dict of parallel styles "
+            f"plan={plan!r}: pass {' or '.join(map(repr, PLAN_NAMES))}, a dict of parallel styles, "
             "or a function of the model and the mesh"
         )
     if isinstance(plan, Mapping):
         if not plan:
-            raise UsageError("plan={}: it says nothing about any module")
+            raise UsageError("plan={}: the dict of parallel styles is empty")
         return dict(plan)
     if callable(plan):
         return plan
     raise UsageError(
-        f"plan={_show_value(plan)}: give 'ddp', 'fsdp', a dict of parallel styles, "
+        f"plan={plan!r:.80}: pass 'ddp', 'fsdp', a dict of parallel styles, "
         "or a function of the model and the mesh"
     )
 
@@ -174,19 +174,15 @@ def _split_axes(split: str | Sequence[str] | None, axes: dict[str, int]) -> tupl
     for name in asked:
         if name not in axes:
             known = ", ".join(axes)
-            raise UsageError(f"split={split!r}: the mesh has no axis {name!r}, it has {known}")
+            raise UsageError(f"split={split!r}: the mesh has no axis {name!r}; its axes: {known}")
     return tuple(name for name in axes if name in asked)
-
-
-def _show_value(value: Any) -> str:
-    return f"{value!r:.80}"
 
 
 # --- Which samples of a batch each rank has -------------------------------------------------------
 
 
 def batch_size(inputs: Inputs) -> int | None:
-    """How many samples a batch has: the length of its first tensor that is no scalar."""
+    """Number of samples of a batch: the length of its first tensor that is not a scalar."""
     for _, leaf in leaves((inputs.args, inputs.kwargs)):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
             return int(leaf.shape[0])
@@ -197,7 +193,7 @@ def check_batches(program: ParallelProgram) -> None:
     """Make sure that every batch can be split evenly.
 
     Raises:
-        UsageError: it cannot; the mean of the ranks' losses would not be the loss of the whole.
+        UsageError: it cannot, so the mean of the ranks' losses would not be the loss of the batch.
     """
     parts = program.data_ranks
     if parts == 1:
@@ -207,18 +203,19 @@ def check_batches(program: ParallelProgram) -> None:
         size = batch_size(batch)
         if size is None:
             raise UsageError(
-                f"batch {place} has no tensor to split over the {parts} ranks along {axes}: "
-                "split=() gives every rank the whole batch"
+                f"batch {place} has no tensor to split over the {parts} ranks along {axes}: pass "
+                "split=() to give every rank the whole batch"
             )
         if size % parts:
             raise UsageError(
-                f"batch {place} has {size} samples, which {parts} ranks along {axes} cannot share "
-                f"evenly: give a batch of {size + parts - size % parts}, or another mesh"
+                f"batch {place} has {size} samples, which do not divide evenly over the {parts} "
+                f"ranks along {axes}: pass a batch of {size + parts - size % parts}, or another "
+                "mesh"
             )
 
 
 def samples_of(program: ParallelProgram, rank: int, step: int = 0) -> tuple[int, int] | None:
-    """Begin and end of a rank's samples; None where it has them all."""
+    """Begin and end of a rank's samples; None if it has all of them."""
     if program.data_ranks == 1:
         return None
     size = (batch_size(program.batch(step)) or 0) // program.data_ranks
@@ -227,7 +224,7 @@ def samples_of(program: ParallelProgram, rank: int, step: int = 0) -> tuple[int,
 
 
 def part_of_batch(program: ParallelProgram, rank: int, step: int) -> Inputs:
-    """What a rank is given: of each tensor as long as the batch its samples, all else whole."""
+    """The inputs of a rank: its samples of each tensor as long as the batch, the rest whole."""
     whole, samples = program.batch(step), samples_of(program, rank, step)
     if samples is None:
         return whole

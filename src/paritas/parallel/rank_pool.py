@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from paritas.results.graph_reports import Confirm
 
 
-# --- What a process of a pool does: join the group, then task after task --------------------------
+# --- A process of a pool: join the group, then run one task after the other -----------------------
 
-# A rank, how many there are, by what they talk, and the folder in which they meet.
+# The rank, the number of ranks, their backend and the folder of their rendezvous.
 Seat = tuple[int, int, Backend, str]
 
-# The parent's time-out ends a task; this one is for a parent that is gone.
+# The parent's timeout ends a task. This one applies if the parent is gone.
 _COLLECTIVE_SECONDS = 1800
 
 
 def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
-    """Be a rank until the pipe ends."""
+    """Work as a rank until the pipe closes."""
     rank, ranks, backend, folder = seat
     for end in foreign:
         end.close()
     _keep_quiet(Path(folder) / f"rank{rank}.log")
-    # One thread: those of the parent's pool are not in a forked child, and ranks share the cores.
+    # A forked child does not have the threads of its parent's pool, and ranks share the cores.
     torch.set_num_threads(1)
-    # A fork may happen within a pass that is not recorded.
+    # The fork may have happened under no_grad.
     torch.set_grad_enabled(True)
     try:
         _join_group(rank, ranks, backend, folder)
@@ -62,12 +62,12 @@ def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
             _do_one(rank, ranks, pipe)
-    # Without the farewell of interpreter and libraries: a forked child's are its parent's.
+    # Skip the exit handlers: those of a forked child belong to its parent.
     os._exit(0)
 
 
 def serve_anew() -> None:
-    """Be a rank in an interpreter of its own, as its command line says."""
+    """Work as the rank that the command line of this interpreter names."""
     rank, ranks, backend, folder, descriptor = sys.argv[1:]
     by: Backend = "nccl" if backend == "nccl" else "gloo"
     serve((int(rank), int(ranks), by, folder), Connection(int(descriptor)), [])
@@ -91,7 +91,7 @@ def _say(pipe: Connection, value: Any, error: str | None) -> None:
 
 
 def _join_group(rank: int, ranks: int, backend: Backend, folder: str) -> None:
-    # All ranks are here: the loopback needs no name that resolves and no open network.
+    # All ranks are on this machine, and the loopback needs neither name resolution nor a network.
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -101,7 +101,7 @@ def _join_group(rank: int, ranks: int, backend: Backend, folder: str) -> None:
         str(Path(folder) / "rendezvous"), ranks
     )
     distributed.init_process_group(
-        # What ranks tell each other before a collective lies on the host.
+        # Metadata that ranks exchange before a collective lies on the host.
         "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
         store=store,
         rank=rank,
@@ -111,27 +111,27 @@ def _join_group(rank: int, ranks: int, backend: Backend, folder: str) -> None:
 
 
 def _keep_quiet(log: Path) -> None:
-    """Write what this process prints, gloo's greetings among it, where its parent can read it."""
+    """Redirect the output of this process, with gloo's messages, to a file for its parent."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    faulthandler.disable()  # a parent's may write elsewhere
+    faulthandler.disable()  # the parent's may write elsewhere
     os.close(descriptor)
 
 
-# --- Starting a process that is a rank, by fork or anew -------------------------------------------
+# --- Starting the process of a rank, by fork or as a new interpreter ------------------------------
 
 _SCRIPT = "from paritas.parallel.rank_pool import serve_anew; serve_anew()"
 
 
 class RankProcess(Protocol):
-    """What a pool asks of its processes."""
+    """The process of a rank."""
 
     def exit_code(self, patience: float = 0.0) -> int | None:
-        """How it ended, negative for a signal; None if it is still there after so many seconds."""
+        """The exit code, negative for a signal; None if it still runs after `patience` seconds."""
 
     def kill(self) -> None:
-        """End it and leave nothing of it."""
+        """Kill the process and reap it."""
 
 
 class _Forked:
@@ -141,7 +141,7 @@ class _Forked:
             target=serve, args=(seat, pipe, foreign), daemon=True, name=f"paritas-rank-{seat[0]}"
         )
         with warnings.catch_warnings():
-            # Newer Pythons warn of any thread; `start_method` has looked for those that matter.
+            # Newer Pythons warn about any thread; `start_method` checked for those that matter.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
 
@@ -157,7 +157,7 @@ class _Forked:
 class _Anew:
     """A new interpreter.
 
-    Not one of `multiprocessing`: that would run the user's script again, once in each rank.
+    `multiprocessing` would run the user's script again, once in each rank.
     """
 
     def __init__(self, seat: Seat, pipe: Connection) -> None:
@@ -180,9 +180,9 @@ class _Anew:
 
 
 def start_method() -> str:
-    """`fork` where nothing is lost or stuck in the child, otherwise `anew`."""
+    """`fork` if that is safe, otherwise `anew`."""
     alone = threading.active_count() == 1
-    # With an accelerator autograd has threads of its own, and refuses to work in a forked process.
+    # With an accelerator autograd has its own threads, and refuses to work in a forked process.
     still = not torch.accelerator.is_available() and not torch.distributed.is_initialized()
     return "fork" if sys.platform == "linux" and alone and still else "anew"
 
@@ -190,52 +190,58 @@ def start_method() -> str:
 def start_rank(
     method: str, seat: Seat, pipes: Sequence[tuple[Connection, Connection]]
 ) -> RankProcess:
-    """Start one rank; `pipes` are our ends and theirs, one pair for each rank.
+    """Start one rank; `pipes` holds our end and its end, one pair for each rank.
 
     Raises:
-        UsageError: there is no such way on this system.
+        UsageError: this system does not support the method.
     """
     theirs = pipes[seat[0]][1]
     if method == "fork":
-        # A forked process has every end that is open here; unless it closes those of the others,
-        # nobody would see a pipe end when this process does.
+        # A forked process inherits every open end. Unless it closes those of the others, no rank
+        # sees its pipe close when this process ends.
         foreign = [end for pair in pipes for end in pair if end is not theirs]
         return _Forked(seat, theirs, foreign)
     if method != "anew" or sys.platform == "win32":
-        raise UsageError(f"no ranks can be started by {method!r} on {sys.platform}")
+        raise UsageError(f"ranks cannot be started by {method!r} on {sys.platform}")
     return _Anew(seat, theirs)
 
 
 # --- The pool -------------------------------------------------------------------------------------
 
-# A task is a function that can be imported and one payload for each rank. A rank that dies, hangs
-# or raises is told of; it never makes the caller wait for longer than it said.
+# A task is an importable function and one payload for each rank. A rank that dies, hangs or raises
+# is reported, and never makes the caller wait longer than its timeout.
 
 MOST_RANKS = 64
-# What is said of a rank that is given up because of another.
 LET_GO = "did not answer after another rank had failed"
 NO_ANSWER = "no answer"
 _START_SECONDS = 120.0
-# Once one rank has failed, its peers are in a collective that never ends: so long they may answer.
+# Once a rank has failed, its peers may wait in a collective forever. They get this long to answer.
 _GRACE_SECONDS = 2.0
 _FAREWELL_SECONDS = 0.2
 _LINES_SHOWN = 3
 
 
 class LostRankError(ParitasError, RuntimeError):
-    """A rank died or did not answer in time; the pool it was of is closed.
+    """A rank died or did not answer in time; its pool is closed.
 
     Attributes:
-        ranks: those that are lost, where that is known.
-        told: rank -> what it had answered by then.
+        ranks: the lost ranks, if they are known.
+        answers: rank -> what it had answered by then.
+        timed_out: whether the ranks did not answer in time, rather than died.
     """
 
     def __init__(
-        self, reason: str, ranks: Sequence[int] = (), told: Mapping[int, RankAnswer] | None = None
+        self,
+        reason: str,
+        ranks: Sequence[int] = (),
+        answers: Mapping[int, RankAnswer] | None = None,
+        *,
+        timed_out: bool = False,
     ) -> None:
         super().__init__(reason)
         self.ranks = tuple(ranks)
-        self.told = dict(told or {})
+        self.answers = dict(answers or {})
+        self.timed_out = timed_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,26 +249,39 @@ class RankAnswer:
     """What a rank answered.
 
     Attributes:
-        value: what the task gave; of one that raised, what the exception keeps as `so_far`.
+        value: what the task returned; if it raised, `so_far` of the exception.
         error: what it raised, in words.
+        waited: whether it failed only because of another rank.
     """
 
     value: Any = None
     error: str | None = None
+    waited: bool = False
+
+
+GIVEN_UP = RankAnswer(error=LET_GO, waited=True)
+
+
+def lost_peer(error: Exception) -> bool:
+    """Whether gloo raised this because another rank is gone.
+
+    It raises a plain RuntimeError, so its text is all there is to go by.
+    """
+    return "Connection closed" in str(error)
 
 
 class RankPool:
-    """So many processes, of one group, that wait for tasks.
+    """Processes that form one process group and wait for tasks.
 
     Args:
         ranks: how many.
-        backend: by what they send tensors: `gloo`, or `nccl`, where each rank has a GPU of its own.
-        method: `fork` starts in a fraction of a second, `anew` imports torch once more in each
-            process; None takes fork where that is safe.
+        backend: `gloo`, or `nccl`, where each rank has its own GPU.
+        method: `fork` starts in a fraction of a second, `anew` imports torch again in each process;
+            None means fork if that is safe.
 
     Raises:
-        UsageError: no such number of ranks.
-        LostRankError: they did not start.
+        UsageError: the number of ranks is out of range.
+        LostRankError: a rank did not start.
     """
 
     def __init__(self, ranks: int, method: str | None = None, backend: Confirm = "gloo") -> None:
@@ -292,63 +311,63 @@ class RankPool:
             self._processes.append(started)
         for _, theirs in pipes:
             theirs.close()
-        for rank, told in enumerate(self._collect(_START_SECONDS, "to start")):
-            if told.error is not None:
-                raise LostRankError(f"rank {rank} of {self.ranks} did not start: {told.error}")
+        for rank, answer in enumerate(self._collect(_START_SECONDS, "to start")):
+            if answer.error is not None:
+                raise LostRankError(f"rank {rank} of {self.ranks} did not start: {answer.error}")
 
     def run(
         self, task: Callable[[int, int, Any], Any], payloads: Sequence[Any], timeout: float = 60.0
     ) -> list[RankAnswer]:
-        """Have each rank call `task(rank, ranks, payload)`, and give what each answered.
+        """Have each rank call `task(rank, ranks, payload)`, and return the answers.
 
         Raises:
             UsageError: the task or a payload cannot be sent to another process.
             LostRankError: a rank died or did not answer in time.
         """
         if self.closed:
-            raise LostRankError("the ranks are gone: the pool was closed; take a new one")
+            raise LostRankError("the pool was closed and its ranks are gone: make a new pool")
         if len(payloads) != self.ranks:
-            raise UsageError(f"{len(payloads)} payloads for {self.ranks} ranks: give one to each")
+            raise UsageError(f"{len(payloads)} payloads for {self.ranks} ranks: give one per rank")
         messages = [_pack_task(task, payload) for payload in payloads]
         for rank, (end, message) in enumerate(zip(self._ends, messages, strict=True)):
             try:
                 end.send_bytes(message)
             except (BrokenPipeError, ConnectionError):
-                self._fail(f"{self._death(rank)} before it was given its task", [rank])
-        return self._collect(timeout, f"to do {getattr(task, '__name__', task)}")
+                self._fail(f"{self._death(rank)} before it got its task", [rank])
+        return self._collect(timeout, f"to run {getattr(task, '__name__', task)}")
 
     def _collect(self, timeout: float, what: str) -> list[RankAnswer]:
-        told: dict[int, RankAnswer] = {}
-        end_of_time = time.monotonic() + timeout
-        while len(told) < self.ranks:
-            left = end_of_time - time.monotonic()
-            late = [rank for rank in range(self.ranks) if rank not in told]
+        answers: dict[int, RankAnswer] = {}
+        deadline = time.monotonic() + timeout
+        while len(answers) < self.ranks:
+            left = deadline - time.monotonic()
+            late = [rank for rank in range(self.ranks) if rank not in answers]
             if left <= 0:
-                if any(answer.error for answer in told.values()):
+                if any(answer.error for answer in answers.values()):
                     self.close()
-                    return [told.get(rank, RankAnswer(error=LET_GO)) for rank in range(self.ranks)]
+                    return [answers.get(rank, GIVEN_UP) for rank in range(self.ranks)]
                 names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
                 reason = f"{names} of {self.ranks} had {timeout:g} s {what}: {NO_ANSWER}"
-                self._fail(reason, late, told)
-            # The pipe of a rank that dies ends, which is heard as well.
+                self._fail(reason, late, answers, timed_out=True)
+            # The pipe of a rank that dies closes, which ends the wait as well.
             connection.wait([self._ends[rank] for rank in late], max(left, 0))
             for rank in late:
-                answer = self._answer(rank, told)
+                answer = self._answer(rank, answers)
                 if answer is None:
                     continue
-                told[rank] = answer
+                answers[rank] = answer
                 if answer.error is not None:
-                    end_of_time = min(end_of_time, time.monotonic() + _GRACE_SECONDS)
-        return [told[rank] for rank in range(self.ranks)]
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        return [answers[rank] for rank in range(self.ranks)]
 
-    def _answer(self, rank: int, told: Mapping[int, RankAnswer]) -> RankAnswer | None:
-        """What a rank has said, or None so far; its death is an error."""
+    def _answer(self, rank: int, answers: Mapping[int, RankAnswer]) -> RankAnswer | None:
+        """The answer of a rank, None if there is none yet; its death is an error."""
         try:
             if self._ends[rank].poll():
                 value, error = pickle.loads(self._ends[rank].recv_bytes())  # noqa: S301  (our own)
                 return RankAnswer(value, error)
         except (EOFError, ConnectionError):
-            self._fail(self._death(rank), [rank], told)
+            self._fail(self._death(rank), [rank], answers)
         return None
 
     def _death(self, rank: int) -> str:
@@ -357,22 +376,28 @@ class RankPool:
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 how = f"by {signal.Signals(-code).name}"
-        said = _log_tail(Path(self._folder.name) / f"rank{rank}.log")
-        return f"rank {rank} of {self.ranks} died {how}" + (f"; it said: {said}" if said else "")
+        printed = _log_tail(Path(self._folder.name) / f"rank{rank}.log")
+        died = f"rank {rank} of {self.ranks} died {how}"
+        return f"{died}; it printed: {printed}" if printed else died
 
     def _fail(
-        self, reason: str, ranks: Sequence[int] = (), told: Mapping[int, RankAnswer] | None = None
+        self,
+        reason: str,
+        ranks: Sequence[int],
+        answers: Mapping[int, RankAnswer] | None = None,
+        *,
+        timed_out: bool = False,
     ) -> None:
         self.close()
-        raise LostRankError(reason, ranks, told)
+        raise LostRankError(reason, ranks, answers, timed_out=timed_out)
 
     def close(self) -> None:
-        """End the processes; nothing of them is left."""
+        """End all processes."""
         if self.closed or os.getpid() != self.owner:
             return
         self.closed = True
         for end in self._ends:
-            end.close()  # an idle rank ends when its pipe does
+            end.close()  # an idle rank ends when its pipe closes
         for process in self._processes:
             if process.exit_code(_FAREWELL_SECONDS) is None:
                 process.kill()
@@ -389,7 +414,7 @@ _WARM: dict[tuple[int, Confirm], RankPool] = {}
 
 
 def warm_pool(ranks: int, backend: Confirm = "gloo") -> RankPool:
-    """The pool of so many ranks of this process: started once, used by all."""
+    """The pool of this process with so many ranks: started once, used by all."""
     pool = _WARM.get((ranks, backend))
     if pool is None or pool.closed or pool.owner != os.getpid():
         pool = _WARM[ranks, backend] = RankPool(ranks, backend=backend)
@@ -397,7 +422,7 @@ def warm_pool(ranks: int, backend: Confirm = "gloo") -> RankPool:
 
 
 def close_pools() -> None:
-    """End all warm ranks of this process."""
+    """End all warm pools of this process."""
     for pool in list(_WARM.values()):
         pool.close()
     _WARM.clear()
@@ -409,11 +434,11 @@ atexit.register(close_pools)
 def _pack_task(task: Any, payload: Any) -> bytes:
     try:
         return pickle.dumps((task, payload))
-    except Exception as error:  # noqa: BLE001  (what a user's object raises when pickled is its own)
+    except Exception as error:  # noqa: BLE001  (a user's object may raise anything when pickled)
         text = first_line(error, 1000) or type(error).__name__
         raise UsageError(
-            f"what a rank needs cannot be sent to another process: {text}; "
-            "define the operator at the top of a module, where a rank can import it"
+            f"the task cannot be sent to another process: {text}; "
+            "define the operator at the top level of a module, where a rank can import it"
         ) from None
 
 

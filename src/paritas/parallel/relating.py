@@ -1,4 +1,4 @@
-"""In which legitimate way what ranks hold belongs to the reference's value, if in any."""
+"""How the values that ranks hold relate to the reference's value: whole, shard, term or wrong."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Relation(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Related:
-    """What ranks hold, and what they should.
+    """What ranks hold, and what they should hold.
 
     Attributes:
         relation: the worst of all ranks.
-        ranks: those that are not as they should be; empty for all of them.
-        expected: rank -> the whole that its value belongs to.
+        ranks: the wrong ranks; empty for all of them.
+        expected: rank -> the whole value that its own belongs to.
         pieces: rank -> its value.
     """
 
@@ -62,16 +62,16 @@ def relate(
     near: Near,
     factors: tuple[float, ...] = (1.0,),
 ) -> Related:
-    """Look for the best way in which the pieces belong to the reference's value.
+    """Find the best relation of the pieces to the reference's value.
 
     Args:
-        samples: rank -> which samples of the batch it has.
-        factors: by which values may legitimately be multiplied: gradients of a mean over a part of
-            the batch are so many times larger.
+        samples: rank -> its samples of the batch.
+        factors: factors that values may have: gradients of a mean over a part of the batch are
+            larger by the number of parts.
     """
     averages = program.data_ranks > 1 and not reference.dim()
     if averages and near(mean_of(pieces), reference):
-        # A mean over samples: that of the ranks' own is the one over all of them.
+        # A mean over samples: the mean of the ranks' means is the mean over all samples.
         return Related(Relation.WHOLE, (), dict.fromkeys(pieces, reference), pieces)
     groups: dict[int, dict[int, RankPiece]] = {}
     for rank, piece in pieces.items():
@@ -83,7 +83,7 @@ def relate(
             (*_relate_group(program, group, whole, near), whole)
             for whole in _wholes(program, samples, group, reference, factors)
         ]
-        # A shape that fits and is wrong says more than one that does not fit.
+        # A value of the right shape that is wrong says more than one of another shape.
         best = min(tried, key=lambda one: (one[0] is Relation.UNKNOWN, one[0]))
         relation = max(relation, best[0])
         ranks += best[1]
@@ -93,7 +93,7 @@ def relate(
 
 
 def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) -> bool:
-    """Whether ranks with the same samples hold the same; there must be several of them."""
+    """Whether ranks with the same samples hold the same value; False if a rank is alone."""
     groups: dict[int, list[RankPiece]] = {}
     for rank, piece in pieces.items():
         groups.setdefault(program.data_rank(rank), []).append(piece)
@@ -104,7 +104,7 @@ def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) ->
 
 
 def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
-    """The mean of what ranks hold."""
+    """The mean of the ranks' values."""
     return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)
 
 
@@ -115,7 +115,7 @@ def _wholes(
     reference: Tensor,
     factors: tuple[float, ...],
 ) -> list[Tensor]:
-    """What the ranks of one part of the batch may be expected to hold together."""
+    """The values that the ranks of one part of the batch may hold together."""
     found = [reference]
     if program.data_ranks > 1 and reference.dim():
         batch = max((s[1] for s in samples.values() if s is not None), default=0)
@@ -130,7 +130,7 @@ def _wholes(
 def _relate_group(
     program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
 ) -> tuple[Relation, list[int]]:
-    """How the pieces of ranks with the same samples belong to the whole; the ranks that do not."""
+    """How the pieces of ranks with the same samples relate to the whole, and the wrong ranks."""
     if any(piece.placement is not None for piece in pieces.values()):
         return _relate_placed(pieces, whole, near)
     relations = {
@@ -162,7 +162,7 @@ def _relate_placed(
         for rank, piece in pieces.items()
         if not near(piece.local, take(whole, locate(rank, piece)))
     ]
-    if not bad:  # apart by rounding
+    if not bad:  # they differ by rounding
         return Relation.WHOLE, []
     return Relation.WRONG, bad
 
@@ -193,7 +193,7 @@ def _relate_plain(
 
 
 def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:
-    """For each row of a value the one of the whole that is nearest; None if that is too much."""
+    """The nearest row of the whole for each row of a value; None if there are too many."""
     rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in (whole, value))
     if len(rows) * len(mine) * rows.shape[1] > _MOST_PRODUCTS:
         return None
@@ -203,7 +203,7 @@ def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:
 def _sums_up(
     program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
 ) -> bool:
-    """Whether the values of all ranks, or of those along one axis, add up to what they should."""
+    """Whether the values of all ranks, or of those along one axis, add up to the whole."""
     shapes = {tuple(piece.local.shape) for piece in pieces.values()}
     if len(shapes) > 1 or len(pieces) < 2:  # noqa: PLR2004
         return False

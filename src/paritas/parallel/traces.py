@@ -1,7 +1,7 @@
-"""What a training of a few steps did, on one device or as one rank of several, and how it is seen.
+"""Traces: what the steps of a training computed, on one device or on one rank, and the hooks.
 
 A rank's trace is made where the rank runs and sent to where it is judged, so it holds tensors on
-the host and nothing else of torch's.
+the host and no other torch objects.
 """
 
 from __future__ import annotations
@@ -29,19 +29,16 @@ if TYPE_CHECKING:
 
 # --- Plain data -----------------------------------------------------------------------------------
 
-# A rank's trace is made where the rank runs and sent to where it is judged, so it holds tensors on
-# the host and nothing else of torch's.
-
 INPUT_SIDE, OUTPUT_SIDE = "input", "output"
 
 
 @dataclasses.dataclass(frozen=True)
 class RankPiece:
-    """A value as one rank has it.
+    """A value as one rank holds it.
 
     Attributes:
-        local: what the rank holds, on the host, a copy.
-        placement: which part of a distributed tensor it is; None for a plain tensor, which claims
+        local: a copy on the host of what the rank holds.
+        placement: which part of a distributed tensor it is; None for a plain tensor, which says
             nothing about the other ranks.
     """
 
@@ -50,7 +47,7 @@ class RankPiece:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """Shape of the whole; that of `local` for a plain tensor."""
+        """Shape of the whole tensor; for a plain tensor that of `local`."""
         shape = self.local.shape if self.placement is None else self.placement.global_shape
         return tuple(shape)
 
@@ -60,12 +57,12 @@ class ModuleCall:
     """One call of a module.
 
     Attributes:
-        name: its path in the model, the wrappers of a plan left out (`module.` of DDP).
-        kind: its class, for people.
-        outputs: path -> what it gave.
+        name: its path in the model, without the wrappers of a plan (`module.` of DDP).
+        kind: the name of its class.
+        outputs: path -> output.
         gradients: path of an output -> the gradient that arrived at it; missing if none did.
-        input_gradients: path of an input -> the gradient that this call sends back to it; what
-            other readers of the same value send back is not in it.
+        input_gradients: path of an input -> the gradient that this call alone sends back to it,
+            without that of other readers of the same value.
     """
 
     name: str
@@ -75,18 +72,18 @@ class ModuleCall:
     input_gradients: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
 
     def back(self, side: str) -> dict[str, RankPiece]:
-        """The gradients at one side."""
+        """The gradients on one side."""
         return self.input_gradients if side == INPUT_SIDE else self.gradients
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ValuePlace:
-    """A value that a module was given, or gave.
+    """An input or output of a module.
 
     Attributes:
         call: position of the call in `StepTrace.modules`.
         side: `input` or `output`.
-        path: of the tensor in what was given.
+        path: of the tensor within the inputs or outputs.
     """
 
     call: int
@@ -104,9 +101,9 @@ class StepTrace:
         gradients: parameter -> gradient; None where none arrived.
         parameters: parameter -> value after the optimizer's step.
         buffers: buffer -> value after the step.
-        modules: calls in the order in which they ended, innermost first.
-        backward: places in the order in which gradients arrived there.
-        sources: place -> those that its gradient comes from; known of the reference only.
+        modules: calls in the order in which they returned, innermost first.
+        backward: places in the order in which their gradients arrived.
+        sources: place -> the places its gradient comes from; known for the reference only.
     """
 
     loss: RankPiece | None = None
@@ -124,15 +121,14 @@ class Trace:
     """All steps of one rank, or of the reference (rank 0 of 1).
 
     Attributes:
-        samples: of the whole batch, begin and end of the rows that this rank was given; None where
-            it was given all.
-        data_rank: which of the parts of the batch that is, and `data_ranks` how many there are.
+        samples: begin and end of this rank's rows of the batch; None if it has all of them.
+        data_rank: which part of the batch that is, out of `data_ranks`.
         initial: parameter or buffer -> value before the first step.
         error: what was raised, in words; the steps before it are there.
         error_at: path of the module in which it was raised, if that is known.
-        collectives: what was sent around, in order, `all_reduce sum [4, 8]`, as far as it was seen.
-        random: whether random numbers were drawn in a step (dropout): ranks then draw others than
-            one device does, however right the plan is.
+        waited: whether it failed only because it waited for another rank.
+        random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
+            one device does, even if the plan is right.
     """
 
     rank: int = 0
@@ -144,37 +140,42 @@ class Trace:
     steps: list[StepTrace] = dataclasses.field(default_factory=list)
     error: str | None = None
     error_at: str = ""
-    collectives: list[str] = dataclasses.field(default_factory=list)
+    waited: bool = False
     random: bool = False
 
+    def fail(self, error: str, *, waited: bool = False) -> None:
+        """Record why it ended early."""
+        self.error = error
+        self.waited = waited
 
-# --- On which way gradients flow back between the values that modules are given and give ----------
 
-# The order in which gradients arrive does not say it: of three projections that read one value, any
-# may come first, and what one of them does wrong is no concern of the others.
+# --- The paths of gradients between the inputs and outputs of modules -----------------------------
+
+# The order in which gradients arrive does not show them: of three projections that read one value,
+# any may come first, and a fault in one of them does not affect the others.
 
 
 class Flows:
-    """Marks values of a forward pass, and tells from which others their gradients come."""
+    """Marks values of a forward pass, and finds which others their gradients come from."""
 
     def __init__(self) -> None:
         self._marks: dict[tuple[Node, int], list[tuple[list[int], str, str]]] = {}
 
     def mark(self, tensor: Tensor, call: list[int], side: str, path: str) -> None:
-        """Note a value of a call, whose number is in `call` once it has ended."""
+        """Mark a value of a call; `call` holds the number of the call once it has returned."""
         if tensor.grad_fn is not None:
             key = (tensor.grad_fn, tensor.output_nr)
             self._marks.setdefault(key, []).append((call, side, path))
 
     def clear(self) -> None:
-        """Let the graph go."""
+        """Release the graph."""
         self._marks.clear()
 
     def sources(self) -> dict[ValuePlace, tuple[ValuePlace, ...]]:
-        """Place -> those that its gradient comes from; to be asked before the graph is gone.
+        """Place -> the places its gradient comes from; call this before the graph is released.
 
-        One tensor may be what several modules give, a child and the module around it: then the
-        gradient comes to the inner one by way of the outer one.
+        Several modules may return the same tensor, a child and the module around it. The gradient
+        then reaches the inner one through the outer one.
         """
         found: dict[ValuePlace, list[ValuePlace]] = {}
         chains = {key: self._chain(key) for key in self._marks}
@@ -187,7 +188,7 @@ class Flows:
         return {place: tuple(dict.fromkeys(places)) for place, places in found.items()}
 
     def _chain(self, key: tuple[Node, int]) -> list[ValuePlace]:
-        """The places of one tensor, innermost first; a call that never ended has none."""
+        """The places of one tensor, innermost first; a call that never returned has none."""
         return [ValuePlace(call[0], side, path) for call, side, path in self._marks[key] if call]
 
     def _next(self, key: tuple[Node, int]) -> list[tuple[Node, int]]:
@@ -207,15 +208,15 @@ class Flows:
         return list(found)
 
 
-# --- What is seen of a model while it trains: values as a rank has them, and calls of modules -----
+# --- Watching a model while it trains: values as a rank holds them, and calls of modules ----------
 
-# Under these names a wrapper keeps the module that it wraps.
+# The names under which wrappers keep the module they wrap.
 _INNER = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def piece_of(tensor: Tensor) -> RankPiece:
-    """A copy of what this rank holds, on the host; no collective is started."""
+    """A copy on the host of what this rank holds; starts no collective."""
     part = local_part(tensor)
     if part is None:
         return RankPiece(_on_host(tensor))
@@ -223,7 +224,7 @@ def piece_of(tensor: Tensor) -> RankPiece:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    # A copy also waits for a collective that is still under way.
+    # The copy also waits for a collective that still runs.
     with torch.no_grad():
         return tensor.detach().clone().cpu()
 
@@ -239,11 +240,11 @@ def named_pieces(tree: Any, name: str = "") -> dict[str, RankPiece]:
 
 @dataclasses.dataclass(frozen=True)
 class ModelNames:
-    """What modules, parameters and buffers are called, whatever was put around the user's model.
+    """Names of modules, parameters and buffers, without the wrappers around the user's model.
 
     Attributes:
-        model: as it runs.
-        prefix: where in it the user's own model is, by its plain name.
+        model: the model that runs.
+        prefix: the plain name of the user's own model in it.
     """
 
     model: nn.Module
@@ -251,18 +252,18 @@ class ModelNames:
 
     @classmethod
     def within(cls, model: nn.Module, original: nn.Module) -> ModelNames:
-        """Names of what the user's model became; it may have been put into another."""
+        """The names in a model that is, or contains, the user's model."""
         places = (path for path, module in model.named_modules() if module is original)
         return cls(model, plain_name(model, next(places, "")))
 
     def of(self, path: str) -> str:
-        """The name of what is at a path of the model."""
+        """The plain name of a path of the model."""
         name = plain_name(self.model, path)
         return "" if name == self.prefix else name.removeprefix(f"{self.prefix}.")
 
 
 def plain_name(model: nn.Module, path: str) -> str:
-    """A path in a model without the wrappers that a plan, a compiler or a checkpoint put there."""
+    """A path in a model without the wrappers of a plan, a compiler or checkpointing."""
     kept: list[str] = []
     module: Any = model
     for part in path.split(".") if path else ():
@@ -276,7 +277,7 @@ def plain_name(model: nn.Module, path: str) -> str:
 def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
     """Name -> the outermost module of that name, and the class of the innermost.
 
-    Nothing within a compiled module is watched: hooks there would be compiled.
+    Modules inside a compiled module are left out, since their hooks would be compiled.
     """
     found: dict[str, tuple[nn.Module, str]] = {}
     compiled: list[str] = []
@@ -293,27 +294,25 @@ def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
 
 
 def _kind(module: nn.Module) -> str:
-    """The class that the user knows: FSDP puts one of its own in front."""
+    """The name of the user's class; FSDP derives its own class from it."""
     own = type(module)
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a model is not under what was never loaded
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # no model uses what was never imported
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
         return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
     return own.__name__
 
 
 class ModuleWatch:
-    """Hooks on all modules of a model: which one is running and, if asked, what each handed on.
+    """Hooks on all modules of a model that record which one runs and, if asked, its values.
 
-    They are set after the plan has set its own, so that they see what a module finally gives.
-
-    While it runs, `error_at` of the trace is where the program is: a rank that never ends cannot
-    say it afterwards.
+    They are registered after the plan's own hooks, so they see the final outputs. `error_at` of the
+    trace always names the running module, since a rank that never ends cannot report it later.
     """
 
     def __init__(self, names: ModelNames, trace: Trace, *, keep: int | None = None) -> None:
-        """Set the hooks; in step `keep`, note what modules give and gradients on both sides.
+        """Register the hooks; in step `keep`, record outputs and gradients on both sides.
 
-        One step alone, since all that passes between modules is a multiple of the model.
+        Only in one step, since all these values together are several times the size of the model.
         """
         self._trace = trace
         self._keep = keep
@@ -331,7 +330,7 @@ class ModuleWatch:
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
-        """Within it, a module that is called is one that is computed again, and not noted."""
+        """During backward, a call of a module is a recomputation, and not recorded."""
         self._stack.clear()
         self._trace.error_at = ""
         self._backward = True
@@ -345,7 +344,7 @@ class ModuleWatch:
         self._trace.error_at = ""
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -397,7 +396,7 @@ class ModuleWatch:
     def follow(
         self, step: StepTrace, entered: _EnteredCall, side: str, path: str, tensor: Tensor
     ) -> None:
-        """Hear of the gradient of a tensor."""
+        """Record the gradient of a tensor when it arrives."""
         keeps = self._keeps
 
         def arrived(gradient: Tensor) -> None:
@@ -409,17 +408,17 @@ class ModuleWatch:
                 entered.gradients[side][path] = piece_of(gradient)
 
         tensor.register_hook(arrived)
-        if keeps and self._trace.ranks == 1:  # the reference's ways are those of the ranks
+        if keeps and self._trace.ranks == 1:  # the paths are the same on the ranks
             self._flows.mark(tensor, entered.position, side, path)
 
 
 @dataclasses.dataclass
 class _EnteredCall:
-    """A call of a module that is under way.
+    """A call of a module that has not returned yet.
 
     Attributes:
-        position: among all calls, once it has ended; empty until then.
-        gradients: side -> path -> the gradient there.
+        position: its number among all calls once it has returned; empty until then.
+        gradients: side -> path -> gradient.
     """
 
     name: str
@@ -431,10 +430,10 @@ class _EnteredCall:
 
 @dataclasses.dataclass
 class _Given:
-    """What a call is given, each tensor as a view of its own.
+    """The inputs of a call, with each tensor replaced by a view.
 
-    The gradient of such a view is what this call alone sends back. A tensor that is given twice
-    stays one tensor; containers that the module may write to are left alone.
+    The gradient of such a view is what this call alone sends back. A tensor that is passed twice
+    stays one tensor; containers that the module may write to are kept.
     """
 
     watch: ModuleWatch
@@ -443,7 +442,7 @@ class _Given:
     views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def replaced(self, given: Any, path: str) -> Any:
-        """The same with views in place of the tensors that gradients go to."""
+        """The inputs with views instead of the tensors that require a gradient."""
         if type(given) is tuple:
             return tuple(self.replaced(one, f"{path}[{n}]") for n, one in enumerate(given))
         if type(given) is dict and path == "kwargs":
@@ -455,7 +454,7 @@ class _Given:
         if id(given) not in self.views:
             try:
                 view = given.view_as(given)
-            except (RuntimeError, NotImplementedError):  # of a layout that has no views
+            except (RuntimeError, NotImplementedError):  # this layout has no views
                 return given
             self.views[id(given)] = view
             self.watch.follow(self.step, self.entered, INPUT_SIDE, path, view)

@@ -1,4 +1,4 @@
-"""A training of a few steps: on one device, and under its plan on ranks."""
+"""Train for a few steps: on one device, and under the plan on ranks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from paritas.execution.saved_state import RandomState
 from paritas.numerics.contents import leaves
 from paritas.parallel.plan import batch_size, check_batches, part_of_batch, samples_of, to_device
 from paritas.parallel.rank_pool import (
+    GIVEN_UP,
     LET_GO,
     MOST_RANKS,
     NO_ANSWER,
     LostRankError,
     RankAnswer,
     RankPool,
+    lost_peer,
     start_method,
     warm_pool,
 )
@@ -56,17 +58,17 @@ if TYPE_CHECKING:
     from paritas.parallel.traces import RankPiece
 
 
-# --- The loss of a training: the user's, the model's own, or one that sees every element ----------
+# --- The loss: the user's, the model's own, or one that depends on every element -----------------
 
 # Weights of the default loss are eighths up to one: exact in every floating dtype.
 _EIGHTHS = 8
 
 
 def training_loss(program: ParallelProgram, output: Any, batch: Inputs, trace: Trace) -> Tensor:
-    """The loss of the step that a trace is at: as the user says, as the model says, or a mean.
+    """The loss of the current step: the user's, the model's own, or a weighted mean.
 
     Raises:
-        UsageError: it is not one number, or nothing can be learnt from it.
+        UsageError: it is not one number, or does not require a gradient.
     """
     if program.loss is not None:
         loss = program.loss(output, *batch.args, **batch.kwargs)
@@ -76,14 +78,14 @@ def training_loss(program: ParallelProgram, output: Any, batch: Inputs, trace: T
             loss = _weighted_mean(program, output, trace)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shown = list(loss.shape) if isinstance(loss, torch.Tensor) else f"{loss!r:.80}"
-        raise UsageError(f"the loss is {shown}: it must be one number")
+        raise UsageError(f"the loss must be one number, got {shown}")
     if not loss.requires_grad:
         raise UsageError("the loss does not depend on anything that requires a gradient")
     return loss.reshape(()) if loss.dim() else loss
 
 
 def _own_loss(output: Any) -> Tensor | None:
-    """The loss that a model gives itself: its output, or what is called `loss` there."""
+    """The loss that a model returns: its output, or `loss` in it."""
     for one in (output, getattr(output, "loss", None)):
         if isinstance(one, torch.Tensor) and one.numel() == 1 and one.is_floating_point():
             return one
@@ -92,9 +94,9 @@ def _own_loss(output: Any) -> Tensor | None:
 
 
 def _weighted_mean(program: ParallelProgram, output: Any, trace: Trace) -> Tensor:
-    """The mean of each floating output times weights that are drawn for the whole batch.
+    """The sum of the weighted means of all outputs, with weights drawn for the whole batch.
 
-    A plain mean would not see elements that change places.
+    A plain mean would not change if elements change places.
     """
     number = len(trace.steps) - 1
     total: Tensor | None = None
@@ -108,7 +110,7 @@ def _weighted_mean(program: ParallelProgram, output: Any, trace: Trace) -> Tenso
         total = term if total is None else total + term
     if total is None:
         raise UsageError(
-            "nothing that the model gives requires a gradient: give a loss, or a model that trains"
+            "no output of the model requires a gradient: pass loss=, or a model that trains"
         )
     return total
 
@@ -127,7 +129,7 @@ def _loss_weights(
     return found[samples[0] : samples[1]] if mine and samples is not None else found
 
 
-# --- A training of a few steps, the same on one device and on a rank, with everything noted -------
+# --- Train a few steps, on one device or as a rank, and record everything ------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,13 +138,13 @@ class Manner:
 
     Attributes:
         wide: in float64.
-        watch_modules: in the last step, note what every module gives and the gradients that arrive
-            there and leave it.
-        device: where; None leaves the model and the batches where they are.
-        mode: entered around the program's own code, more than once; None lifts a wide run's own
-            casts to narrow dtypes as well.
-        default: the dtype that tensors of no stated dtype have in the program.
-        alone: no other rank draws from the random numbers of this process.
+        watch_modules: in the last step, record the outputs of every module and the gradients on
+            both sides of it.
+        device: where to run; None leaves the model and the batches where they are.
+        mode: entered around the program's own code, more than once; None means that a wide run
+            also lifts the program's own casts to narrow dtypes.
+        default: the default dtype of the program.
+        alone: whether no other rank uses the random generator of this process.
     """
 
     wide: bool = False
@@ -153,7 +155,7 @@ class Manner:
     alone: bool = True
 
     def running(self, native: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-        """What is entered around the program's own code."""
+        """The context around the program's own code."""
         if self.mode is not None:
             return self.mode
         return RankLiftMode(native, self.default) if self.wide else contextlib.nullcontext()
@@ -161,14 +163,14 @@ class Manner:
 
 @contextlib.contextmanager
 def same_surroundings(manner: Manner) -> Iterator[None]:
-    """The caller's random numbers are left alone; the default dtype is float64 for a wide run."""
+    """Restore the caller's random state afterwards; a wide run has float64 as default dtype."""
     state = RandomState.now()
     try:
         with (
             default_dtype(torch.float64 if manner.wide else manner.default),
             warnings.catch_warnings(),
         ):
-            # FSDP warns of what a model might do wrong, on each rank; here it is looked at.
+            # FSDP warns on each rank about what a model might do wrong; we check it.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             yield
     finally:
@@ -177,12 +179,12 @@ def same_surroundings(manner: Manner) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltModel:
-    """A model to be trained.
+    """A model to train.
 
     Attributes:
-        model: as it runs, under its plan if it has one.
-        original: what the plan was applied to, which may be within `model`.
-        dtype: the floating dtype that most of its parameters came with.
+        model: the model that runs, under its plan if it has one.
+        original: the model that the plan was applied to, which may be a submodule of `model`.
+        dtype: the original floating dtype of most of its parameters.
     """
 
     model: nn.Module
@@ -191,21 +193,21 @@ class BuiltModel:
 
 
 def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
-    """A model of its own storage, with the same initial values each time; the user's is left alone.
+    """A copy of the user's model, with the same initial values each time.
 
     Raises:
-        UsageError: it cannot be made or copied.
+        UsageError: the model cannot be made or copied.
     """
     given = program.model
     torch.manual_seed(program.seed)
-    with default_dtype(manner.default):  # drawn in float64, initial values would be others
+    with default_dtype(manner.default):  # drawn in float64, the initial values would differ
         made = given if isinstance(given, nn.Module) else _make_model(given)
     try:
         model = copy.deepcopy(made)
     except Exception as error:
         if made is given:
             raise UsageError(
-                f"the model cannot be copied ({in_one_line(error, 300)}): give a function that "
+                f"the model cannot be copied ({in_one_line(error, 300)}): pass a function that "
                 "makes it"
             ) from error
         model = made
@@ -228,14 +230,14 @@ def _make_model(factory: Any) -> nn.Module:
         raised = in_one_line(error, 300)
         raise UsageError(f"the function that makes the model raised {raised}") from error
     if not isinstance(made, nn.Module):
-        raise UsageError(f"the function that makes the model gave {made!r:.80}, not a module")
+        raise UsageError(f"the function that makes the model returned {made!r:.80}, not a module")
     return made
 
 
 def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Trace) -> None:
-    """Do all steps and write them into the trace, as far as they go.
+    """Run all steps and write them into the trace.
 
-    What the program raises is written there too and raised again.
+    If the program raises, the error is written there too and raised again.
     """
     model, running = built.model, manner.running(built.dtype)
     names = ModelNames.within(model, built.original)
@@ -248,7 +250,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
             with _seeded(program.seed + len(trace.steps), manner, trace):
                 _one_step(program, names, optimizer, manner, trace, watch, running)
     except Exception as error:
-        trace.error = in_one_line(error, 300)
+        trace.fail(in_one_line(error, 300), waited=lost_peer(error))
         raise
     finally:
         watch.close()
@@ -281,9 +283,9 @@ def _one_step(
 
 @contextlib.contextmanager
 def _seeded(seed: int, manner: Manner, trace: Trace) -> Iterator[None]:
-    """Begin a step with the same random numbers everywhere, and note whether some were drawn.
+    """Start a step with the same seed everywhere, and record whether it drew random numbers.
 
-    Threads share one generator: none of them may set it back while another draws.
+    Threads share one generator, so none of them may reset it while another draws.
     """
     if manner.alone:
         torch.manual_seed(seed)
@@ -297,7 +299,7 @@ def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimi
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     made = program.optimizer(model.parameters())
     if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"the function that makes the optimizer gave {made!r:.80}")
+        raise UsageError(f"the function that makes the optimizer returned {made!r:.80}")
     return made
 
 
@@ -334,18 +336,10 @@ def run_reference(
     watch_modules: bool = False,
     device: torch.device | None = None,
 ) -> Trace:
-    """Train the model as it is, without its plan.
-
-    Args:
-        wide: model, batches and default dtype in float64.
-        mode: entered around forward, loss, backward and optimizer of each step, in turn. Without
-            one, a wide run lifts the program's own casts to narrow dtypes as well.
-        watch_modules: in the last step, note what every module gives and the gradients that arrive
-            there and leave it.
-        device: where; None leaves the model and the batches where they are.
+    """Train the model without its plan; see `Manner` for the arguments.
 
     Raises:
-        UsageError: the program makes no sense. Anything else that it raises is in the trace.
+        UsageError: the program is not valid. Any other exception of it is in the trace.
     """
     trace = Trace()
     manner = Manner(wide=wide, watch_modules=watch_modules, device=device, mode=mode)
@@ -355,16 +349,16 @@ def run_reference(
             train(program, built, manner, trace)
         except UsageError:
             raise
-        except Exception:  # noqa: BLE001  (it is in the trace, and becomes a finding)
+        except Exception:  # noqa: BLE001  (it is in the trace and becomes a finding)
             return trace
     return trace
 
 
-# --- What one rank does: make the model parallel as the plan says, then train it ------------------
+# --- One rank: apply the plan to the model, then train it -----------------------------------------
 
 
 class RankFailedError(ParitasError, RuntimeError):
-    """The program of a rank raised; `so_far` is what it had done."""
+    """The program of a rank raised; `so_far` is its trace up to then."""
 
     def __init__(self, so_far: Trace) -> None:
         super().__init__(so_far)
@@ -376,7 +370,7 @@ class RankFailedError(ParitasError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a rank that is a process of its own is sent."""
+    """What is sent to a rank in another process."""
 
     program: ParallelProgram
     manner: Manner
@@ -396,20 +390,21 @@ def empty_trace(program: ParallelProgram, rank: int) -> Trace:
 def train_as_rank(
     program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Trace
 ) -> None:
-    """Put a model under its plan and train it, as a rank of the group that is there.
+    """Apply the plan to a model and train it, as a rank of the current process group.
 
-    What is raised is written into the trace and raised again.
+    An exception is written into the trace and raised again.
     """
     try:
         parallel = parallel_model(program, built.model, manner.device)
     except Exception as error:
-        trace.error = f"while the plan was applied: {in_one_line(error, 300)}"
+        text = f"while the plan was applied: {in_one_line(error, 300)}"
+        trace.fail(text, waited=lost_peer(error))
         raise
     train(program, dataclasses.replace(built, model=parallel), manner, trace)
 
 
 def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -> Trace:
-    """Be a rank that has its process to itself; what it does is written into the trace.
+    """Train as the only rank of this process, and record it in the trace.
 
     Raises:
         RankFailedError: the program raised.
@@ -420,7 +415,8 @@ def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -
             built = build_model(task.program, task.manner)
             train_as_rank(task.program, built, task.manner, trace)
         except Exception as error:
-            trace.error = trace.error or in_one_line(error, 300)
+            if trace.error is None:
+                trace.fail(in_one_line(error, 300), waited=lost_peer(error))
             raise RankFailedError(trace) from error
     return trace
 
@@ -428,7 +424,7 @@ def work_alone(rank: int, _ranks: int, task: Task, trace: Trace | None = None) -
 def parallel_model(
     program: ParallelProgram, model: nn.Module, device: torch.device | None
 ) -> nn.Module:
-    """The model under its plan; it may be the same object, changed."""
+    """The model under its plan; it may be the same object, changed in place."""
     from torch.distributed.device_mesh import init_device_mesh
 
     kind = next((tensor.device.type for tensor in model.parameters()), "cpu")
@@ -443,16 +439,16 @@ def parallel_model(
     if isinstance(plan, dict):
         from torch.distributed.tensor.parallel import parallelize_module
 
-        # Styles keep what they learn of a rank; ranks that are threads must not share them.
+        # Styles keep state of their rank, so ranks that are threads must not share them.
         return parallelize_module(model, mesh, copy.deepcopy(plan))
     made: Any = plan(model, mesh)
     if made is not None and not isinstance(made, nn.Module):
-        raise TypeError(f"the plan gave {made!r:.80}, not a module")
+        raise TypeError(f"the plan returned {made!r:.80}, not a module")
     return model if made is None else made
 
 
 def _shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
-    """FSDP as it is commonly used: on each block of a list or sequence, then on the rest."""
+    """Apply FSDP as is usual: to each block of a list or sequence, then to the rest."""
     from torch.distributed.fsdp import fully_shard
 
     for block in _blocks(model):
@@ -472,12 +468,12 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-# --- The program under its plan, on ranks: threads of this process, or processes of their own -----
+# --- The program under its plan, on ranks that are threads or processes ---------------------------
 
 Team = Literal["simulated", "gloo", "here"]
 TEAMS = ("simulated", "gloo", "here")
 
-_STUCK = "it waits for a collective that not all ranks take part in, or is still busy"
+_STUCK = "it waits in a collective that some ranks never entered, or is still busy"
 
 
 def run_ranks(
@@ -488,39 +484,36 @@ def run_ranks(
     watch_modules: bool = False,
     timeout: float = 120.0,
 ) -> list[Trace]:
-    """Train the model under its plan, and give what each rank did, in the order of ranks.
+    """Train the model under its plan, and return the trace of each rank.
 
     Args:
-        team: `simulated` ranks are threads of this process, `gloo` ranks processes that are
-            started for it; `here` this process is already a rank, and every rank calls this.
-        wide: model, batches and default dtype in float64.
-        watch_modules: in the last step, note what every module gives and the gradients that arrive
-            there and leave it.
-        timeout: seconds after which ranks that have not ended are given up. What they and those
-            that raised had done is in their traces, with the error.
+        team: `simulated` ranks are threads of this process, `gloo` ranks are new processes; with
+            `here` this process is already a rank, and every rank calls this.
+        wide: see `Manner`.
+        watch_modules: see `Manner`.
+        timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
+            error and the steps before it.
 
     Raises:
         UsageError: the mesh does not fit, a batch cannot be split, or the program cannot be sent.
     """
     if team not in TEAMS:
-        raise UsageError(f"ranks={team!r}: known are {', '.join(TEAMS)}")
+        raise UsageError(f"ranks={team!r}: use one of {', '.join(TEAMS)}")
     if not distributed.is_available():
-        raise UsageError(f"torch {torch.__version__} is built without torch.distributed")
+        raise UsageError(f"torch {torch.__version__} was built without torch.distributed")
     check_batches(program)
-    _load_what_ranks_need()
+    # These imports take seconds: do them here, not in each process.
+    for name in ("fsdp", "tensor.parallel"):
+        importlib.import_module(f"torch.distributed.{name}")
     manner = Manner(wide=wide, watch_modules=watch_modules)
     if team == "here":
         return _run_here(program, manner, timeout)
     if program.ranks > MOST_RANKS:
-        raise UsageError(f"mesh of {program.ranks} ranks: at most {MOST_RANKS} are started here")
+        raise UsageError(
+            f"the mesh has {program.ranks} ranks: use at most {MOST_RANKS} on one machine"
+        )
     run = _run_threads if team == "simulated" else _run_processes
     return run(program, manner, timeout)
-
-
-def _load_what_ranks_need() -> None:
-    """Ahead of their time: it takes seconds, once here or in each process that is started."""
-    for name in ("fsdp", "tensor.parallel"):
-        importlib.import_module(f"torch.distributed.{name}")
 
 
 # --- threads --------------------------------------------------------------------------------------
@@ -546,19 +539,24 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
 def _trace_of_thread(
     trace: Trace, outcome: ThreadOutcome, timeout: float, *, failed: bool
 ) -> Trace:
-    """The trace as it is now: a thread that could not be ended may go on with its own."""
+    """A copy of the trace, since a thread that could not be stopped may still write to its own."""
     if outcome.done and outcome.error is None:
         return trace
-    if outcome.error is not None:
-        error = trace.error or f"{type(outcome.error).__name__}: {outcome.error}"
-    else:
-        error = LET_GO if failed else f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
-    return dataclasses.replace(trace, error=error, steps=list(trace.steps))
+    found = dataclasses.replace(trace, steps=list(trace.steps))
+    if outcome.error is None:
+        found.fail(LET_GO if failed else _describe_timeout(timeout), waited=True)
+    elif found.error is None:
+        found.fail(f"{type(outcome.error).__name__}: {outcome.error}")
+    return found
+
+
+def _describe_timeout(timeout: float) -> str:
+    return f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
 
 
 # --- processes ------------------------------------------------------------------------------------
 
-# A forked process has all of its parent's memory: what cannot be pickled need not be.
+# A forked process shares its parent's memory, so the task need not be pickled.
 _INHERITED: dict[str, Task] = {}
 
 
@@ -568,38 +566,32 @@ def _run_processes(program: ParallelProgram, manner: Manner, timeout: float) -> 
         if start_method() == "fork":
             _INHERITED["task"] = task
             with RankPool(ranks, "fork") as pool:
-                told = pool.run(train_under_plan, [None] * ranks, timeout)
+                answers = pool.run(train_under_plan, [None] * ranks, timeout)
         else:
             _check_sendable(program)
-            told = warm_pool(ranks).run(work_alone, [task] * ranks, timeout)
+            answers = warm_pool(ranks).run(work_alone, [task] * ranks, timeout)
     except LostRankError as error:
         lost = error.ranks or range(ranks)
-        reason = f"{error}; {_STUCK}" if NO_ANSWER in str(error) else str(error)
-        told = [
-            RankAnswer(error=reason) if rank in lost else _after_loss(error.told.get(rank))
-            for rank in range(ranks)
-        ]
+        reason = f"{error}; {_STUCK}" if error.timed_out else str(error)
+        answers = [error.answers.get(rank, GIVEN_UP) for rank in range(ranks)]
+        # The error that a rank raises when its peer is gone says nothing new.
+        answers = [GIVEN_UP if answer.error else answer for answer in answers]
+        for rank in lost:
+            answers[rank] = RankAnswer(error=reason, waited=error.timed_out)
     finally:
         _INHERITED.clear()
-    return [_trace_of_answer(program, rank, one) for rank, one in enumerate(told)]
-
-
-def _after_loss(told: RankAnswer | None) -> RankAnswer:
-    """What a rank raises whose peer is gone says nothing more than that."""
-    if told is None:
-        return RankAnswer(error=LET_GO)
-    return told if told.error is None else RankAnswer(error=LET_GO)
+    return [_trace_of_answer(program, rank, answer) for rank, answer in enumerate(answers)]
 
 
 def train_under_plan(rank: int, ranks: int, _: None) -> Trace:
-    """Do, in a forked process, what its parent had in mind."""
+    """Run the parent's task in a forked process."""
     return work_alone(rank, ranks, _INHERITED["task"])
 
 
-def _trace_of_answer(program: ParallelProgram, rank: int, told: RankAnswer) -> Trace:
-    trace: Trace = empty_trace(program, rank) if told.value is None else told.value
-    if told.error is not None and trace.error is None:
-        return dataclasses.replace(trace, error=told.error)
+def _trace_of_answer(program: ParallelProgram, rank: int, answer: RankAnswer) -> Trace:
+    trace: Trace = empty_trace(program, rank) if answer.value is None else answer.value
+    if answer.error is not None and trace.error is None:
+        trace.fail(answer.error, waited=answer.waited)
     return trace
 
 
@@ -609,10 +601,10 @@ def _check_sendable(program: ParallelProgram) -> None:
         try:
             if b"__main__" in pickle.dumps(value):
                 raise pickle.PicklingError("part of it is defined in __main__")
-        except Exception as error:  # noqa: BLE001  (what a user's object raises is its own)
+        except Exception as error:  # noqa: BLE001  (a user's object may raise anything)
             raise UsageError(
                 f"the {field} cannot be sent to another process ({type(error).__name__}: "
-                f"{error!s:.120}): define it at the top of a module, or use simulated ranks"
+                f"{error!s:.120}): define it at the top level of a module, or use simulated ranks"
             ) from None
 
 
@@ -620,7 +612,7 @@ def _check_sendable(program: ParallelProgram) -> None:
 
 
 def device_here() -> torch.device | None:
-    """Where a rank of the present group computes: an accelerator, or None for the host."""
+    """The accelerator of this rank; None for the host."""
     backend = str(distributed.get_backend())
     accelerator = torch.accelerator.current_accelerator() if backend != "gloo" else None
     if accelerator is None or accelerator.type == "cpu":
@@ -628,23 +620,24 @@ def device_here() -> torch.device | None:
     index = torch.accelerator.current_device_index()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if index == 0 and local < torch.accelerator.device_count():
-        index = local  # torchrun says which, and the program has not chosen
+        index = local  # set by torchrun, and the program has not chosen another
     return torch.device(accelerator.type, index)
 
 
 def _run_here(program: ParallelProgram, manner: Manner, timeout: float) -> list[Trace]:
     if not distributed.is_initialized():
         raise UsageError(
-            "this process is no rank of a process group: start it with torchrun and call "
+            "this process is not a rank of a process group: start it with torchrun and call "
             "torch.distributed.init_process_group first, or use simulated ranks"
         )
     world, rank = distributed.get_world_size(), distributed.get_rank()
     if world != program.ranks:
         shown = " x ".join(f"{axis}={size}" for axis, size in program.mesh.items())
         raise UsageError(
-            f"a mesh of {program.ranks} ranks ({shown}) in a group of {world}: make them equal"
+            f"the mesh has {program.ranks} ranks ({shown}) but the process group has {world}: make "
+            "them equal"
         )
-    # Of its own, so that ranks can tell each other how it went while others are still stuck.
+    # A separate group, so ranks can exchange their traces while others are still stuck.
     messages = distributed.new_group(backend="gloo")
     manner = dataclasses.replace(manner, device=device_here())
     trace = _in_time(rank, Task(program, manner), timeout)
@@ -655,7 +648,7 @@ def _run_here(program: ParallelProgram, manner: Manner, timeout: float) -> list[
 
 
 def _in_time(rank: int, task: Task, timeout: float) -> Trace:
-    """Work in a thread, which can be left where it is if it never ends."""
+    """Train in a thread, which can be abandoned if it never ends."""
     trace = empty_trace(task.program, rank)
 
     def work() -> None:
@@ -669,5 +662,6 @@ def _in_time(rank: int, task: Task, timeout: float) -> Trace:
     thread.join(timeout)
     if not thread.is_alive():
         return trace
-    error = f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
-    return dataclasses.replace(trace, error=error, steps=list(trace.steps))
+    found = dataclasses.replace(trace, steps=list(trace.steps))
+    found.fail(_describe_timeout(timeout), waited=True)
+    return found

@@ -1,4 +1,4 @@
-"""A model under a parallel plan: does it train as it does on one device?"""
+"""Does a model under a parallel plan train as it does on one device?"""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from paritas.parallel.assembling import (
     initial_items,
     reference_values,
     step_items,
+    unmatched,
 )
 from paritas.parallel.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.parallel.plan import ParallelProgram, make_program
-from paritas.parallel.rank_pool import LET_GO, NO_ANSWER
 from paritas.parallel.traces import Trace
 from paritas.parallel.training import Team, device_here, run_ranks, run_reference
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
@@ -53,22 +53,15 @@ if TYPE_CHECKING:
     from paritas.parallel.assembling import Slots
     from paritas.placement.assembly import ReplicaDisagreement
 
-
-# --- The further runs of the reference's training -------------------------------------------------
-
-if TYPE_CHECKING:
     RunReference = Callable[..., Trace]
+
+
+# --- Further runs of the reference ----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingProgram(Program):
-    """The reference's training; one observation for each step.
-
-    Attributes:
-        program: what is trained.
-        native: what it did natively.
-        train: `run_reference`.
-    """
+    """The training of the reference; one observation for each step."""
 
     sets_default = True
     notes_float64 = False
@@ -78,49 +71,48 @@ class TrainingProgram(Program):
     train: RunReference
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
-        """Those of the parameters before the first step, and of what that step returned."""
+        """Count those of the initial parameters and of the outputs of the first step."""
         pieces = [*self.native.initial.values(), *self.native.steps[0].outputs.values()]
         return count_dtypes(piece.local for piece in pieces)
 
     def run(self, options: RunOptions) -> list[Observation]:
-        """Train the reference once more."""
+        """Train the reference again."""
         trace = self.train(self.program, wide=options.wide, mode=options.around())
         return _observe_steps(trace)
 
 
 def _observe_steps(trace: Trace) -> list[Observation]:
-    """Step by step; an error is the last step's."""
+    """One observation for each step; an error is the last one."""
     seen = [Observation(outputs=dict(reference_values(step))) for step in trace.steps]
     if trace.error is not None:
         seen.append(Observation(error=RuntimeError(trace.error)))
     return seen
 
 
-# --- The judge: plain cases at once, then by noise ------------------------------------------------
+# --- The judge ------------------------------------------------------------------------------------
 
-# Replicas that are apart by less than this in float64 are apart by rounding.
+# Replicas that differ by less than this in float64 differ by rounding.
 ROUNDING_IN_FLOAT64 = 1e-9
-# Natively, where there is no lifted run: by so many roundings.
+# The same without a lifted run, in roundings of the dtype.
 ROUNDINGS = 64.0
-# A model that casts to float32 itself has a noisier run in float64: there a difference is gross at
-# so many times what a perturbed run shows.
+# A model that casts to float32 itself has a noisier run in float64. There a difference is gross at
+# this multiple of what a perturbed run shows.
 NARROW_SHAKES = 1e3
-# Most of what a plan does wrong is explained by its ranks, not by these.
+# Limits of the general diagnosis: most faults of a plan are explained across its ranks.
 MOST_EXPLAINED, MOST_SECONDS = 8, 10.0
-_EVAL = "take random numbers out of the check: model.eval(), or a dropout probability of 0"
+_EVAL = "remove random numbers from the check: call model.eval(), or set the dropout to 0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """An item and how it ended.
+    """An item and its findings.
 
     Attributes:
         step: counted from 1; 0 is before the first.
-        item: natively.
-        lifted: the same in float64, if there was such a run.
-        findings: about it.
-        ranks: those whose part is wrong; empty for all of them.
-        is_judged: off, it was left out because an earlier step is wrong.
+        item: its native values.
+        lifted: its values in float64, if there was such a run.
+        ranks: the ranks that are wrong; empty for all of them.
+        is_judged: False if it was left out because an earlier step is wrong.
     """
 
     step: int
@@ -132,18 +124,18 @@ class Judged:
 
     @property
     def status(self) -> Status:
-        """The gravest of its findings."""
+        """The most severe of its findings."""
         return max((f.status for f in self.findings), key=lambda status: status.gravity)
 
     @property
     def best(self) -> StepItem:
-        """In float64 where there is such a run: patterns show there."""
+        """In float64 if there is such a run, since patterns show best there."""
         known = self.lifted is not None and self.lifted.ranks.value is not None
         return self.lifted if known and self.lifted is not None else self.item
 
 
 def complete_steps(reference: Trace, ranks: list[Trace]) -> int:
-    """How many steps all of them ended."""
+    """Number of steps that all of them completed."""
     traces = [reference, *ranks]
     return min(
         sum(1 for step in trace.steps if step.parameters or not trace.initial) for trace in traces
@@ -151,7 +143,7 @@ def complete_steps(reference: Trace, ranks: list[Trace]) -> int:
 
 
 class Judge:
-    """Judges all items; further runs of the reference are made when first needed.
+    """Judges all items; makes further runs of the reference when first needed.
 
     Attributes:
         slots: where plain parts of parameters lie.
@@ -167,7 +159,7 @@ class Judge:
         lifted: tuple[Trace, list[Trace]] | None,
         run: RunReference,
     ) -> None:
-        """`lifted` are the runs of both in float64; `run` is `run_reference`."""
+        """`lifted` holds the runs of both sides in float64; `run` is `run_reference`."""
         self.program = program
         self.reference = reference
         self.ranks = ranks
@@ -191,18 +183,18 @@ class Judge:
             Observation(outputs={item: held.ranks.value for item, held in items.items()})
             for items in self._lifted_items
         ]
-        # The ranks run on a model in float64, not under our dispatch mode: what the model itself
-        # casts to float32 inside is rounded there.
+        # The ranks run a model in float64, not under our dispatch mode. What the model itself casts
+        # to float32 is rounded there.
         self.lift = GivenLift(lambda: ranks_in_float64, self.runs.casts)
         self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
 
     @property
     def unit(self) -> float:
-        """Unit roundoff of the runs in which a fault is looked for."""
+        """Unit roundoff of the runs in which patterns are looked for."""
         return self.runs.unit if self.lifted is None else self.lift.unit
 
     def judge(self) -> list[Judged]:
-        """Everything, in the order in which it comes about."""
+        """Judge everything, in the order in which it is computed."""
         found = [
             self._initial(item) for item in initial_items(self.reference, self.ranks, self.slots)
         ]
@@ -211,14 +203,14 @@ class Judge:
             items = step_items(self.program, step, self.ranks, number, self.slots)
             wrong = any(one.status is Status.DIFFERENT for one in found)
             if wrong and number:
-                # It goes on from wrong values: what differs now says nothing new.
+                # It continues from wrong values, so further differences say nothing new.
                 found += [self._glance(item, number) for item in items]
             else:
                 found += [self._judge(item, number) for item in items]
         return found
 
     def _glance(self, item: StepItem, number: int) -> Judged:
-        """Equal as far as is plain at once, otherwise not judged."""
+        """Compare without measuring noise; unverified unless they are plainly equal."""
         lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
         held, status = item.ranks, None
         if item.reference is not None and held.value is not None and held.disagreement is None:
@@ -230,7 +222,7 @@ class Judge:
         return Judged(number + 1, item, lifted, (finding,), is_judged=status is not None)
 
     def reconsider(self, judged: list[Judged]) -> list[Judged]:
-        """Judge what was left out because of an earlier step that has turned out to be right."""
+        """Judge what was left out because of an earlier step that turned out to be right."""
         first = min((one.step for one in judged if one.status is Status.DIFFERENT), default=None)
         return [
             one
@@ -240,7 +232,7 @@ class Judge:
         ]
 
     def _initial(self, item: StepItem) -> Judged:
-        """What is there before the first step must be the same bit for bit."""
+        """Initial values must be equal bit for bit."""
         faults = self._faults(item, None, 0)
         if faults or item.reference is None or item.ranks.value is None:
             return Judged(0, item, None, tuple(faults), self._wrong_ranks(item))
@@ -251,11 +243,11 @@ class Judge:
             return Judged(0, item, None, (finding,))
         metrics = pair_metrics(item.reference, value)
         reason = (
-            f"the ranks begin with other values than the reference: {metrics.mismatched} of "
-            f"{metrics.numel} elements"
+            f"the ranks start with other values than the reference: {metrics.mismatched} of "
+            f"{metrics.numel} elements differ"
         )
         if value.dtype is not item.reference.dtype:
-            reason += f", {_dtype(value)} instead of {_dtype(item.reference)}"
+            reason += f"; {_dtype(value)} instead of {_dtype(item.reference)}"
         finding = self._finding(item, 0, Status.DIFFERENT, reason)
         finding = msgspec.structs.replace(finding, metrics=metrics)
         return Judged(0, item, None, (finding,), self._wrong_ranks(item))
@@ -276,13 +268,13 @@ class Judge:
     # --- structure --------------------------------------------------------------------------------
 
     def _faults(self, item: StepItem, lifted: StepItem | None, step: int) -> list[Finding]:
-        """What is wrong whatever the reference's values: no whole, or replicas that differ."""
+        """Faults that need no reference: the parts make no whole, or replicas differ."""
         held = item.ranks
         if held.disagreement is not None:
             status, words = self._disagreement(held.disagreement, lifted, item)
             return [self._finding(item, step, status, words)]
         if held.fault:
-            advice = "place it with a DTensor, or keep the reference's names and order of ranks"
+            advice = "use a DTensor, or keep the reference's names and the order of ranks"
             found = self._finding(item, step, Status.UNVERIFIED, held.fault, Aspect.STRUCTURE)
             return [msgspec.structs.replace(found, advice=advice)]
         return []
@@ -290,8 +282,8 @@ class Judge:
     def _disagreement(
         self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
     ) -> tuple[Status, str]:
-        """A difference by rounding is a fault too: replicas drift apart from there."""
-        words = f"claimed replicated, but {found}"
+        """Replicas that differ by rounding are a fault too, since they drift apart."""
+        words = f"should be replicated, but {found}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
         if not is_inexact(value) or item.kind == INITIAL:
@@ -302,11 +294,11 @@ class Judge:
             limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
             rounding = apart is None or apart.relative <= limit
         if rounding:
-            return Status.DEGRADED, f"{words}: by rounding, which grows from step to step"
+            return Status.DEGRADED, f"{words}; this is rounding, but it grows with each step"
         return Status.DIFFERENT, words
 
     def _wrong_ranks(self, item: StepItem) -> tuple[int, ...]:
-        """The ranks whose replica is not the reference's; empty where that is all or unknown."""
+        """The ranks whose replica differs from the reference; empty if all do, or it is unknown."""
         value = item.reference
         if value is None:
             return ()
@@ -341,8 +333,8 @@ class Judge:
         findings = self._explained(findings, item, (reference, candidate), evidence)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
-            told = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}: "
-            findings = [msgspec.structs.replace(f, reason=f"{told}{f.reason}") for f in findings]
+            where = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}"
+            findings = [msgspec.structs.replace(f, reason=f"{where}: {f.reason}") for f in findings]
         return findings
 
     def _explained(
@@ -352,7 +344,7 @@ class Judge:
         pair: tuple[Tensor, Tensor],
         evidence: ItemEvidence,
     ) -> list[Finding]:
-        """With what kind of wrong they are; what is particular to a plan is found out later."""
+        """The findings with a diagnosis; what is specific to a plan is diagnosed later."""
         from paritas.diagnosis.case import Context
 
         whole = pair[0].shape
@@ -363,7 +355,7 @@ class Judge:
     def _plainly(
         self, reference: Tensor, candidate: Tensor, lifted: StepItem | None
     ) -> Status | None:
-        """How it ended, where no noise has to be measured for that."""
+        """The status, if it needs no measured noise."""
         if reference.dtype is not candidate.dtype or reference.shape != candidate.shape:
             return None
         exact = not is_inexact(reference) or criterion.unit_roundoff(reference.dtype) <= UNIT_F32
@@ -376,7 +368,7 @@ class Judge:
         return near_natively(reference, candidate, lifted.reference)
 
     def _gross(self, item: StepItem, lifted: StepItem | None, number: int) -> Finding | None:
-        """A difference in float64 that no rounding makes; None where that is not plain."""
+        """The finding for a difference in float64 far above rounding; None if it is not."""
         if lifted is None or not is_inexact(lifted.reference):
             return None
         whole: Any = lifted.reference
@@ -416,10 +408,10 @@ def _dtype(value: Tensor) -> str:
 
 
 def _random(finding: Finding) -> Finding:
-    """With dropout the ranks draw other numbers: what differs by that says nothing."""
+    """With dropout the ranks draw other numbers, so a difference proves nothing."""
     if finding.status.passes():
         return finding
-    reason = f"depends on random numbers, which ranks draw differently ({finding.reason})"
+    reason = f"depends on random numbers, which differ between ranks ({finding.reason})"
     return msgspec.structs.replace(
         finding,
         status=Status.UNVERIFIED,
@@ -454,34 +446,34 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
 ) -> Verdict:
     """Train a model a few steps on one device and under a plan on ranks, and compare everything.
 
-    Compared are outputs, losses, the gradient of every parameter put back together, parameters
-    after each step, buffers; and what is claimed replicated, bit for bit between ranks.
+    This compares outputs, losses, the assembled gradient of every parameter, parameters after each
+    step, and buffers. Replicas must be equal bit for bit between ranks.
 
     Args:
-        model: the model on one device, which is left alone; or a function that makes it.
+        model: the model on one device, which is copied; or a function that makes it.
         plan: a `dict[str, ParallelStyle]`, `"ddp"`, `"fsdp"`, or a function of the model and the
-            device mesh that gives the parallel model (None: it changed the one it was given).
+            device mesh that returns the parallel model (None: it changed the model in place).
         inputs: a batch `[x, ...]` or `Inputs`, or a list of `Inputs`, one for each step.
         mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
-        loss: of the output and what the batch holds; otherwise the output, if that is a scalar, or
-            a weighted mean of it.
-        optimizer: of the parameters; SGD with momentum otherwise.
+        loss: a function of the output and the batch; by default the output if it is a scalar, and
+            otherwise a weighted mean of it.
+        optimizer: a function of the parameters; by default SGD with momentum.
         steps: how many.
-        split: axes of the mesh along which ranks have different samples; all of them for `"ddp"`
-            and `"fsdp"`, none otherwise.
-        ranks: `"simulated"` in threads of this process, `"gloo"` in processes, `"here"` if this
+        split: axes of the mesh along which ranks have different samples; by default all of them
+            for `"ddp"` and `"fsdp"`, none otherwise.
+        ranks: `"simulated"` for threads of this process, `"gloo"` for processes, `"here"` if this
             process is a rank itself: all ranks call this and get the same verdict.
-        seed: of the model that is made, and of every draw.
+        seed: for making the model and for every random draw.
         strict: count `unstable` as a failure.
-        timeout: seconds that the ranks of one run may take.
-        on_progress: hears of every run.
+        timeout: of the ranks in one run, in seconds.
+        on_progress: called with a message before every run.
 
     Returns:
         A verdict. The first failure is the earliest; where it starts and which collective is
         missing, doubled or mis-scaled are in its `origin` and `diagnosis`.
 
     Raises:
-        UsageError: the arguments make no sense, or the model on one device cannot be trained.
+        UsageError: an argument is not valid, or the model on one device cannot be trained.
     """
     program = make_program(
         model,
@@ -509,7 +501,7 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
 
 
 class _Runs:
-    """How the program is run again."""
+    """Runs the program again."""
 
     def __init__(
         self, program: ParallelProgram, team: Team, timeout: float, tell: Callable[[str], None]
@@ -521,19 +513,19 @@ class _Runs:
         self.native = Trace()
 
     def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
-        """On one device: that of this rank, where this process is one."""
+        """Train on one device: that of this rank, if this process is one."""
         device = device_here() if self.team == "here" else None
         return run_reference(program or self.program, device=device, **how)
 
     def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
-        """On the ranks."""
+        """Train on the ranks."""
         return run_ranks(program or self.program, self.team, timeout=self.timeout, **how)
 
     def agreed(self, value: T) -> T:
-        """What the first rank says, where all of them are here.
+        """The value of the first rank, if this process is a rank.
 
-        Each judges for itself, and on real devices two runs of one program may round differently;
-        but all have to take part in the same runs, and to end alike.
+        Each rank judges for itself, and on real devices two runs of one program may round
+        differently. But all ranks must take part in the same runs and return the same.
         """
         if self.team != "here":
             return value
@@ -557,12 +549,12 @@ def judge_traces(
     """Judge what the ranks did by what the reference did.
 
     Args:
-        lifted: both in float64; None if that could not be had.
-        runs: for the runs that tell where a fault is; without, nothing is located.
+        lifted: both in float64; None if there are no such runs.
+        runs: makes the runs that locate a fault; without it, nothing is located.
     """
     errors = _errors(ranks)
     judged: list[Judged] = []
-    told = [*notes]
+    noted = [*notes]
     if complete_steps(reference, ranks) or not errors:
         judge = Judge(
             program, reference, ranks, lifted, run_reference if runs is None else runs.reference
@@ -570,7 +562,7 @@ def judge_traces(
         if runs is not None:
             judge.runs.tell = runs.tell
         judged = excuse_late_reductions(judge, judge.judge())
-        told += judge.runs.notes
+        noted += judge.runs.notes
         wrong = [one for one in judged if not one.status.passes()]
         cause = None
         located = bool(wrong) and not errors
@@ -578,16 +570,17 @@ def judge_traces(
             first = min((one.step for one in wrong), default=1)
             watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
-            told += _affected(judged, wrong)
+            noted += _affected(judged, wrong)
         findings = _ordered(judged, cause)
     else:
         findings = []
     compared = sum(1 for one in judged if one.item.reference is not None)
-    coverage = Coverage(compared=compared, unmatched=tuple(_unmatched(reference, ranks)))
+    extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
+    coverage = Coverage(compared=compared, unmatched=extra)
     return Verdict(
         findings=(*errors, *findings),
         coverage=coverage,
-        notes=tuple(dict.fromkeys(told)),
+        notes=tuple(dict.fromkeys(noted)),
         strict=strict,
     )
 
@@ -596,7 +589,7 @@ def judge_traces(
 def _watched(
     runs: _Runs | None, lifted: tuple[Trace, list[Trace]] | None, step: int
 ) -> tuple[Trace | None, list[Trace]]:
-    """Both sides once more, to the first step that is wrong, with what every module gave there."""
+    """Run both sides again, up to the first wrong step, and watch every module there."""
     if runs is None:
         return None, []
     runs.tell("looking for the module where it starts")
@@ -610,7 +603,7 @@ def _watched(
 def _lifted(
     runs: _Runs, natively: list[Trace]
 ) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
-    """Both sides in float64, or why not."""
+    """Both sides in float64, or a note that says why not."""
     if any(trace.error is not None for trace in natively):
         return None, []
     if _all_float64(runs.native):
@@ -628,7 +621,7 @@ def _lifted(
 
 
 def _all_float64(trace: Trace) -> bool:
-    """Whether the model runs in float64 by itself: there is no wider run."""
+    """Whether the model itself runs in float64, so there is no wider run."""
     pieces = [*trace.initial.values(), *trace.steps[0].outputs.values()]
     dtypes = {piece.local.dtype for piece in pieces if piece.local.is_floating_point()}
     return dtypes == {torch.float64}
@@ -641,17 +634,17 @@ def _unusable(reference: Trace) -> Finding:
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=f"the model fails on one device{at}: {reference.error}",
-        advice="make it train on one device first",
+        advice="fix the training on one device first",
     )
 
 
 def _errors(ranks: list[Trace]) -> list[Finding]:
-    """One finding for all ranks that raised: the first that did not merely wait for another."""
+    """One finding for all ranks that raised: the first that did not just wait for another."""
     failed = [trace for trace in ranks if trace.error is not None]
     if not failed:
         return []
-    # Others are let go, or wait for it: the one that knows where it was comes first.
-    first = max(failed, key=lambda trace: (not _waits(trace), bool(trace.error_at), -trace.rank))
+    # Prefer ranks that did not just wait, then those that know the module.
+    first = max(failed, key=lambda trace: (not trace.waited, bool(trace.error_at), -trace.rank))
     alike = tuple(trace.rank for trace in failed if trace.error == first.error)
     step = len(first.steps)
     which = ", ".join(map(str, alike))
@@ -674,34 +667,22 @@ def _errors(ranks: list[Trace]) -> list[Finding]:
     ]
 
 
-def _waits(trace: Trace) -> bool:
-    """Whether a rank failed only because another did."""
-    text = trace.error or ""
-    return any(words in text for words in (LET_GO, NO_ANSWER, "Connection closed"))  # torch's
-
-
 def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
-    """How much of the first wrong step is wrong, kind by kind."""
+    """How many values of each kind are wrong in the first wrong step."""
     if not wrong:
         return []
     step = min(one.step for one in wrong)
     bad = Counter(one.item.kind for one in wrong if one.step == step)
     whole = Counter(one.item.kind for one in judged if one.step == step)
-    when = f"step {step}" if step else "before the first step"
+    when = f"in step {step}" if step else "before the first step"
     parts = [f"{count} of {whole[kind]} {kind} values" for kind, count in bad.items()]
-    return [f"affected in {when}: {', '.join(parts)}" if step else f"affected {when}: {parts[0]}"]
-
-
-def _unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
-    from paritas.parallel.assembling import unmatched
-
-    return [f"{name} is on the ranks only" for name in unmatched(reference, ranks)]
+    return [f"affected {when}: {', '.join(parts)}"]
 
 
 def _ordered(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
-    """All findings, the cause first; of the steps after the first wrong one, a row for each."""
+    """All findings, the cause first; one finding for each step after the first wrong one."""
     wrong = [one.step for one in judged if one.status is Status.DIFFERENT]
-    # What is wrong before the first step is a cause of its own; step 1 still shows what it does.
+    # Wrong initial values are a cause of their own, and step 1 shows their effect.
     last = max(min(wrong), 1) if wrong else None
     found: list[Finding] = []
     later: dict[int, list[Judged]] = {}
@@ -712,14 +693,14 @@ def _ordered(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]
         findings = list(one.findings)
         if cause is not None and one is cause.judged:
             at = next(i for i, f in enumerate(findings) if not f.status.passes())
-            findings[at] = cause.told(findings[at])
+            findings[at] = cause.explained(findings[at])
             found = [findings.pop(at), *found]
         found += [_explained(finding, one, cause) for finding in findings]
     for step, those in later.items():
         whole = sum(1 for one in judged if one.step == step)
         reason = (
             f"{len(those)} of its {whole} values are not plainly the reference's, the first is "
-            f"{those[0].item.path}; not judged: it goes on from what is wrong before"
+            f"{those[0].item.path}; not judged, since it continues from wrong values"
         )
         found.append(
             Finding(

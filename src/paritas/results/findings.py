@@ -49,6 +49,10 @@ class PatternKind(enum.StrEnum):
     WRAPPED = "wrapped"
     CLIPPED = "clipped"
     ZEROS = "zeros"
+    MISSING_REDUCTION = "missing reduction"
+    WRONG_AXIS = "wrong axis"
+    ONE_RANKS_PART = "one rank's part"
+    WRONG_RANKS_SHARD = "wrong rank's shard"
     DOUBLED_REDUCTION = "doubled reduction"
     PARTIAL_SUM = "partial sum"
     SWAPPED_OPERANDS = "swapped operands"
@@ -60,6 +64,8 @@ class PatternKind(enum.StrEnum):
     COPY = "copy"
     CONSTANT = "constant"
     SCALE = "scale"
+    REPEATED_BIAS = "repeated bias"
+    MISSING_BIAS = "missing bias"
     OFFSET = "offset"
     RESIDUAL = "residual"
     SHIFT = "shift"
@@ -70,13 +76,6 @@ class PatternKind(enum.StrEnum):
     AXIS_SCALE = "axis scale"
     PRECISION = "precision"
     RANDOM_STREAM = "different random stream"
-    # Of ranks.
-    MISSING_REDUCTION = "missing reduction"
-    WRONG_AXIS = "wrong axis"
-    ONE_RANKS_PART = "one rank's part"
-    WRONG_RANKS_SHARD = "wrong rank's shard"
-    REPEATED_BIAS = "repeated bias"
-    MISSING_BIAS = "missing bias"
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -48,7 +48,7 @@ def test_a_roll_is_named_with_its_distance_and_axis():
     x = noise(8, 30)
     found = only(propose_shifts, Case(x.roll(3, 1), x, context=Context(axes=("batch", "token"))))
     assert found.sentence == (
-        "rolled by 3 along axis 1 (token): every value stands 3 places after its own"
+        "rolled by 3 along axis 1 (token): every value is 3 places after its own"
     )
     assert found.evidence["distance"] == 3
 
@@ -59,8 +59,7 @@ def test_a_shift_with_zeros_says_what_fills_the_gap():
     y[:, -1] = 0
     found = only(propose_shifts, Case(y, x))
     assert found.sentence == (
-        "off by one along axis 1: every value stands 1 place before its own, "
-        "with zeros where nothing was moved to"
+        "off by one along axis 1: every value is 1 place before its own, with zeros in the gap"
     )
 
 
@@ -74,7 +73,7 @@ def test_a_roll_of_a_few_rows_only_is_found():
 def test_a_transposed_square_is_named():
     x = noise(9, 9)
     assert only(propose_permutations, Case(x.T, x)).sentence == (
-        "transposed: axis 0 and axis 1 are exchanged"
+        "transposed: axis 0 and axis 1 are swapped"
     )
 
 
@@ -84,9 +83,9 @@ def test_a_transposed_square_is_named():
         (lambda x: x.flip(0), "flipped along axis 0"),
         (
             lambda x: x.reshape(6, 3, 4).transpose(1, 2).reshape(6, 12),
-            "interleaved otherwise: 3 groups of 4 read as 4 groups of 3 along axis 1",
+            "interleaved differently: 3 groups of 4 read as 4 groups of 3 along axis 1",
         ),
-        (lambda x: x[[0, 4, 2, 3, 1, 5]], "slices 1 and 4 are exchanged along axis 0"),
+        (lambda x: x[[0, 4, 2, 3, 1, 5]], "slices 1 and 4 are swapped along axis 0"),
         (
             lambda x: x.T.reshape(6, 12),
             (
@@ -105,7 +104,7 @@ def test_exchanged_operands_of_a_product_are_found():
     a, b = noise(7, 7), noise(7, 7, seed=1)
     context = Context(operator="aten.mm.default", inputs=(a, b))
     found = only(propose_operands, Case(b @ a, a @ b, context=context))
-    assert found.sentence == "the factors are exchanged: b @ a in place of a @ b"
+    assert found.sentence == "the factors are swapped: b @ a instead of a @ b"
 
 
 def test_an_operator_that_does_not_give_the_right_values_is_not_believed():
@@ -181,11 +180,11 @@ def test_another_eps_is_named():
     context = Context(operator="aten.layer_norm.default", inputs=(x,), arguments={"eps": 1e-5})
     norm = torch.nn.functional.layer_norm
     case = Case(norm(x, (16,), eps=1e-3), norm(x, (16,), eps=1e-5), context=context)
-    assert only(propose_norms, case).sentence == "eps is 0.001 in place of 1e-05"
+    assert only(propose_norms, case).sentence == "eps is 0.001 instead of 1e-05"
 
 
 @pytest.mark.parametrize(
-    ("eps", "words"), [(0.0, "eps is left out"), (1e-2, "eps is 0.01 in place")]
+    ("eps", "words"), [(0.0, "eps is left out"), (1e-2, "eps is 0.01 instead")]
 )
 def test_another_eps_of_a_batch_is_named(eps, words):
     x, weight, bias = 0.2 * noise(6, 5, 4), noise(5, seed=1), noise(5, seed=2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paritas.diagnosis.case import Case, Context
-from paritas.diagnosis.patterns.ranks import explain_by_equations
+from paritas.diagnosis.diagnose import ACROSS_RANKS, BUCKETS, rank_patterns
 
 
 def case(item, expected, value, *, mesh=None, **more):
@@ -17,7 +17,7 @@ def drawn(*shape, seed=0):
 
 
 def best(*args, **more):
-    return next(iter(explain_by_equations(case(*args, **more))), None)
+    return next(iter(rank_patterns(case(*args, **more), ACROSS_RANKS)), None)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_factor_that_is_the_size_of_one_axis_names_the_axis():
     expected = drawn(3, 5)
     pattern = best("gradient", expected, expected * 3, mesh={"dp": 2, "tp": 3})
     assert pattern.sentence == (
-        "3 times the reference, which is the number of ranks along tp: summed over ranks where it "
-        "should be averaged, or reduced once too often"
+        "3 times the reference, which is the number of ranks along tp: summed over ranks instead "
+        "of averaged, or reduced once too often"
     )
 
 
@@ -109,8 +109,8 @@ def test_parts_that_every_rank_has_joined_in_another_order_are_told():
     pattern = best("module", expected, backwards, held=dict.fromkeys(range(4), backwards))
     assert pattern.kind == "wrong rank's shard"
     assert pattern.sentence == (
-        "part 0 of 4 along dim 1 is what part 3 should be: parts of ranks joined in the order "
-        "3, 2, 1, 0"
+        "part 0 of 4 along dim 1 is what part 3 should be: the ranks' parts are joined in the "
+        "order 3, 2, 1, 0"
     )
 
 
@@ -176,6 +176,16 @@ def test_a_count_that_stands_still_is_stale_too():
         "buffer", torch.tensor(1), torch.tensor(0), earlier={"the initial value": torch.tensor(0)}
     )
     assert pattern.kind == "stale"
+
+
+def test_the_confidence_is_one_that_was_counted():
+    expected = drawn(3, 5)
+    stated = {share for _, share, *_ in BUCKETS}
+    assert best("gradient", expected, expected * 4).confidence in stated
+    one = torch.tensor(0.3, dtype=torch.float64)
+    assert (
+        best("loss", one, one * 4).confidence < best("gradient", expected, expected * 4).confidence
+    )
 
 
 def test_zeros_are_called_zeros():

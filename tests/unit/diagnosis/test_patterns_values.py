@@ -71,7 +71,9 @@ def test_a_factor_for_each_row_is_told_from_one_for_all() -> None:
     factors = torch.linspace(1.5, 3, 8)[:, None]
     (pattern,) = affine.propose_scales(Case(RIGHT * factors, RIGHT))
     assert pattern.kind == "axis scale"
-    assert pattern.sentence == ("scaled by another factor at each index of dimension 0: 1.5 to 3")
+    assert pattern.sentence == (
+        "scaled by a different factor at each index of dimension 0: 1.5 to 3"
+    )
 
 
 def test_a_weight_that_is_left_out_is_named() -> None:
@@ -123,9 +125,7 @@ def test_a_sign_that_is_flipped_is_told_from_one_that_is_lost() -> None:
     lost = affine.propose_signs(Case(RIGHT.abs(), RIGHT))[0].sentence
     assert lost.startswith("the sign is lost: negative values")
     truths = RIGHT > 0
-    assert (
-        affine.propose_signs(Case(~truths, truths))[0].sentence == "every truth value is inverted"
-    )
+    assert affine.propose_signs(Case(~truths, truths))[0].sentence == "every boolean is inverted"
     number = torch.complex(RIGHT, normal(8, 64, seed=1))
     conjugate = affine.propose_signs(Case(number.conj().resolve_conj(), number))[0].sentence
     assert conjugate.endswith("the complex conjugate")
@@ -145,7 +145,7 @@ def test_zeros_constants_and_stale_values_are_told_apart() -> None:
     (pattern,) = replacements.propose_constants(
         Case(before, RIGHT, context=Context(inputs=(before,)))
     )
-    assert pattern.sentence == "it is input 0 as it was: the operation is skipped"
+    assert pattern.sentence == "it is input 0 unchanged: the operation was skipped"
 
 
 def test_random_bits_are_memory_that_nobody_wrote() -> None:
@@ -158,12 +158,12 @@ def test_random_bits_are_memory_that_nobody_wrote() -> None:
 def test_values_cut_off_have_their_bounds() -> None:
     large = RIGHT * 400
     (pattern,) = limits.propose_clipping(Case(large.clamp(-448, 448), large))
-    assert pattern.sentence == "cut off below -448 and above 448, the largest float8_e4m3"
+    assert pattern.sentence == "clipped below -448 and above 448, the largest float8_e4m3"
     (pattern,) = limits.propose_clipping(Case(RIGHT.relu(), RIGHT))
-    assert pattern.sentence == "cut off at 0: negative values come out as zero"
+    assert pattern.sentence == "clipped at 0: negative values become zero"
 
 
 def test_whole_numbers_that_ran_over_are_remainders() -> None:
     right = torch.arange(-300, 300, 7)
     (pattern,) = limits.propose_wrapped(Case(right.to(torch.int8).to(torch.int64), right))
-    assert pattern.sentence == "wrapped around: what should be, modulo 2^8, as int8 keeps it"
+    assert pattern.sentence == "wrapped around: the right value modulo 2^8, as in int8"

@@ -122,7 +122,7 @@ def test_a_nan_that_is_swallowed_is_said() -> None:
     right = RIGHT.clone()
     right[1, :3] = math.nan
     (pattern,) = limits.propose_nonfinite(Case(right.nan_to_num(0.0), right))
-    assert pattern.sentence == "0 in the place of NaN"
+    assert pattern.sentence == "0 instead of NaN"
 
 
 def test_what_was_computed_in_float8_is_told_by_all_of_its_values() -> None:
@@ -135,7 +135,7 @@ def test_what_was_computed_in_float8_is_told_by_all_of_its_values() -> None:
     noise = right.abs() * 2.0**-8
     low = narrow(narrow(a) * narrow(b))
     (pattern,) = precision.propose_precision(Case(low, right.bfloat16(), right, noise))
-    assert pattern.sentence == "computed in float8_e4m3: every value is one of its numbers"
+    assert pattern.sentence == "computed in float8_e4m3: it can represent every value"
     # Whole numbers are numbers of any format: that says nothing.
     counts = (a * 4).round().double()
     wrong = (counts + (normal(6, 7, seed=5) > 0.5) * counts.abs().clamp(max=1)).bfloat16()

@@ -9,9 +9,9 @@ import torch
 
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.diagnose import (
-    _PROPOSERS,
     BUCKETS,
     ORDER,
+    PROPOSERS,
     calibrate,
     diagnose,
     propose_all,
@@ -49,10 +49,10 @@ def test_stopping_early_gives_what_asking_all_gives():
 
 
 def test_each_module_can_be_asked_and_comes_in_the_order_of_its_simplest_kind():
-    for propose, simplest in _PROPOSERS:
+    for propose, simplest in PROPOSERS:
         assert callable(propose)
         assert simplest in ORDER
-    places = [ORDER.index(simplest) for _, simplest in _PROPOSERS]
+    places = [ORDER.index(simplest) for _, simplest in PROPOSERS]
     assert places == sorted(places)
 
 

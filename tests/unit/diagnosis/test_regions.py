@@ -65,7 +65,7 @@ def test_the_text_of_a_box_selects_it(
         (
             (8, 100),
             (slice(None), slice(96, None)),
-            f"in the last 4 of 100 columns, the tail behind the last whole tile of 32 {FOUR}",
+            f"in the last 4 of 100 columns, the tail after the last full tile of 32 {FOUR}",
         ),
         ((50, 64), 3, "in row 3 of 50 (2 % of the elements)"),
         ((40, 40), slice(1, None), "in all but the first of 40 rows (98 % of the elements)"),
@@ -90,7 +90,7 @@ def test_a_rank_is_named_where_ranks_are_known() -> None:
     region = region_of((64, 10), slice(32, 48), Context(world={"tp": 4}))
     assert (region.kind, region.text) == ("rank", "[32:48, :]")
     assert region.sentence == (
-        "in the part of rank 2 of 4 along tp, rows 32 to 47 of 64 (25 % of the elements)"
+        "in the shard of rank 2 of 4 along tp, rows 32 to 47 of 64 (25 % of the elements)"
     )
 
 
@@ -116,7 +116,7 @@ def test_a_frame_around_an_image_is_a_border() -> None:
     inner[:, 2:-2, 2:-2] = True
     region = region_of((3, 20, 30), ~inner)
     assert region.kind == "border"
-    assert region.text == "on the border: the outermost 2 at each side of axes 1 and 2"
+    assert region.text == "on the border: the outermost 2 on each side of axes 1 and 2"
 
 
 def test_padding_is_where_the_reference_stays_the_same() -> None:
@@ -156,7 +156,7 @@ def test_zeros_hide_a_wrong_factor_and_no_more() -> None:
     assert region is not None
     assert whole is not None
     assert region.text == "[:, 10:20]"
-    assert whole.sentence.startswith("everywhere but where the reference is zero (")
+    assert whole.sentence.startswith("everywhere except where the reference is zero (")
 
 
 def test_a_row_stands_out_from_stray_errors() -> None:
@@ -179,7 +179,7 @@ def test_bounds_that_too_few_errors_show_are_said_to_be_uncertain() -> None:
     wrong[1111:] = False
     region = find_region(Case(right + 9 * wrong, right))
     assert region is not None
-    assert "its bounds are not certain" in region.sentence
+    assert "its bounds are uncertain" in region.sentence
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.complex64, torch.float16])

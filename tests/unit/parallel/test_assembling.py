@@ -96,7 +96,7 @@ def test_elements_that_no_rank_holds_are_a_fault():
 def test_a_plain_tensor_of_another_shape_is_not_guessed_at():
     together = assemble({0: RankPiece(torch.ones(5))}, (6, 2))
     assert together.fault == (
-        "rank 0 holds a tensor of shape [5]: nothing says which part of [6, 2] it is"
+        "rank 0 holds a tensor of shape [5], and which part of [6, 2] it is cannot be known"
     )
 
 

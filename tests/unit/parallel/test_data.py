@@ -52,8 +52,8 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused():
     with pytest.raises(UsageError) as caught:
         check_batches(program)
     assert str(caught.value) == (
-        "batch 0 has 5 samples, which 4 ranks along ranks cannot share evenly: "
-        "give a batch of 8, or another mesh"
+        "batch 0 has 5 samples, which do not divide evenly over the 4 ranks along ranks: pass a "
+        "batch of 8, or another mesh"
     )
 
 
@@ -66,17 +66,17 @@ def test_a_batch_without_a_tensor_is_refused():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"model": 3}, "model=3: give a module"),
-        ({"plan": "tensor"}, "plan='tensor': known by name are ddp, fsdp"),
-        ({"plan": {}}, "says nothing about any module"),
-        ({"plan": 3}, "plan=3: give 'ddp'"),
-        ({"mesh": 1}, "mesh=1 is one rank"),
-        ({"mesh": {"dp": 0, "tp": 2}}, "axis 'dp' has 0 ranks"),
-        ({"mesh": "2"}, "mesh='2': give the number of ranks"),
-        ({"split": "tp"}, "the mesh has no axis 'tp', it has ranks"),
-        ({"plan": {"up": object()}, "mesh": (2, 2)}, "is for one axis"),
+        ({"model": 3}, "model=3: pass a module"),
+        ({"plan": "tensor"}, "plan='tensor': pass 'ddp' or 'fsdp', a dict"),
+        ({"plan": {}}, "the dict of parallel styles is empty"),
+        ({"plan": 3}, "plan=3: pass 'ddp'"),
+        ({"mesh": 1}, "mesh=1 has only one rank"),
+        ({"mesh": {"dp": 0, "tp": 2}}, "axis 'dp' needs 1 or more ranks, got 0"),
+        ({"mesh": "2"}, "mesh='2': pass the number of ranks"),
+        ({"split": "tp"}, "the mesh has no axis 'tp'; its axes: ranks"),
+        ({"plan": {"up": object()}, "mesh": (2, 2)}, "needs a mesh with one axis"),
         ({"steps": 0}, "steps=0"),
-        ({"loss": 1.0}, "loss=1.0: give a function"),
+        ({"loss": 1.0}, "loss=1.0: pass a function"),
         ({"seed": None}, "seed=None"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_sum_that_nobody_takes_is_the_fault_of_the_module_that_gave_the_terms(
     ranks = [[a, term, c + 1], [a, b - term, c + 2]]
     found = locate_forward(seen("abc", [a, b, c], ranks))
     assert found.module == "b"
-    assert found.words == "the output of b is one rank's term of a sum that is never taken"
+    assert found.words == "the output of b is one rank's term of a sum that is never reduced"
 
 
 @pytest.mark.parametrize("made", ["one term", "twice the sum"])

@@ -85,7 +85,7 @@ def test_of_two_readers_the_one_that_sends_back_terms_is_named():
         found = locate_backward(seen(*ranks))
         assert found.module == name
         assert found.words == (
-            f"the gradient at the input of {name} is one rank's term of a sum that is never taken"
+            f"the gradient at the input of {name} is one rank's term of a sum that is never reduced"
         )
 
 

@@ -209,7 +209,7 @@ def test_every_rank_of_a_group_that_is_there_has_all_traces():
 def test_a_mesh_that_is_not_the_group_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group puts its own there
     program = make_program(TinyMLP, "ddp", [batch()], 4)
-    with pytest.raises(UsageError, match="this process is no rank of a process group"):
+    with pytest.raises(UsageError, match="this process is not a rank of a process group"):
         run_ranks(program, "here")
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -217,11 +217,13 @@ def test_a_mesh_that_is_not_the_group_is_refused(monkeypatch):
             run_ranks(program, "here")
     finally:
         distributed.destroy_process_group()
-    assert str(caught.value) == ("a mesh of 4 ranks (ranks=4) in a group of 1: make them equal")
+    assert str(caught.value) == (
+        "the mesh has 4 ranks (ranks=4) but the process group has 1: make them equal"
+    )
 
 
 def test_a_team_that_is_not_known_is_refused():
-    with pytest.raises(UsageError, match="ranks='mpi': known are simulated, gloo, here"):
+    with pytest.raises(UsageError, match="ranks='mpi': use one of simulated, gloo, here"):
         run_ranks(make_program(TinyMLP, "ddp", [batch()], 2), "mpi")
 
 

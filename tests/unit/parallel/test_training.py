@@ -257,10 +257,10 @@ def test_what_is_raised_in_the_backward_pass_is_told_with_its_module():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"loss": lambda output, *_: output}, r"the loss is \[4, 6\]: it must be one number"),
+        ({"loss": lambda output, *_: output}, r"the loss must be one number, got \[4, 6\]"),
         ({"loss": lambda output, *_: output.detach().mean()}, "does not depend on anything"),
-        ({"optimizer": lambda _: 3}, "makes the optimizer gave 3"),
-        ({"model": lambda: 3}, "makes the model gave 3, not a module"),
+        ({"optimizer": lambda _: 3}, "makes the optimizer returned 3"),
+        ({"model": lambda: 3}, "makes the model returned 3, not a module"),
     ],
 )
 def test_a_program_that_makes_no_sense_is_refused(said, message):

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 def propose_signs(case: Case) -> list[Pattern]:
-    """`sign`: the negative of it; of truths the inverse, of complex numbers the conjugate."""
+    """`sign`: negated; for booleans inverted, for complex numbers conjugated."""
     if not case.is_beyond_noise:
         return []
     if case.reference.dtype == torch.bool:
-        # Where a truth is wrong it is the inverse: that says something only of the whole.
+        # A wrong boolean is always the inverse, which only means something for the whole tensor.
         if case.right.numel() < 2 or not bool(case.wrong.all()):  # noqa: PLR2004
             return []
         weight = weigh(case, 1.0 - case.right)
-        sentence = "every truth value is inverted"
+        sentence = "every boolean is inverted"
     else:
         weight = weigh(case, -case.right, cost=1.0)
         sentence = _describe_sign(case)
@@ -57,18 +57,16 @@ def _describe_sign(case: Case) -> str:
     same = clear[(clear != 0) & (torch.sign(clear) == torch.sign(wrong[0]))]
     if one_sided and clear.numel() and same.numel() <= 0.02 * case.right.numel():
         lost = "negative" if bool((wrong < 0).all()) else "positive"
-        return (
-            f"the sign is lost: {lost} values come out with the other sign, as of an absolute value"
-        )
+        return f"the sign is lost: {lost} values come out with the other sign, as after abs()"
     return "the sign is flipped"
 
 
 # --- Factors that have a name ---------------------------------------------------------------------
 
 _STANDARD_ERRORS = 4.0
-# A name is given only if the estimate is at least so close to it...
+# An estimate gets a name only if it is this close to it...
 _CLOSEST = 0.02
-# ... and so much nearer to it than it is to no fault at all.
+# ... and this much closer to it than to 1.
 _APART = 0.25
 _SIZES = 16
 
@@ -82,7 +80,7 @@ class NamedFactor:
 
 
 def named_factors(case: Case) -> list[NamedFactor]:
-    """The factors that have a meaning here, the likeliest first; neither 0 nor 1 nor -1."""
+    """The factors that have a meaning here, the most likely first; without 0, 1 and -1."""
     found: dict[float, NamedFactor] = {}
     for factor in (
         *_rank_factors(case),
@@ -96,10 +94,10 @@ def named_factors(case: Case) -> list[NamedFactor]:
 
 
 def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
-    """The names of an estimated factor, the likeliest first; empty if it is none of them.
+    """The names of an estimated factor, the most likely first; empty if it has none.
 
-    A constant that was kept in the candidate's own dtype is off by a rounding: that much is
-    allowed beside the error of the estimate.
+    A constant in the candidate's own dtype is off by a rounding, which is allowed in addition to
+    the error of the estimate.
     """
     names = []
     for factor in named_factors(case):
@@ -164,7 +162,7 @@ def _size_factors(case: Case) -> Iterator[NamedFactor]:
 
 
 def _known_sizes(case: Case) -> dict[int, str]:
-    """The lengths that occur, and where."""
+    """The sizes that occur, and where."""
     found: dict[int, str] = {}
     for dim in reversed(range(len(case.shape))):
         found.setdefault(case.shape[dim], f"the size of dimension {dim}")
@@ -180,14 +178,14 @@ def _known_sizes(case: Case) -> dict[int, str]:
 
 # --- Scales: one factor for all, or one per index -------------------------------------------------
 
-# A factor so small, in standard errors, is none.
+# A factor must be this many standard errors away from 0.
 _NOT_ZERO = 8.0
-# Those with a module of their own.
+# `propose_signs` handles this factor.
 _SIGN = -1.0
 
 
 def propose_scales(case: Case) -> list[Pattern]:
-    """A `scale`, or where there is none an `axis scale`."""
+    """`scale`, or else `axis scale`."""
     if case.reference.dtype == torch.bool or not case.is_beyond_noise:
         return []
     return _one_factor(case) or _factor_per_index(case)
@@ -201,7 +199,7 @@ def _one_factor(case: Case) -> list[Pattern]:
     if weight is None:
         return []
     if weight.whole:
-        # Choosing the elements with the largest errors leans towards them; now all may speak.
+        # An estimate from the elements with the largest errors is biased, so fit all of them.
         factor, error = refined_proportion(case, case.right, case.given, factor)
     if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
         return []
@@ -229,7 +227,7 @@ def _weigh_factor(case: Case, factor: float) -> Weight | None:
 
 
 def _known_digits(factor: float, error: float) -> int:
-    """As many digits as are known, of 3 to 7."""
+    """The number of known digits, from 3 to 7."""
     known = math.log10(abs(factor) / error) if error > 0 else math.inf
     return int(min(max(known, 3), 7))
 
@@ -246,7 +244,7 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         touched = case.wrong.any(dim=others)
         used = factors[touched]
         if float(used.abs().max()) <= case.own_unit or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
-            continue  # zeros and signs have words of their own
+            continue  # zeros and signs are other kinds
         weight = weigh(
             case,
             factors.view(view) * case.right,
@@ -256,9 +254,8 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         if weight is None:
             continue
         low, high = float(used.min()), float(used.max())
-        text = (
-            f"scaled by another factor at each index of dimension {axis}: {low:.4g} to {high:.4g}"
-        )
+        each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
+        text = f"scaled by a different factor {each}"
         text = _name_vector(case, factors) or text
         figures = {"axis": float(axis), "least": low, "most": high}
         pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
@@ -267,7 +264,7 @@ def _factor_per_index(case: Case) -> list[Pattern]:
 
 
 def _in_units_of_noise(case: Case) -> tuple[Tensor, Tensor]:
-    """What it should be and what it is, where it is wrong; 0 elsewhere."""
+    """The right values and the candidate where it is wrong; 0 elsewhere."""
     if case.given.is_complex():
         return case.right, case.given
     weight = torch.where(case.wrong & case.both_finite, 1 / case.unit, 0.0)
@@ -282,7 +279,7 @@ def _factors_along(over: Tensor, under: Tensor, axis: int) -> Tensor:
 
 
 def _name_vector(case: Case, factors: Tensor) -> str:
-    """Whether the factors are a known vector: a weight that is applied twice, or not at all."""
+    """Name the factors if they are a known vector: a weight applied twice or not at all."""
     known = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
     for name, tensor in {**known, **case.context.named}.items():
         vector = tensor.detach().cpu().double().flatten()
@@ -295,14 +292,14 @@ def _name_vector(case: Case, factors: Tensor) -> str:
     return ""
 
 
-# --- Known tensors added too seldom or too often --------------------------------------------------
+# --- Known tensors that are missing or added too often --------------------------------------------
 
-# A tensor that follows what is right to so much of it is a scale in disguise.
+# A tensor that resembles the right values to this share is really a scale.
 _ALIKE = 0.25
 
 
 def propose_addends(case: Case) -> list[Pattern]:
-    """Where the error is a multiple of a tensor that is known: `residual`, `axis offset`."""
+    """`residual` and `axis offset`: the error is a multiple of a known tensor."""
     found = []
     for name, tensor, kind in _broadcast_known(case):
         times, error = robust_proportion(case, tensor, case.error)
@@ -318,14 +315,14 @@ def propose_addends(case: Case) -> list[Pattern]:
         )
         if weight is None or _is_like(case, tensor):
             continue
-        sentence = text or f"{times:.4g} times {name} is added beside what should be"
+        sentence = text or f"{times:.4g} times {name} is added to the right value"
         figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
         found.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
     return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
 
 
 def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
-    """The known tensors, each brought to the shape in every way that it may have been added."""
+    """The known tensors, broadcast in every way in which they may have been added."""
     known = dict(case.context.named)
     known |= {f"input {place}": tensor for place, tensor in enumerate(case.context.inputs)}
     for name, tensor in known.items():
@@ -343,7 +340,7 @@ def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
 
 
 def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """In which shapes a tensor can be broadcast; a vector also along each axis of its length."""
+    """The shapes in which a tensor can be broadcast; a vector also along each axis of its size."""
     found = []
     padded = (1,) * (len(target) - len(shape)) + shape
     if len(padded) == len(target) and all(
@@ -382,7 +379,7 @@ def _describe_times(case: Case, name: str, times: float, error: float) -> str:
             meanings += [
                 (size - 1.0, f"{name} is added {size} times: once per rank"),
                 (1 / size - 1.0, f"only 1 / {size} of {name} is added: divided by the world size"),
-                (1 - 1.0 / size, f"{name} is added whole where 1 / {size} of it belongs"),
+                (1 - 1.0 / size, f"all of {name} is added instead of 1 / {size} of it"),
             ]
     for value, text in meanings:
         tolerance = max(_STANDARD_ERRORS * error, 2 * case.own_unit * abs(value), 1e-9)
@@ -401,7 +398,7 @@ _OFFSET_STANDARD_ERRORS = 8.0
 
 
 def propose_offsets(case: Case) -> list[Pattern]:
-    """Known tensors first; then one number; then a vector that is nowhere known."""
+    """Known tensors first, then one number, then an unknown vector."""
     if case.reference.dtype == torch.bool or not case.is_beyond_noise:
         return []
     known = propose_addends(case)
@@ -433,7 +430,7 @@ def _weigh_offset(case: Case, offset: float) -> Weight | None:
 
 
 def _noise_growth(case: Case, offset: float) -> float:
-    """How much more noise there is: sums with a large number are rounded at its size."""
+    """The factor on the noise: sums with a large number are rounded at its size."""
     if case.is_exact:
         return 1.0
     usual = float(case.unit.median())
@@ -441,7 +438,7 @@ def _noise_growth(case: Case, offset: float) -> float:
 
 
 def _describe_amount(case: Case, offset: float, error: float) -> str:
-    """The number, or what it is called."""
+    """The number, or its name."""
     for name, value in case.context.arguments.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and value:
             tolerance = min(max(4 * error, 1e-6 * abs(value)), 0.02 * abs(value))
@@ -468,14 +465,14 @@ def _offsets_along_axes(case: Case) -> list[Pattern]:
     weight = torch.where(mask, case.unit**-2, 0.0)
     error = (weight * torch.where(mask, case.error, torch.zeros_like(case.error)), weight)
     found = [pattern for keep in kept if (pattern := _axis_offset(case, keep, error)) is not None]
-    # The one with the fewest numbers in it that explains as much.
+    # Among those that explain as much, the one with the fewest numbers.
     return sorted(found, key=lambda pattern: -round(pattern.confidence, 2))[:1]
 
 
 def _axis_offset(
     case: Case, keep: tuple[int, ...], weighted: tuple[Tensor, Tensor]
 ) -> Pattern | None:
-    """From the errors times their weights, and the weights."""
+    """Fit from the weighted errors and the weights."""
     dims = [dim for dim in range(case.right.dim()) if dim not in keep]
     above, below = (part.sum(dim=dims, keepdim=True) for part in weighted)
     vector = above / torch.where(below > 0, below, 1.0)
@@ -492,7 +489,7 @@ def _axis_offset(
     size = float(vector.abs().square().mean().sqrt())
     return weight.pattern(
         PatternKind.AXIS_OFFSET,
-        f"off by a vector along {name}, as a bias that is missing or added twice",
+        f"off by a vector along {name}, like a bias that is missing or added twice",
         {"axis": _join_axes(keep), "rms": size},
         trust=0.95 if len(keep) == 1 else 0.9,
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # --- Orders of the indices of one axis ------------------------------------------------------------
 
-# Longer axes have more divisors and pairs than are worth trying.
+# Longer axes have too many divisors and pairs to try.
 _MOST_ROWS = 1024
 _COLUMNS = 48
 _NAMED = 4
@@ -39,7 +39,7 @@ _NAMED = 4
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A way to number an axis otherwise: index i takes its values from `source[i]`."""
+    """A reordering of an axis: index i takes its values from `source[i]`."""
 
     source: Tensor
     sentence: str
@@ -47,9 +47,9 @@ class Order:
 
 
 def regular_orders(size: int) -> Iterator[Order]:
-    """Flipped; (h d) read as (d h); each pair of neighbours, or of halves, exchanged.
+    """Flipped; (h d) read as (d h); neighbours or halves swapped.
 
-    One by one: of a long axis, all of them are fifty times as large as the axis.
+    A generator, since all orders of a long axis are fifty times as large as the axis.
     """
     if size < 2:  # noqa: PLR2004
         return
@@ -58,16 +58,18 @@ def regular_orders(size: int) -> Iterator[Order]:
     inner = [one for one in range(2, size // 2 + 1) if size % one == 0]
     for width in inner:
         count = size // width
-        text = f"interleaved otherwise: {count} groups of {width} read as {width} groups of {count}"
+        text = (
+            f"interleaved differently: {count} groups of {width} read as {width} groups of {count}"
+        )
         source = index.reshape(count, width).T.flatten()
         yield Order(source, text, 2 + math.log2(1 + len(inner)))
     for width in [1, *inner]:
         if (size // width) % 2:
             continue
         source = index.reshape(-1, 2, width).flip(1).flatten()
-        text = f"neighbouring blocks of {width} exchanged" if width > 1 else "neighbours exchanged"
+        text = f"neighbouring blocks of {width} swapped" if width > 1 else "neighbours swapped"
         if width * 2 == size:
-            text = "the two halves exchanged"
+            text = "the two halves swapped"
         yield Order(source, text, 3 + math.log2(1 + len(inner)))
     for width in inner:
         source = index.reshape(-1, width).flip(1).flatten()
@@ -76,9 +78,9 @@ def regular_orders(size: int) -> Iterator[Order]:
 
 
 def matched_rows(case: Case, axis: int) -> Tensor | None:
-    """From which slice each slice along an axis was taken; None if some have no likeness.
+    """The slice that each slice along an axis was taken from; None if some match none.
 
-    A few columns where something is wrong are enough to know a slice again.
+    A few columns with wrong elements are enough to recognise a slice.
     """
     size = case.shape[axis]
     if not 2 <= size <= _MOST_ROWS:  # noqa: PLR2004
@@ -107,7 +109,7 @@ def describe_order(source: Tensor) -> str:
     moved = (source != torch.arange(len(source))).nonzero().flatten().tolist()
     taken = source.tolist()
     if len(moved) == 2 and taken[moved[0]] == moved[1] and taken[moved[1]] == moved[0]:  # noqa: PLR2004
-        return f"slices {moved[0]} and {moved[1]} are exchanged"
+        return f"slices {moved[0]} and {moved[1]} are swapped"
     blocks = _exchanged_blocks(moved, taken)
     if blocks:
         return blocks
@@ -118,22 +120,22 @@ def describe_order(source: Tensor) -> str:
 
 
 def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
-    """Two runs of indices that have changed places, if that is all."""
+    """Two runs of indices that changed places; empty if there is more to it."""
     if len(moved) < 4 or len(moved) % 2:  # noqa: PLR2004
         return ""
     first, second = moved[: len(moved) // 2], moved[len(moved) // 2 :]
     runs = all(part == list(range(part[0], part[-1] + 1)) for part in (first, second))
     if runs and [taken[one] for one in moved] == second + first:
         left, right = f"{first[0]}:{first[-1] + 1}", f"{second[0]}:{second[-1] + 1}"
-        return f"blocks {left} and {right} are exchanged"
+        return f"blocks {left} and {right} are swapped"
     return ""
 
 
-# --- Axes exchanged, flipped, interleaved; rows permuted ------------------------------------------
+# --- Axes swapped, flipped, interleaved; rows permuted --------------------------------------------
 
-# Axes beyond which not all orders of them are tried.
+# With more axes than this, not all orders of them are tried.
 _MOST_AXES = 4
-# Of the values, so many have to be distinct for "the same ones in another order" to mean a thing.
+# The share of distinct values below which "the same values in another order" means nothing.
 _DISTINCT = 0.5
 _FEWEST = 8
 _SAME = 0.98
@@ -149,7 +151,7 @@ def propose_permutations(case: Case) -> list[Pattern]:
         blocks.append(part.case)
     probes = [Probe(block) for block in blocks]
     for search in (_axes_exchanged, _read_otherwise, _regular_order, _permuted_rows, _same_values):
-        # A block that is wrong for itself may be reordered for itself, or as the whole is.
+        # A wrong block may be reordered by itself, or as the whole is.
         for block, probe in zip(blocks, probes, strict=True):
             found = first_supported(search(block, probe))
             if found:
@@ -179,7 +181,7 @@ def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         names = [axis_name(case.context, axis, rank) for axis in moved]
         text = f"the axes are in the order {order}"
         if len(moved) == 2:  # noqa: PLR2004
-            text = f"{names[0]} and {names[1]} are exchanged"
+            text = f"{names[0]} and {names[1]} are swapped"
         yield supported_pattern(
             case,
             view,
@@ -198,7 +200,7 @@ def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
 
 
 def _read_otherwise(case: Case, probe: Probe) -> Iterator[Pattern | None]:
-    """The values in the memory order of a transposed tensor, taken for those of this one."""
+    """The memory of a transposed tensor read as if it were this one."""
     numbers = torch.arange(case.right.numel()).reshape(case.shape)
     flat, allowed = case.right.flatten(), case.allowed.flatten()
     pairs = list(itertools.combinations(range(len(case.shape)), 2))
@@ -269,7 +271,7 @@ def _reordered(case: Case, axis: int, source: Tensor, sentence: str, cost: float
 
 
 def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
-    """Whole slices stand at other places of an axis, in no regular order."""
+    """Whole slices at other places of an axis, in no regular order."""
     if len(case.shape) < 2 or case.given.is_complex():  # noqa: PLR2004
         return
     for axis, size in enumerate(case.shape):
@@ -281,11 +283,11 @@ def _permuted_rows(case: Case, _probe: Probe) -> Iterator[Pattern | None]:
 
 
 def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
-    """The same values, bit for bit, in an order that has no name."""
+    """The same values, bit for bit, in an order without a name."""
     wrong = case.wrong
     if case.given.is_complex() or int(wrong.sum()) < _FEWEST:
         return
-    # A few values first: most of them have to be there at all.
+    # Look for a few values first: most of them must occur at all.
     few = torch.isin(probe.given, case.reference.detach().cpu().double()[wrong])
     if float(few.double().mean()) < _SAME:
         return
@@ -295,7 +297,7 @@ def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     same = float((mine == theirs).double().mean())
     if distinct < _DISTINCT or same < _SAME:
         return
-    # Bit for bit, of mostly distinct values: drawn anew they would not agree.
+    # Mostly distinct values that are equal bit for bit cannot be drawn again.
     yield Pattern(
         kind=PatternKind.PERMUTATION,
         confidence=0.9 * same,
@@ -306,7 +308,7 @@ def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
 
 # --- Moved along an axis, or in memory ------------------------------------------------------------
 
-# Lines along an axis that are correlated to find the distance, and their greatest length.
+# How many lines along an axis are correlated to find the distance, and their largest length.
 _LINES = 32
 _LOOKED_AT = 2048
 _LONGEST = 1 << 15
@@ -315,13 +317,13 @@ _FILLS = ("wrap", "zeros", "edge", "kept")
 
 
 def propose_shifts(case: Case) -> list[Pattern]:
-    """Rolled or shifted by k along an axis, in the whole or inside the block that is wrong."""
+    """Rolled or shifted by k along an axis, in the whole tensor or in the wrong block."""
     if not case.is_beyond_noise or not case.shape or case.given.is_complex():
         return []
     part = wrong_block(case)
     axes = range(len(case.shape))
     inner = Probe(part.case)
-    # A roll of few slices, or of some that are not neighbours, is an exchange of them.
+    # A roll of few slices, or of slices that are not neighbours, is a permutation.
     found = [_shifted_along(part.case, axis, inner) for axis in axes if part.is_run(axis)]
     for axis in axes:
         if len(part.indices[axis]) < case.shape[axis] and part.is_run(axis):
@@ -338,7 +340,7 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
     name = axis_name(case.context, axis, len(case.shape))
     found = []
     for distance in _distances(case.given, case.right, case.wrong, axis):
-        # The ends may hold anything after a shift: the rest decides whether it is one.
+        # The ends may hold anything after a shift, so the rest decides whether it is one.
         inside = _source_indices(size, distance, "zeros")
         wrapped = _source_indices(size, distance, "wrap")
         if not (probe.meets_map(axis, inside, partly=True) or probe.meets_map(axis, wrapped)):
@@ -370,7 +372,7 @@ def _goodness(pattern: Pattern) -> float:
 
 
 def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern | None]:
-    """Inside the block stand the values of places beside it, some of them outside of it."""
+    """The block holds the values of places beside it, some of them outside the block."""
     size = case.shape[axis]
     probe = Probe(case)
     for distance in _distances(case.given, case.right, case.wrong, axis):
@@ -394,7 +396,7 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
 
 
 def _in_memory(case: Case) -> Pattern | None:
-    """The whole tensor read from k elements further on: a wrong pointer, not a wrong index."""
+    """The whole tensor read k elements further on: a wrong pointer, not a wrong index."""
     flat = Case(
         case.candidate.detach().cpu().flatten(),
         case.reference.detach().cpu().flatten(),
@@ -406,9 +408,7 @@ def _in_memory(case: Case) -> Pattern | None:
         return None
     distance = int(pattern.evidence["distance"])
     many = f"{abs(distance)} element{'s' * (abs(distance) != 1)}"
-    sentence = (
-        f"every value stands {many} {_before_or_after(distance)} in memory of where it belongs"
-    )
+    sentence = f"every value is {many} {_before_or_after(distance)} its place in memory"
     return type(pattern)(
         kind=PatternKind.SHIFT,
         confidence=pattern.confidence,
@@ -418,13 +418,13 @@ def _in_memory(case: Case) -> Pattern | None:
 
 
 def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[int]:
-    """Where the correlation along an axis is highest: the few distances worth a test."""
+    """The few distances at which the correlation along an axis is highest."""
     size = right.shape[axis]
     if size < 2:  # noqa: PLR2004
         return []
     kept = min(size, _LONGEST)
 
-    # Few lines are enough, if they are among those that are wrong most.
+    # A few lines are enough, if they are among the most wrong.
     others = [length for dim, length in enumerate(right.shape) if dim != axis]
     step = max(1, math.prod(others) // _LOOKED_AT)
     starts = torch.arange(0, math.prod(others), step)
@@ -446,12 +446,12 @@ def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[i
     correlation = torch.fft.irfft(spectrum.sum(dim=0), n=kept)
     peaks = correlation.topk(min(_PEAKS, kept)).indices.tolist()
     found = [peak if peak <= kept // 2 else peak - kept for peak in peaks]
-    # Next to none, what loops are off by: the correlation of smooth values cannot tell them apart.
+    # Also the small distances that loops are off by: correlation cannot separate smooth values.
     return [one for one in dict.fromkeys([*found, 1, -1]) if one % size]
 
 
 def _source_indices(size: int, distance: int, fill: str) -> Tensor:
-    """From which index each index takes its value; -1 for zeros."""
+    """The index that each index takes its value from; -1 for zeros."""
     index = torch.arange(size)
     plain = index - distance
     inside = (plain >= 0) & (plain < size)
@@ -466,7 +466,7 @@ def _source_indices(size: int, distance: int, fill: str) -> Tensor:
 
 
 def _read_from(case: Case, axis: int, source: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensor read so, and the noise that the values bring with them."""
+    """The tensor read in this order, and the noise of those values."""
     values = case.right.index_select(axis, source.clamp(min=0))
     if bool((source < 0).any()):
         shape = [1] * len(case.shape)
@@ -481,18 +481,14 @@ def _before_or_after(distance: int) -> str:
 
 def _describe_shift(distance: int, name: str, fill: str) -> str:
     if fill == "wrap":
-        return (
-            f"rolled by {distance} along {name}: every value stands {_describe_distance(distance)}"
-        )
+        return f"rolled by {distance} along {name}: every value is {_describe_distance(distance)}"
     ends = {
-        "zeros": ", with zeros where nothing was moved to",
+        "zeros": ", with zeros in the gap",
         "edge": ", with the last value repeated at the end",
-        "kept": ", and the end left as it was",
+        "kept": ", and the end unchanged",
     }
     off = "off by one" if abs(distance) == 1 else f"shifted by {distance}"
-    return (
-        f"{off} along {name}: every value stands {_describe_distance(distance)}{ends.get(fill, '')}"
-    )
+    return f"{off} along {name}: every value is {_describe_distance(distance)}{ends.get(fill, '')}"
 
 
 def _describe_distance(distance: int) -> str:

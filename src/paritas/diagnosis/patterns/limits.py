@@ -1,4 +1,4 @@
-"""Beyond the limits of a format: NaN and infinity, values cut off, integers wrapped around."""
+"""Beyond the limits of a format: NaN and infinity, clipped values, wrapped integers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _LARGEST = (("float16", 65504.0), ("float32", 3.4e38), ("float64", 1.79e308))
 
 @dataclasses.dataclass(frozen=True)
 class NonfiniteCause:
-    """Where a condition holds, in the shape of the result.
+    """A condition that gives NaN or infinity.
 
     Attributes:
         name: in short, `0 * inf`.
-        sentence: goes on after "NaN ".
-        mask: where.
-        is_specific: whether the operator is known to meet it, and not only the inputs.
+        sentence: continues after "NaN ".
+        mask: where it holds, in the shape of the result.
+        is_specific: whether it depends on the operator, not only on the inputs.
     """
 
     name: str
@@ -67,7 +67,7 @@ class NonfiniteCause:
 
 
 def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
-    """All conditions that hold somewhere, the most telling first."""
+    """All conditions that hold somewhere, the most specific first."""
     found = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
     for cause in sorted(found, key=lambda cause: not cause.is_specific):
         if bool(cause.mask.any()):
@@ -75,7 +75,7 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
-    """The inputs that can be laid over the result element by element."""
+    """The inputs that broadcast to the result."""
     return [
         (place, widen(tensor).expand(case.shape))
         for place, tensor in enumerate(case.context.inputs)
@@ -124,7 +124,7 @@ def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
 
 
 def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
-    """exp(x) runs over, and inf / inf follows."""
+    """exp(x) overflows, and inf / inf follows."""
     for name, largest in _LARGEST:
         limit = math.log(largest)
         mask = (x > limit) & torch.isfinite(x)
@@ -146,9 +146,9 @@ def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
         return
     x = x.double()
     rows = [
-        ("-inf - -inf", "from -inf - -inf: all of the row is masked", torch.isneginf(x).all(dim)),
-        ("0 / 0", "from 0 / 0: all of the row is 0", (x == 0).all(dim)),
-        ("0 / 0", "from 0 / 0: all of the row is the same", x.amin(dim) == x.amax(dim)),
+        ("-inf - -inf", "from -inf - -inf: the whole row is masked", torch.isneginf(x).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row is 0", (x == 0).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row has one value", x.amin(dim) == x.amax(dim)),
         ("inf - inf", "from inf - inf: infinity in the row", torch.isposinf(x).any(dim)),
         ("NaN of an input", "that came in with input 0", torch.isnan(x).any(dim)),
     ]
@@ -196,7 +196,7 @@ def _broadcasts_to(value: Tensor, shape: tuple[int, ...]) -> bool:
 
 # --- NaN and infinity -----------------------------------------------------------------------------
 
-# Beyond which a number rounds to infinity.
+# Numbers beyond these round to infinity.
 _OVERFLOWS = {"float8_e5m2": 61440.0, "float16": 65520.0, "float32": 3.4028235677973366e38}
 _MOST = 0.98
 _HALF = 0.5
@@ -245,7 +245,7 @@ def _overflow(case: Case) -> list[Pattern]:
             Pattern(
                 kind=PatternKind.OVERFLOW,
                 confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
-                sentence=f"overflow: what is too large for {name} comes out as infinity",
+                sentence=f"overflow: values too large for {name} become infinity",
                 evidence={
                     "format": name,
                     "limit": limit,
@@ -270,19 +270,19 @@ def _infinity(case: Case) -> Tensor:
 
 
 def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Pattern:
-    """What came to be not finite, with the cause if the inputs show one."""
+    """Values that became NaN or infinite, with the cause if the inputs show one."""
     count = int(mask.sum())
     evidence: dict[str, float | str] = {"elements": float(count), "share of the wrong": share}
     cause = _find_cause(case, mask)
     if cause is None:
-        sentence = f"{name} where a number should be"
+        sentence = f"{name} instead of a number"
         if bool((case.right[mask] == 0).all()):
             sentence += ", everywhere 0"
         confidence = 0.9
     else:
         sentence = f"{name} {cause.sentence}"
         evidence["cause"] = cause.name
-        # Of few elements many conditions hold.
+        # Many conditions hold for few elements by chance.
         confidence = (0.97 if cause.is_specific else 0.9) * (1 - 2.0 ** -(count + 3))
     return Pattern(
         kind=PatternKind.NONFINITE,
@@ -293,7 +293,7 @@ def _became_nonfinite(case: Case, mask: Tensor, name: str, share: float) -> Patt
 
 
 def _find_cause(case: Case, mask: Tensor) -> NonfiniteCause | None:
-    """The first condition on the inputs that holds where it is not finite, and nowhere else."""
+    """The first condition that holds where the result is not finite, and nowhere else."""
     count, others = int(mask.sum()), int((~mask).sum())
     for cause in nan_causes(case):
         here = int((cause.mask & mask).sum())
@@ -311,9 +311,7 @@ def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
         lost = "NaN or infinity"
     value = float(given[0])
     constant = bool((given == value).all())
-    sentence = (
-        f"{value:.6g} in the place of {lost}" if constant else f"a number in the place of {lost}"
-    )
+    sentence = f"{value:.6g} instead of {lost}" if constant else f"a number instead of {lost}"
     evidence: dict[str, float | str] = {
         "elements": float(mask.sum()),
         "share of the wrong": share,
@@ -324,9 +322,9 @@ def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
     )
 
 
-# --- Values cut off at a bound --------------------------------------------------------------------
+# --- Clipped values -------------------------------------------------------------------------------
 
-# The largest numbers of formats, by what they are called.
+# The largest and smallest numbers of formats.
 LIMITS = {
     127.0: "the largest int8",
     -128.0: "the smallest int8",
@@ -354,7 +352,7 @@ LIMITS = {
 
 
 def propose_clipping(case: Case) -> list[Pattern]:
-    """`clipped`: all beyond a bound is the bound, and nothing is beyond it."""
+    """`clipped`: values beyond a bound became the bound."""
     if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
     if not _may_be_cut_off(case):
@@ -379,7 +377,7 @@ def propose_clipping(case: Case) -> list[Pattern]:
 
 
 def _may_be_cut_off(case: Case) -> bool:
-    """Whether there are no more than two values, by a look at some of them."""
+    """Whether there are at most two different values, judged by some of them."""
     some = case.given.reshape(-1)[case.some_wrong]
     ends = (some == some.amax()) | (some == some.amin()) | ~torch.isfinite(some)
     middle = some.median()
@@ -387,7 +385,7 @@ def _may_be_cut_off(case: Case) -> bool:
 
 
 def _bound(case: Case, side: float) -> float | None:
-    """The value at which it is cut off above (side 1) or below (-1)."""
+    """The bound at which values are clipped above (side 1) or below (-1)."""
     cut = case.wrong & (side * (case.right - case.given) > 0) & torch.isfinite(case.given)
     if not bool(cut.any()):
         return None
@@ -402,12 +400,12 @@ def _bound(case: Case, side: float) -> float | None:
 
 def _describe_bounds(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f"cut off below {low:.7g} and above {high:.7g}{_name_bound(high)}"
+        return f"clipped below {low:.7g} and above {high:.7g}{_name_bound(high)}"
     side, bound = ("above", high) if low is None else ("below", low)
     if bound == 0.0:
         kind = "negative" if side == "below" else "positive"
-        return f"cut off at 0: {kind} values come out as zero"
-    return f"cut off {side} {bound:.7g}{_name_bound(bound)}"
+        return f"clipped at 0: {kind} values become zero"
+    return f"clipped {side} {bound:.7g}{_name_bound(bound)}"
 
 
 def _name_bound(bound: float | None) -> str:
@@ -415,19 +413,19 @@ def _name_bound(bound: float | None) -> str:
     return f", {name}" if name else ""
 
 
-# --- Whole numbers that wrapped around ------------------------------------------------------------
+# --- Integers that wrapped around -----------------------------------------------------------------
 
 _WIDTHS = (4, 8, 16, 32)
 
 
 def propose_wrapped(case: Case) -> list[Pattern]:
-    """`wrapped`: modulo a power of two, signed or not; also of whole numbers kept in floats."""
+    """`wrapped`: modulo a power of two, signed or not; also integers stored as floats."""
     if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
     some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
         return []
-    # Of floats, the rounding to whole numbers came before.
+    # Floats were rounded to integers before.
     whole = case.right if case.is_exact else case.right.round()
     for bits in _WIDTHS:
         for signed in (True, False):
@@ -436,7 +434,7 @@ def propose_wrapped(case: Case) -> list[Pattern]:
             if weight is None:
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
-            sentence = f"wrapped around: what should be, modulo 2^{bits}, as {name} keeps it"
+            sentence = f"wrapped around: the right value modulo 2^{bits}, as in {name}"
             known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
             return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
     return []
@@ -448,12 +446,12 @@ def _are_whole(values: Tensor) -> bool:
 
 
 def _are_different(values: Tensor) -> bool:
-    """Zeros or another constant are no remainders."""
+    """Whether the values vary: zeros or another constant are not remainders."""
     return bool((values != values[0]).any())
 
 
 def _as_int64(case: Case, whole: Tensor) -> Tensor:
-    """As int64; from the reference itself where float64 is too short."""
+    """As int64; from the reference itself if float64 has too few digits."""
     if case.is_exact and case.arbiter is None:
         return case.reference.detach().cpu().to(torch.int64)
     finite = torch.where(torch.isfinite(whole), whole, 0.0)

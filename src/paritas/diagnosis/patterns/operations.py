@@ -1,8 +1,8 @@
-"""The operator on other operands: exchanged, transposed, masked otherwise, one index off.
+"""The operator on other operands: swapped, transposed, masked differently, one index off.
 
-An operator is computed again in float64 by its plain formula, so that variants of it can be. Names
-only choose among the formulas here: nothing that a file says is run. A formula is believed only if,
-unvaried, it gives the right values.
+An operator and its variants are computed again in float64 by a plain formula. Names only choose
+among the formulas here, so nothing from a file is executed. A formula is trusted only if it gives
+the right values without a variation.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     from paritas.diagnosis.case import Case, Context
 
-# Of the right values, as many have to come out of the plain formula.
+# The largest share of right values that the plain formula may miss.
 _MOST_UNLIKE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What made a tensor: its bare name, its inputs in float64, its other arguments."""
+    """The operator of a tensor: its bare name, its inputs in float64, its context."""
 
     name: str
     inputs: tuple[Tensor, ...]
     context: Context
 
     def argument(self, name: str, position: int, default: Any = None) -> Any:
-        """An argument by its name, or by its position where only that is known."""
+        """An argument by its name or its position."""
         arguments = self.context.arguments
         for key in (name, str(position)):
             if key in arguments:
@@ -47,7 +47,7 @@ class Operation:
 
     @functools.cached_property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions that it reduces or works along; all of them where none is named."""
+        """The dimensions that it reduces or works along; all of them by default."""
         rank = self.inputs[0].dim()
         given = self.argument("dim", 1, self.context.arguments.get("axis"))
         if isinstance(given, int) and not isinstance(given, bool):
@@ -59,24 +59,24 @@ class Operation:
         return tuple(sorted(one % rank for one in given))
 
     def shaped(self, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-        """A result in the shape that it has to have, whether dimensions were kept or not."""
+        """A result in the required shape, with or without kept dimensions."""
         return value.reshape(shape) if value.numel() == math.prod(shape) else None
 
 
 def operation_of(case: Case, inputs: int = 1) -> Operation | None:
-    """The operator of a case, if it is known with at least so many inputs."""
+    """The operator of a case, if it is known with at least this many inputs."""
     context = case.context
     if not context.operator or len(context.inputs) < inputs or case.given.is_complex():
         return None
     if any(one.is_complex() for one in context.inputs):
         return None
-    # Of truths, masks stay what they are.
+    # Masks stay boolean.
     wide = (one.cpu() if one.dtype == torch.bool else widen(one) for one in context.inputs)
     return Operation(context.operator_name, tuple(wide), context)
 
 
 def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
-    """What a plain formula gives, if that is right: only then may a variant of it be tried."""
+    """The result of a plain formula if it is right; only then its variants may be tried."""
     value = attempt(compute, case.shape)
     if value is None:
         return None
@@ -92,7 +92,7 @@ def first_variant(
     plain: Callable[[], Tensor] | None,
     variants: Sequence[tuple[str, Callable[[], Tensor]]],
 ) -> list[Pattern]:
-    """The first of the variants of a formula that is what came out, with what to say of it."""
+    """The pattern of the first variant of a formula that gives the candidate."""
     if plain is None or trusted_formula(case, plain) is None:
         return []
     cost = math.log2(1 + len(variants))
@@ -108,10 +108,10 @@ def first_variant(
 def attempt(
     compute: Callable[[], Tensor | None], shape: tuple[int, ...] | None = None
 ) -> Tensor | None:
-    """A variant's value; None where inputs and arguments do not go together so.
+    """A variant's value; None if it does not work for these inputs and arguments.
 
     Args:
-        shape: that it has to have.
+        shape: the required shape.
     """
     try:
         value = compute()
@@ -139,7 +139,7 @@ class Product:
     added: Tensor | None
 
     def value(self) -> Tensor:
-        """What it gives."""
+        """The product."""
         value = torch.matmul(self.left, self.right)
         return value if self.added is None else value + self.added
 
@@ -158,7 +158,7 @@ def product_of(operation: Operation) -> Product | None:
 
 
 def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
-    """How a convolution is computed of input, weight and bias, if the operator is one."""
+    """A function of input, weight and bias, if the operator is a convolution."""
     if not operation.name.startswith("conv") or len(operation.inputs) < 2:  # noqa: PLR2004
         return None
     known = operation.context.arguments
@@ -169,27 +169,27 @@ def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
     return functools.partial(way, **{name: known[name] for name in options if name in known})
 
 
-# --- Operands exchanged or transposed -------------------------------------------------------------
+# --- Operands swapped or transposed ---------------------------------------------------------------
 
 _PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "sub": ("b - a in place of a - b", torch.sub),
-    "div": ("b / a in place of a / b", torch.div),
-    "true_divide": ("b / a in place of a / b", torch.div),
-    "floor_divide": ("b // a in place of a // b", torch.floor_divide),
-    "remainder": ("b % a in place of a % b", torch.remainder),
-    "fmod": ("fmod(b, a) in place of fmod(a, b)", torch.fmod),
-    "pow": ("b ** a in place of a ** b", torch.pow),
-    "atan2": ("atan2(b, a) in place of atan2(a, b)", torch.atan2),
-    "lt": ("b < a in place of a < b", torch.lt),
-    "le": ("b <= a in place of a <= b", torch.le),
-    "gt": ("b > a in place of a > b", torch.gt),
-    "ge": ("b >= a in place of a >= b", torch.ge),
+    "sub": ("b - a instead of a - b", torch.sub),
+    "div": ("b / a instead of a / b", torch.div),
+    "true_divide": ("b / a instead of a / b", torch.div),
+    "floor_divide": ("b // a instead of a // b", torch.floor_divide),
+    "remainder": ("b % a instead of a % b", torch.remainder),
+    "fmod": ("fmod(b, a) instead of fmod(a, b)", torch.fmod),
+    "pow": ("b ** a instead of a ** b", torch.pow),
+    "atan2": ("atan2(b, a) instead of atan2(a, b)", torch.atan2),
+    "lt": ("b < a instead of a < b", torch.lt),
+    "le": ("b <= a instead of a <= b", torch.le),
+    "gt": ("b > a instead of a > b", torch.gt),
+    "ge": ("b >= a instead of a >= b", torch.ge),
 }
 _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
 
 def propose_operands(case: Case) -> list[Pattern]:
-    """What the operator gives if its operands are exchanged or transposed, if that is it."""
+    """`swapped operands`: operands swapped or transposed."""
     operation = operation_of(case, inputs=2)
     if operation is None or not case.is_beyond_noise:
         return []
@@ -202,16 +202,16 @@ Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Te
 
 
 def _operand_variants(operation: Operation) -> Variants:
-    """The plain formula, and what else it may have been."""
+    """The plain formula and its variants."""
     name, inputs = operation.name, operation.inputs
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
         text, compute = _PAIRS[name]
         a, b = inputs
-        said = f"the operands are exchanged: {text}"
+        said = f"the operands are swapped: {text}"
         return lambda: compute(a, b), [(said, lambda: compute(b, a))]
     if name == "where" and len(inputs) == 3:  # noqa: PLR2004
         test, a, b = inputs
-        said = "the branches of where() are exchanged, or its condition is negated"
+        said = "the branches of where() are swapped, or its condition is negated"
         return lambda: torch.where(test.bool(), a, b), [
             (said, lambda: torch.where(test.bool(), b, a))
         ]
@@ -234,11 +234,11 @@ def _operand_variants(operation: Operation) -> Variants:
 def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     if min(a.dim(), b.dim()) < 2:  # noqa: PLR2004
         return
-    yield "the second factor is transposed: a @ b.T in place of a @ b", (a, b.mT)
-    yield "the first factor is transposed: a.T @ b in place of a @ b", (a.mT, b)
-    yield "the factors are exchanged: b @ a in place of a @ b", (b, a)
-    yield "both factors are transposed: a.T @ b.T in place of a @ b", (a.mT, b.mT)
-    yield "the product is transposed: b.T @ a.T in place of a @ b", (b.mT, a.mT)
+    yield "the second factor is transposed: a @ b.T instead of a @ b", (a, b.mT)
+    yield "the first factor is transposed: a.T @ b instead of a @ b", (a.mT, b)
+    yield "the factors are swapped: b @ a instead of a @ b", (b, a)
+    yield "both factors are transposed: a.T @ b.T instead of a @ b", (a.mT, b.mT)
+    yield "the product is transposed: b.T @ a.T instead of a @ b", (b.mT, a.mT)
 
 
 # --- Masks missing, negated or off by one ---------------------------------------------------------
@@ -256,7 +256,7 @@ _ATTENTIONS = frozenset(
 
 
 def propose_masks(case: Case) -> list[Pattern]:
-    """The operator without its mask, or with its mask off by one, if that is what came out."""
+    """`mask`: the mask is missing, negated or off by one."""
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise:
         return []
@@ -342,7 +342,7 @@ def _attention_variants(operation: Operation) -> Variants:
     if mask is None and not causal:
         found.append(
             (
-                "a causal mask is applied unasked",
+                "a causal mask is applied although none was requested",
                 lambda: attend(mask=None, diagonal=0),
             )
         )
@@ -351,12 +351,12 @@ def _attention_variants(operation: Operation) -> Variants:
 
 # --- A piece taken one index too early or too late ------------------------------------------------
 
-# So many indices to either side are looked at.
+# How many indices on either side are tried.
 _FARTHEST = 2
 
 
 def propose_selections(case: Case) -> list[Pattern]:
-    """`shift`: what `select` or `slice` gives at another index."""
+    """`shift`: the result of `select` or `slice` at another index."""
     operation = operation_of(case)
     if operation is None or operation.name not in ("select", "slice"):
         return []
@@ -382,7 +382,7 @@ def _taken_elsewhere(case: Case, operation: Operation) -> Iterator[Pattern | Non
 
 
 def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
-    """The piece that lies so many indices farther on."""
+    """The piece this many indices farther on."""
     x = operation.inputs[0]
     dim = operation.argument("dim", 1, 0)
     size = x.shape[dim]
@@ -402,12 +402,12 @@ def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
 
 _ALONG = frozenset({"sort", "argsort", "topk", "kthvalue", "median", "mode"})
 _ONE = frozenset({"argmax", "argmin", "max", "min", "cummax", "cummin"})
-# Scores that differ by less than so many roundings are a tie that rounding decides.
+# Scores that differ by fewer roundings than this are a tie.
 _ROUNDINGS = 4.0
 
 
 def propose_ties(case: Case) -> list[Pattern]:
-    """A different choice among ties, if every differing index is one."""
+    """`tie-breaking`: every differing index is another choice among ties."""
     operation = operation_of(case)
     if operation is None or not case.is_exact or not case.is_beyond_noise:
         return []
@@ -443,7 +443,7 @@ def propose_ties(case: Case) -> list[Pattern]:
 def _scores_of(
     case: Case, operation: Operation, scores: Tensor
 ) -> tuple[Tensor, Tensor, bool] | None:
-    """The scores at the candidate's and at the right indices; whether the former are a choice."""
+    """The scores at the candidate's and at the right indices, and whether the former are valid."""
     mine, theirs = case.candidate.detach().cpu().long(), case.reference.detach().cpu().long()
     given = operation.argument("dim", 1, None)
     if operation.name in ("topk", "kthvalue"):

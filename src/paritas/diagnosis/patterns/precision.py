@@ -55,27 +55,27 @@ class NarrowFormat:
         return 2.0 ** -(self.digits + 1)
 
     def spacing(self, value: Tensor) -> Tensor:
-        """The distance of neighbours around each value."""
+        """The spacing of the format around each value."""
         _, exponent = torch.frexp(value)
         exponent = (exponent - 1).clamp(min=self.least)
         return torch.ldexp(torch.ones_like(value), exponent - self.digits)
 
     def rounded(self, value: Tensor) -> Tensor:
-        """To the nearest, ties to even; what is too large stays, for it is no rounding."""
+        """Round to nearest, ties to even; values out of range are kept."""
         step = self.spacing(value)
         return (value / step).round() * step
 
     def truncated(self, value: Tensor) -> Tensor:
-        """Towards zero."""
+        """Round towards zero."""
         step = self.spacing(value)
         return (value / step).trunc() * step
 
     def holds(self, value: Tensor) -> Tensor:
-        """Which values are numbers of this format."""
+        """Which values the format can represent."""
         return (self.rounded(value) == value) & (value.abs() <= self.largest)
 
 
-# The coarsest first: what one of them holds, the later ones mostly hold as well.
+# The coarsest first: later formats represent most of the values of earlier ones.
 FORMATS = (
     NarrowFormat("float8_e5m2", 2, -14, 57344.0),
     NarrowFormat("float8_e4m3", 3, -6, 448.0),
@@ -98,7 +98,7 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Recomputed:
-    """What comes out if some inputs are rounded."""
+    """The result if some inputs are rounded."""
 
     value: Tensor
     format: str
@@ -107,7 +107,7 @@ class Recomputed:
 
 
 def recomputations(case: Case) -> Iterator[Recomputed]:
-    """The results on rounded inputs; none if the operator is not known or too large."""
+    """The results on rounded inputs; none if the operator is unknown or too large."""
     operation = operation_of(case, inputs=2)
     given = case.context.inputs
     if operation is None or not all(one.is_floating_point() for one in given):
@@ -139,7 +139,7 @@ def _name_inputs(chosen: Sequence[int], operands: Sequence[int]) -> str:
 
 
 def _compute(operation: Operation, *, work: int) -> Tensor | None:
-    """By the formula of its name; None if there is none, or it takes too long."""
+    """The result of its formula; None if there is none, or it takes too long."""
     if operation.name in _ELEMENTWISE:
         return _ELEMENTWISE[operation.name](*operation.inputs)
     if work * max(max(one.shape, default=1) for one in operation.inputs) > _MOST_WORK:
@@ -158,7 +158,7 @@ _FEWEST_ON_LEVELS = 8
 
 
 def propose_levels(case: Case) -> list[Pattern]:
-    """`precision`: each value is the nearest of the levels that a scaled int8 or float8 has."""
+    """`precision`: each value is the nearest level of a scaled int8 or float8."""
     if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or case.own_unit > 2.0**-11:
         return []  # a half-precision value is near a level of int8 by chance
     places = case.some_wrong
@@ -170,7 +170,7 @@ def propose_levels(case: Case) -> list[Pattern]:
             predicted = levels * scale
             room = 8 * case.own_unit * predicted.abs() + 2 * allowed
             share = float(((given - predicted).abs() <= room).double().mean())
-            # Levels that lie as close as the noise would fit anything.
+            # Levels as close as the noise would fit anything.
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
                 return [
                     Pattern(
@@ -191,11 +191,11 @@ def _scales(case: Case) -> Iterator[tuple[Tensor, str]]:
     for dim in range(right.dim()):
         if right.dim() > 1 and right.shape[dim] > 1:
             largest = right.amax(dim=dim, keepdim=True)
-            yield torch.where(largest > 0, largest, 1.0), f"a scale for all along dimension {dim}"
+            yield torch.where(largest > 0, largest, 1.0), f"a scale per slice along dimension {dim}"
 
 
 def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The nearest levels of values that are scaled to at most 1."""
+    """The nearest levels of values scaled to at most 1."""
     for count in (127.0, 128.0, 7.0):
         name = "int4" if count == 7.0 else "int8"  # noqa: PLR2004
         yield name, (share * count).round() / count
@@ -203,11 +203,11 @@ def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield form.name, form.rounded(share * form.largest) / form.largest
 
 
-# --- Noise that is larger than it should be, and nothing else -------------------------------------
+# --- Nothing but larger noise ---------------------------------------------------------------------
 
-# Here no candidate can be predicted. What can be shown is that the errors have the size that a
-# format's rounding gives and nothing of what a fault leaves: no bias, no likeness of neighbours, no
-# tie to the values, no rank, no heavy tail.
+# Here no candidate can be predicted. But the errors must have the size of a format's rounding and
+# none of the traces of a fault: bias, similar neighbours, dependence on the values, low rank, heavy
+# tails.
 
 _FEWEST_NOISY = 64
 _SAMPLE = 1 << 16
@@ -216,13 +216,13 @@ _LARGEST_SHARE = 0.15
 _MOST_BIAS = 0.3
 _MOST_LIKENESS = 0.3
 _MOST_KURTOSIS = 6.0
-# The rms of one rounding is about a third of the unit; many of them add up.
+# The rms of one rounding is about a third of the unit, and many of them add up.
 _LEAST_UNITS = 0.1
 _USUAL_LENGTH = 256
 
 
 def propose_noise(case: Case) -> list[Pattern]:
-    """`precision`, where the errors are noise all over the tensor."""
+    """`precision`: the errors are noise everywhere in the tensor."""
     right, error = case.right.flatten(), case.error.flatten()
     telling = torch.isfinite(error) & (right != 0)
     right, error = right[telling], error[telling]
@@ -254,7 +254,7 @@ def propose_noise(case: Case) -> list[Pattern]:
             kind=PatternKind.PRECISION,
             confidence=0.6,
             sentence=(
-                f"less precise all over, by {share:.2g} of the values without bias or structure, "
+                f"less precise everywhere, by {share:.2g} of the values without bias or structure, "
                 f"as of sums in {form.name}"
             ),
             evidence={
@@ -278,7 +278,7 @@ def _kurtosis(values: Tensor) -> float:
 
 
 def _even_out(case: Case) -> Tensor:
-    """The errors with all slices brought to one size: rows of large numbers have large errors."""
+    """The errors with all slices scaled to one size, since large rows have large errors."""
     error = torch.where(torch.isfinite(case.error), case.error, 0.0)
     squares = error.square()
     for dim, size in enumerate(case.shape):
@@ -289,13 +289,13 @@ def _even_out(case: Case) -> Tensor:
 
 
 def _likeness(values: Tensor) -> float:
-    """How alike neighbours are: 1 of a smooth curve, 0 of noise."""
+    """Correlation of neighbours: 1 for a smooth curve, 0 for noise."""
     below = float(values.square().sum())
     return abs(float((values[1:] * values[:-1]).sum())) / below if below else 1.0
 
 
 def _likeness_by_value(right: Tensor, error: Tensor) -> float:
-    """Another formula's error is a curve over the values; rounding's is not."""
+    """Whether the errors follow a curve over the values, as those of another formula do."""
     step = max(1, right.numel() // _SAMPLE)
     order = right[::step].argsort()
     return _likeness(error[::step][order])
@@ -313,7 +313,7 @@ def _likeness_by_place(case: Case) -> list[float]:
 
 
 def _has_low_rank(case: Case) -> bool:
-    """Whether few outer products make up the errors, as of terms that are missing in a sum."""
+    """Whether few outer products make up the errors, as if terms of a sum are missing."""
     if case.right.dim() < 2:  # noqa: PLR2004
         return False
     error = torch.where(torch.isfinite(case.error), case.error, 0.0)
@@ -321,15 +321,15 @@ def _has_low_rank(case: Case) -> bool:
     rows, columns = matrix.shape
     if min(rows, columns) < 4:  # noqa: PLR2004
         return False
-    # Each row to one size: rows of other sizes are no rank.
+    # Scale each row to one size: different sizes alone are not low rank.
     matrix = matrix / matrix.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
     values = torch.linalg.svdvals(matrix)
-    # Of noise the largest singular value is sqrt(rows) + sqrt(columns), all squares rows * columns.
+    # For noise, the largest singular value is sqrt(rows) + sqrt(columns).
     return float(values[0]) > 1.5 * (math.sqrt(rows) + math.sqrt(columns))
 
 
 def _is_everywhere(case: Case) -> bool:
-    """Whether no slice has far less of it than the others: a region has another cause."""
+    """Whether no slice has far smaller errors than the others, as with a faulty region."""
     z = torch.where(torch.isfinite(case.error), case.error, 0.0).square()
     for dim, size in enumerate(case.shape):
         others = [other for other in range(z.dim()) if other != dim]
@@ -341,7 +341,7 @@ def _is_everywhere(case: Case) -> bool:
 
 
 def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
-    """The coarsest format that one rounding and more explain."""
+    """The coarsest format whose rounding explains the errors."""
     length = max((max(tensor.shape, default=1) for tensor in case.context.inputs), default=0)
     most = math.sqrt(length or _USUAL_LENGTH)
     for form in FORMATS[2:4]:
@@ -354,15 +354,15 @@ def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
 
 _MOST = 0.98
 _FEWEST = 3
-# The spacing of a result in a sum's format says which; the sum may be off by this share of it.
+# The spacing of results shows the format of a sum, which may be off by this share of it.
 _STILL_ROUNDING = 0.2
-# Of the reference's own values, so many at the most may be such numbers: masks and counts are.
+# The largest share of the reference's own values in the format; masks and counts are all in it.
 _HELD_ANYWAY = 0.5
 _ENOUGH_BITS = 20.0
 
 
 def propose_precision(case: Case) -> list[Pattern]:
-    """`precision`: of the output, of the inputs, of levels, and last what only looks like it."""
+    """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
     if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
         return []
     if not bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all()):
@@ -376,7 +376,7 @@ def propose_precision(case: Case) -> list[Pattern]:
 
 
 def _rounded_output(case: Case) -> list[Pattern]:
-    """Every wrong value is a number of a narrower format, the nearest to what it should be."""
+    """Every wrong value is the right one rounded to a narrower format."""
     given, right = case.given[case.wrong], case.right[case.wrong]
     if given.numel() < _FEWEST or not bool((given != 0).any()):
         return _computed_narrowly(case)
@@ -420,7 +420,7 @@ def _computed_narrowly(case: Case) -> list[Pattern]:
             "elements": float(given.numel()),
         }
         evidence["error to value"] = float(f"{share:.3g}")
-        sentence = f"computed in {name}: every value is one of its numbers"
+        sentence = f"computed in {name}: it can represent every value"
         return [
             Pattern(
                 kind=PatternKind.PRECISION,
@@ -443,14 +443,14 @@ def _explain_by_format(
     cut = float(((apart <= step * 1.0001 + noise) & inwards).double().mean())
     share = float(apart.square().mean() / right.square().mean().clamp(min=1e-300)) ** 0.5
     name = "float16 or tf32" if form.name == "float16" else form.name
-    # A narrower format's number by chance, per element: one in so many.
+    # The probability that an element is in a narrower format by chance.
     certain = 1 - 2.0 ** -min(given.numel(), 60)
     if nearest >= _MOST:
         sentence, confidence = f"rounded to {name}", 0.99
     elif cut >= _MOST:
-        sentence, confidence = f"cut off to {name}, towards zero", 0.98
+        sentence, confidence = f"truncated to {name}", 0.98
     elif share <= _STILL_ROUNDING and _is_unbiased(given, right, share):
-        sentence, confidence = f"computed in {name}: every value is one of its numbers", 0.85
+        sentence, confidence = f"computed in {name}: it can represent every value", 0.85
     else:
         return None
     return Pattern(
@@ -468,7 +468,7 @@ def _explain_by_format(
 
 
 def _is_unbiased(given: Tensor, right: Tensor, share: float) -> bool:
-    """Whether the errors are not simply a scale or an offset."""
+    """Whether the errors are more than a scale or an offset."""
     error = given - right
     count = given.numel()
     if count < 16:  # noqa: PLR2004
@@ -479,7 +479,7 @@ def _is_unbiased(given: Tensor, right: Tensor, share: float) -> bool:
 
 
 def _rounded_inputs(case: Case) -> list[Pattern]:
-    """What the operator makes of inputs that were rounded first."""
+    """`precision`: the operator on rounded inputs gives the candidate."""
     found: list[Pattern] = []
     for recomputed in recomputations(case):
         weight = weigh(case, recomputed.value, cost=4.0)

@@ -1,9 +1,9 @@
-"""What ranks hold against what they should: reductions missing, doubled, or over other ranks.
+"""What the ranks hold against what they should hold: reductions missing, doubled or misdirected.
 
-Two kinds of question are asked. Of one tensor with what each rank has of it, how well a sum of the
-parts explains the candidate, within the noise that the judge measured. And of ranks that run in
-float64, or close to it, which equation between their values and the reference's holds in every
-element.
+`explain_by_parts` looks at one tensor and each rank's part of it, within the noise the judge
+measured. `propose_collectives` looks at a value of a training step on all ranks, which usually ran
+in float64: each equation between the ranks' values and the reference predicts what a rank holds,
+and is weighed like every other prediction.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.diagnosis.case import near, roundoff, widen
-from paritas.diagnosis.scores import first_supported, supported_pattern
+from paritas.diagnosis.case import Case, near, roundoff, widen
+from paritas.diagnosis.scores import Extent, first_supported, supported_pattern, weigh
+from paritas.numerics.criterion import RMS_Z, rms
 from paritas.numerics.gates import Near
 from paritas.results.findings import Pattern, PatternKind
 
@@ -26,26 +27,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.diagnosis.case import Case, Context
+    from paritas.diagnosis.case import Context
 
 
 # --- Sums of ranks' parts, within the measured noise ----------------------------------------------
 
 _NEARLY_ALL = 0.95
-# The ranks' parts may be added up in their own dtype: that is so many roundings more.
+# The ranks' parts may be summed in their own dtype, with this many more roundings.
 _ADDED_UP = 4.0
 _MUCH_NEARER = 0.25
 
 
 def explain_by_parts(case: Case) -> list[Pattern]:
-    """Parts that explain the right value by their sum, and the candidate by one of them."""
+    """Parts whose sum is the right value, and one of which, or a wrong sum, is the candidate."""
     parts = {rank: widen(one) for rank, one in case.context.held.items()}
     if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts.values()):  # noqa: PLR2004
         return []
     total = torch.stack(list(parts.values())).sum(dim=0)
     count = len(parts)
     if all(_is_right(case, part) for part in parts.values()):
-        said = f"reduced once too often: {count} ranks held the right value, and were added up"
+        said = (
+            f"reduced once too often: {count} ranks already held the right value, and were summed"
+        )
         kind = PatternKind.DOUBLED_REDUCTION
         return first_supported([_supported_sum(case, total, kind, said, ranks=count)])
     for name, whole in (("sum", total), ("mean", total / count)):
@@ -59,7 +62,7 @@ def explain_by_parts(case: Case) -> list[Pattern]:
 def _supported_sum(
     case: Case, value: Tensor, kind: PatternKind, said: str, **known: int
 ) -> Pattern | None:
-    """The parts are rounded each for itself, which their sum cannot be better than."""
+    """The pattern of a sum of parts; each part is rounded, so the sum is no more accurate."""
     parts = list(case.context.held.values())
     size = torch.stack([widen(one).abs() for one in parts]).sum(0)
     scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
@@ -86,7 +89,7 @@ def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Iterator[Pa
 def _wrong_sum(
     case: Case, parts: Mapping[int, Tensor], total: Tensor, name: str
 ) -> Iterator[Pattern | None]:
-    """The parts were added up, but not all of them, or more than once."""
+    """Not all parts were summed, or one more than once."""
     count = len(parts)
     scale = 1.0 if name == "sum" else 1.0 / count
     for rank, part in parts.items():
@@ -104,7 +107,7 @@ def _wrong_sum(
 
 
 def _is_right(case: Case, value: Tensor) -> bool:
-    """Within the noise, and much nearer to the right value than the candidate is."""
+    """Whether a value is within the noise, and much closer than the candidate."""
     fits = near(value, case.right, case.allowed, slack=_ADDED_UP)
     ratio = float((value - case.right).square().mean()) / float(case.error.square().mean())
     return float(fits.double().mean()) >= _NEARLY_ALL and ratio <= _MUCH_NEARER**2
@@ -112,31 +115,18 @@ def _is_right(case: Case, value: Tensor) -> bool:
 
 # --- Equations between what ranks hold and what the reference has ---------------------------------
 
-# Each is claimed only where it holds in every element. How often such a claim is right has not been
-# counted: these are estimates, and not the calibrated shares of `paritas.diagnosis.diagnose`.
-_CONFIDENCES = {
-    PatternKind.STALE: 0.9,
-    PatternKind.ZEROS: 0.9,
-    PatternKind.MISSING_REDUCTION: 0.95,
-    PatternKind.WRONG_AXIS: 0.9,
-    PatternKind.ONE_RANKS_PART: 0.9,
-    PatternKind.WRONG_RANKS_SHARD: 0.9,
-    PatternKind.SCALE: 0.95,
-    PatternKind.REPEATED_BIAS: 0.95,
-    PatternKind.MISSING_BIAS: 0.95,
-}
-_OF_GROUPS = 0.9
-_OF_FEW_ELEMENTS = 0.8
-_OF_ANY_FACTOR = 0.7
-# A factor of a handful of numbers fits anything: it has to be a size of the mesh then.
+# A factor fitted to a handful of numbers fits anything, so there it must be a size of the mesh.
 _FEW = 4
 _MOST_PARTS = 8
+# A count that stands still shows one bit. But a skipped update is by far the most likely fault of a
+# state, which is worth more than the bits that chance could give.
+_COST_OF_STALE_COUNT = -8.0
 _STATE = frozenset({"parameter", "buffer"})
 _NEVER_TERMS = frozenset({"parameter", "buffer", "initial", "loss"})
 
 
 def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
-    """K where the value is k times what is expected in every element; None if it is not."""
+    """K where the value is k times the expected one in every element; None if it is not."""
     if value.shape != expected.shape or not value.numel():
         return None
     value, expected = value.double(), expected.double()
@@ -149,67 +139,98 @@ def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
     return factor if near(value, expected * factor) else None
 
 
-def state_equation(
+def claim(  # noqa: PLR0913  (all of it describes one prediction)
+    case: Case,
+    given: Tensor,
+    prediction: Tensor,
     kind: PatternKind,
     sentence: str,
     evidence: Mapping[str, int | float | str] | None = None,
-    confidence: float | None = None,
-) -> Pattern:
-    """The pattern of an equation that holds."""
-    stated = _CONFIDENCES[kind] if confidence is None else confidence
-    return Pattern(kind=kind, confidence=stated, sentence=sentence, evidence=dict(evidence or {}))
+    *,
+    size: float = 0.0,
+    parameters: float = 0.0,
+    cost: float = 0.0,
+) -> list[Pattern]:
+    """The pattern, if the prediction of what a rank holds is right in every element.
 
-
-def explain_by_equations(case: Case) -> tuple[Pattern, ...]:
-    """What ranks did with their values, the most specific first; empty if no equation holds.
-
-    A case whose candidate has another shape is one of which ranks hold nothing together.
+    Args:
+        given: what the rank holds.
+        size: the largest number that went into the prediction, if that is not the result.
+        parameters: how many numbers were fitted to make the prediction.
+        cost: log2 of how many predictions were tried.
     """
+    # The rms of what is left may be half the reach, one element 2.4 times the reach.
+    reach = Near(case.context.unit).reach / (2 * RMS_Z)
+    right, prediction = widen(case.reference), widen(prediction)
+    noise, own = (reach * (one.abs() + rms(one) + size) for one in (right, prediction))
+    scored = Case(given, case.reference, noise=noise)
+    weight = weigh(
+        scored, prediction, parameters=parameters, cost=cost, noise=own, extent=Extent.ALL
+    )
+    if weight is None or weight.explained < 1 or weight.spoiled:
+        return []
+    return [weight.pattern(kind, sentence, evidence)]
+
+
+def propose_collectives(case: Case) -> list[Pattern]:
+    """What the ranks did with a value of a training step; empty if no equation holds.
+
+    If the candidate has another shape than the reference, the ranks hold no value together.
+    """
+    if not case.context.item:
+        return []
     near = Near(case.context.unit)
-    if not case.reference.is_floating_point():
-        return tuple(_stale(case, near))
-    found = [pattern for check in _EQUATIONS for pattern in check(case, near)]
+    found = _stale(case, near)
+    if found or not case.reference.is_floating_point():
+        return found
+    found = [pattern for propose in _EQUATIONS for pattern in propose(case, near)]
     for name, term in () if found else reversed(list(case.context.added.items())):
         rest = _without_term(case, term, near)
-        told = () if rest is None else itertools.chain(*(one(rest, near) for one in _OF_A_REST))
-        for pattern in told:
+        if rest is None:
+            continue
+        for pattern in itertools.chain(*(propose(rest, near) for propose in _OF_A_REST)):
             sentence = f"apart from {name}, {pattern.sentence}"
             known = {**pattern.evidence, "apart from": name}
             found.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=known))
         if found:
             break
-    return tuple(found)
+    return found
 
 
 def _without_term(case: Case, term: Tensor, near: Near) -> Case | None:
-    """The case once a term that is added at the end is taken away; None if it is not in it."""
+    """The case less a term that is added at the end; None if the values do not contain it."""
     context = case.context
     values = [case.reference, *context.held.values()]
-    if case.candidate.shape == case.reference.shape:
+    if _has_whole(case):
         values.append(case.candidate)
     fits = {tuple(value.shape[-term.dim() :]) == tuple(term.shape) for value in values}
     if fits != {True} or near(case.reference, term):
         return None
     held = {rank: value - term for rank, value in context.held.items()}
-    whole = case.candidate.shape == case.reference.shape
     return dataclasses.replace(
         case,
-        candidate=case.candidate - term if whole else case.candidate,
+        candidate=case.candidate - term if _has_whole(case) else case.candidate,
         reference=case.reference - term,
         context=dataclasses.replace(context, held=held),
     )
 
 
-def _zeros(case: Case, _near: Near) -> Iterator[Pattern]:
-    whole = case.candidate.shape == case.reference.shape
-    if whole and not bool(case.candidate.any()) and bool(case.reference.any()):
-        yield state_equation(PatternKind.ZEROS, "all zero: nothing arrives there")
+def _has_whole(case: Case) -> bool:
+    return case.candidate.shape == case.reference.shape
 
 
-def _stale(case: Case, near: Near) -> Iterator[Pattern]:
-    """What the reference had before, and still the ranks', or one of them."""
+def _zeros(case: Case, _near: Near) -> list[Pattern]:
+    if not _has_whole(case) or bool(case.candidate.any()):
+        return []
+    sentence = "all zero: nothing arrives there"
+    zeros = torch.zeros_like(case.reference)
+    return claim(case, case.candidate, zeros, PatternKind.ZEROS, sentence)
+
+
+def _stale(case: Case, near: Near) -> list[Pattern]:
+    """All ranks, or some of them, still hold what the reference had before."""
     if case.context.item not in _STATE:
-        return
+        return []
     holders = case.context.held
     for when, earlier in case.context.earlier.items():
         if torch.equal(earlier, case.reference):
@@ -219,46 +240,62 @@ def _stale(case: Case, near: Near) -> Iterator[Pattern]:
         if not late and not whole:
             continue
         everywhere = whole and len(late) in {0, len(holders)}
-        who = "" if everywhere else f" on rank{'s' * (len(late) > 1)} {_listed(late)}"
-        yield state_equation(
+        who = "" if everywhere else f" on rank{'s' * (len(late) > 1)} {_join(late)}"
+        return claim(
+            case,
+            case.candidate if whole else holders[late[0]],
+            earlier,
             PatternKind.STALE,
             f"it is still {when}{who}: never updated there",
-            {"equals": when, "ranks": _listed(late) if late else "all"},
+            {"equals": when, "ranks": _join(late) if late else "all"},
+            cost=_COST_OF_STALE_COUNT if case.is_exact else math.log2(len(case.context.earlier)),
         )
-        return
+    return []
 
 
-def _unreduced(case: Case, near: Near) -> Iterator[Pattern]:
-    """The ranks' values are terms whose sum, or mean, is what each of them should hold."""
+def _unreduced(case: Case, near: Near) -> list[Pattern]:
+    """The ranks' values are terms, and each rank should hold their sum or mean."""
     held = list(case.context.held.values())
     if not _are_terms(case) or all(near(value, held[0]) for value in held[1:]):
-        return
-    stacked, expected = torch.stack([value.double() for value in held]), case.reference.double()
-    noise = near.reach * float(stacked.abs().max())
+        return []
     along = _differing_axes(case, near)
     known: dict[str, int | str] = {"collective": "all_reduce", "ranks": len(held)}
-    if near(stacked.sum(dim=0), expected, noise):
-        yield state_equation(
-            PatternKind.MISSING_REDUCTION,
-            "the ranks' values add up to the reference: they were never reduced, an "
-            f"all-reduce (sum){along} is missing",
-            {**known, "operator": "sum"},
-        )
-    elif near(stacked.mean(dim=0), expected, noise):
-        own = ": each rank has that of its own samples" if case.context.splits_samples else ""
-        yield state_equation(
-            PatternKind.MISSING_REDUCTION,
-            f"the ranks' values average to the reference{own}; an all-reduce "
-            f"(mean){along} is missing",
-            {**known, "operator": "mean"},
-        )
+    own = ": each rank has that of its own samples" if case.context.splits_samples else ""
+    found = _claim_terms(
+        case,
+        held,
+        1,
+        "the ranks' values add up to the reference: they were never reduced, an "
+        f"all-reduce (sum){along} is missing",
+        {**known, "operator": "sum"},
+    )
+    return found or _claim_terms(
+        case,
+        held,
+        len(held),
+        f"the ranks' values average to the reference{own}; an all-reduce (mean){along} is missing",
+        {**known, "operator": "mean"},
+    )
 
 
-def _some_ranks_only(case: Case, near: Near) -> Iterator[Pattern]:
-    """Ranks fall into groups that hold the same, and the groups' values add up."""
+def _claim_terms(
+    case: Case, terms: list[Tensor], times: int, sentence: str, evidence: Mapping[str, int | str]
+) -> list[Pattern]:
+    """That the terms add up to so many times the reference: each is what the others leave of it."""
+    stacked = torch.stack([widen(term) for term in terms])
+    right = widen(case.reference)
+    farthest = max(range(len(terms)), key=lambda n: float((stacked[n] - right).abs().sum()))
+    left = times * right - (stacked.sum(dim=0) - stacked[farthest])
+    size = float(stacked.abs().max()) if stacked.numel() else 0.0
+    kind = PatternKind.MISSING_REDUCTION
+    return claim(case, terms[farthest], left, kind, sentence, evidence, size=size, cost=1.0)
+
+
+def _some_ranks_only(case: Case, near: Near) -> list[Pattern]:
+    """Ranks form groups that hold the same value, and the groups' values add up."""
     held = case.context.held
     if not _are_terms(case):
-        return
+        return []
     groups: list[list[int]] = []
     for rank, value in held.items():
         group = next((g for g in groups if near(value, held[g[0]])), None)
@@ -267,82 +304,88 @@ def _some_ranks_only(case: Case, near: Near) -> Iterator[Pattern]:
         else:
             group.append(rank)
     if not 1 < len(groups) < len(held):
-        return
+        return []
     if any(factor_of(held[group[0]], case.reference, near) is not None for group in groups):
-        return  # shares of the whole, not sums of some terms
-    stacked = torch.stack([held[group[0]].double() for group in groups])
-    noise = near.reach * float(stacked.abs().max())
-    if not near(stacked.sum(dim=0), case.reference.double(), noise):
-        return
-    told = " and ".join(f"({_listed(group)})" for group in groups)
-    yield state_equation(
-        PatternKind.MISSING_REDUCTION,
-        f"ranks {told} each hold one sum, and these add up to the reference: the "
-        "all-reduce went over these groups, not over all of the ranks",
-        {"collective": "all_reduce", "operator": "sum", "groups": told},
-        _OF_GROUPS,
+        return []  # shares of the whole, not sums of some terms
+    listed = " and ".join(f"({_join(group)})" for group in groups)
+    return _claim_terms(
+        case,
+        [held[group[0]] for group in groups],
+        1,
+        f"ranks {listed} each hold one sum, and these add up to the reference: the all-reduce ran "
+        "within these groups, not over all ranks",
+        {"collective": "all_reduce", "operator": "sum", "groups": listed},
     )
 
 
-def _wrong_axis(case: Case, near: Near) -> Iterator[Pattern]:
-    """Summed over ranks along another axis of the mesh than the one that has the terms."""
+def _wrong_axis(case: Case, near: Near) -> list[Pattern]:
+    """Summed along another axis of the mesh than the one along which the terms lie."""
     context = case.context
     mesh, wholes = context.world, context.wholes
     if len(wholes) != context.ranks or len(mesh) < 2:  # noqa: PLR2004
-        return
+        return []
     held = {rank: value.double() for rank, value in context.everywhere.items()}
     if held.keys() != wholes.keys():
-        return
+        return []
     if any(held[rank].shape != wholes[rank].shape for rank in wholes):
-        return
+        return []
     size = max(float(value.abs().max()) for value in held.values()) if case.reference.numel() else 0
     noise = near.reach * size
+    farthest = max(wholes, key=lambda rank: float((held[rank] - wholes[rank]).abs().sum()))
     for due, taken in itertools.permutations(mesh, 2):
         if mesh[taken] < 2 or mesh[due] < 2:  # noqa: PLR2004
             continue
-        # Each sum along the axis that was left out is one of what should be there, along the
-        # axis over which ranks were added up.
-        rows = [
-            (
-                _sum_along(held, context, rank, due),
-                _sum_along(wholes, context, rank, taken),
-            )
+        # The sum of the ranks' values along the axis that was left out must be the sum of what
+        # they should hold along the axis that was summed over.
+        sums = {
+            rank: (_sum_along(held, context, rank, due), _sum_along(wholes, context, rank, taken))
             for rank in wholes
-        ]
+        }
         alike = all(
             near(held[one], held[rank], noise)
             for rank in wholes
             for one in context.ranks_along(rank, taken)
         )
-        if alike and all(near(mine, theirs, noise) for mine, theirs in rows):
-            yield state_equation(
+        if alike and all(near(mine, theirs, noise) for mine, theirs in sums.values()):
+            mine, theirs = sums[farthest]
+            return claim(
+                dataclasses.replace(case, reference=wholes[farthest]),
+                held[farthest],
+                theirs - (mine - held[farthest]),
                 PatternKind.WRONG_AXIS,
-                f"summed over the ranks along {taken}, where the terms are those of "
-                f"the ranks along {due}: an all-reduce over the wrong axis of the mesh",
+                f"summed over the ranks along {taken}, but the terms lie on the ranks along {due}: "
+                "an all-reduce over the wrong axis of the mesh",
                 {"collective": "all_reduce", "axis": taken, "due": due},
+                size=size,
+                cost=math.log2(len(mesh) * (len(mesh) - 1)),
             )
-            return
+    return []
 
 
 def _sum_along(values: Mapping[int, Tensor], context: Context, rank: int, axis: str) -> Tensor:
     return torch.stack([values[one].double() for one in context.ranks_along(rank, axis)]).sum(0)
 
 
-def _one_ranks_part(case: Case, near: Near) -> Iterator[Pattern]:
-    """One term in the place of the sum."""
-    for rank, part in case.context.summands.items():
-        if near(case.candidate, part) and not near(part, case.reference):
-            yield state_equation(
+def _one_ranks_part(case: Case, near: Near) -> list[Pattern]:
+    """One term instead of the sum."""
+    summands = case.context.summands
+    for rank, part in summands.items():
+        if near(case.candidate, part):
+            return claim(
+                case,
+                case.candidate,
+                part,
                 PatternKind.ONE_RANKS_PART,
-                f"it is the term of rank {rank} alone: the terms of the others were "
-                "never added, an all-reduce (sum) is missing or was a broadcast",
+                f"it is the term of rank {rank} alone: the other ranks' terms were never added, an "
+                "all-reduce (sum) is missing or was a broadcast",
                 {"rank": rank},
+                cost=math.log2(len(summands)),
             )
-            return
+    return []
 
 
 def _are_terms(case: Case) -> bool:
-    """Whether what ranks hold can be terms of what is expected, and is not that itself."""
+    """Whether the values on the ranks can be terms of the reference."""
     held = list(case.context.held.values())
     if len(held) < 2 or case.context.item in _NEVER_TERMS:  # noqa: PLR2004
         return False
@@ -350,11 +393,11 @@ def _are_terms(case: Case) -> bool:
 
 
 def _differing_axes(case: Case, near: Near) -> str:
-    """Over which ranks the terms are: along the axes on which they differ."""
+    """Over which ranks the terms lie: along the axes on which they differ."""
     context = case.context
     mesh, held = context.world, context.held
     if len(mesh) > 1 and len(held) == context.ranks:
-        apart = [
+        differing = [
             axis
             for axis in mesh
             if not all(
@@ -363,22 +406,22 @@ def _differing_axes(case: Case, near: Near) -> str:
                 for one in context.ranks_along(rank, axis)
             )
         ]
-        if 0 < len(apart) < len(mesh):
-            return f" over the ranks along {' and '.join(apart)}"
+        if 0 < len(differing) < len(mesh):
+            return f" over the ranks along {' and '.join(differing)}"
     if len(held) == context.ranks:
         return f" over the {context.ranks} ranks"
-    return f" over ranks {_listed(list(held))}"
+    return f" over ranks {_join(list(held))}"
 
 
-def _permuted(case: Case, near: Near) -> Iterator[Pattern]:
+def _permuted(case: Case, near: Near) -> list[Pattern]:
     """Equal parts along a dim, in another order."""
     value = case.candidate
-    if value.shape != case.reference.shape:
-        return
-    # Where every rank has all of it, the parts were put together before.
+    if not _has_whole(case):
+        return []
+    # If a rank has all of it, the parts were joined before.
     joined = any(held.shape == value.shape for held in case.context.held.values())
     if joined and not _alike(case, near):
-        return
+        return []
     sizes = dict.fromkeys(_mesh_sizes(case).values())
     for parts, dim in itertools.product(sizes, range(value.dim())):
         if value.shape[dim] % parts or not 1 < parts <= _MOST_PARTS:
@@ -391,17 +434,20 @@ def _permuted(case: Case, near: Near) -> Iterator[Pattern]:
         if min(order) < 0 or order == list(range(parts)):
             continue
         first = next(n for n in range(parts) if order[n] != n)
-        yield state_equation(
+        happened = f"rank {first} holds the shard of rank {order[first]}"
+        if joined:
+            happened = f"the ranks' parts are joined in the order {_join(order)}"
+        return claim(
+            case,
+            value,
+            torch.cat([right[n] for n in order], dim),
             PatternKind.WRONG_RANKS_SHARD,
-            f"part {first} of {parts} along dim {dim} is what part {order[first]} should "
-            + (
-                f"be: parts of ranks joined in the order {_listed(order)}"
-                if joined
-                else f"be: rank {first} holds the shard of rank {order[first]}"
-            ),
-            {"dim": dim, "order": _listed(order)},
+            f"part {first} of {parts} along dim {dim} is what part {order[first]} should be: "
+            f"{happened}",
+            {"dim": dim, "order": _join(order)},
+            cost=parts * math.log2(parts),
         )
-        return
+    return []
 
 
 def _alike(case: Case, near: Near) -> bool:
@@ -411,98 +457,115 @@ def _alike(case: Case, near: Near) -> bool:
 
 
 def _mesh_sizes(case: Case) -> dict[str, int]:
-    """How many ranks there are, in words -> number, the likeliest first."""
+    """Which ranks, in words -> how many there are; the most likely first."""
     mesh, ranks = case.context.world, case.context.ranks
     along = {f"ranks along {axis}": size for axis, size in mesh.items() if size > 1}
     return {"ranks": ranks} if len(mesh) == 1 else {**along, "ranks": ranks}
 
 
-def _factor_name(case: Case, factor: float, near: Near) -> tuple[str, float] | None:
-    """A factor in terms of the mesh, and its exact value."""
-    for name, size in _mesh_sizes(case).items():
-        known = {
-            f"the number of {name}": float(size),
-            f"1 / the number of {name}": 1.0 / size,
-            f"the square of the number of {name}": float(size * size),
-            f"1 / the square of the number of {name}": 1.0 / (size * size),
-        }
-        for words, exact in known.items():
-            if abs(factor - exact) <= 10 * near.reach * exact:
-                return words, exact
-    return None
+def _mesh_factors(case: Case) -> dict[str, float]:
+    """In words -> a factor that a wrong reduction can make."""
+    return {
+        words: exact
+        for name, size in _mesh_sizes(case).items()
+        for words, exact in (
+            (f"the number of {name}", float(size)),
+            (f"1 / the number of {name}", 1 / size),
+            (f"the square of the number of {name}", float(size * size)),
+            (f"1 / the square of the number of {name}", 1 / (size * size)),
+        )
+    }
 
 
-def _scaled(case: Case, near: Near) -> Iterator[Pattern]:
-    if case.candidate.shape != case.reference.shape or not _alike(case, near):
-        return
+def _scaled(case: Case, near: Near) -> list[Pattern]:
+    if not _has_whole(case) or not _alike(case, near):
+        return []
     factor = factor_of(case.candidate, case.reference, near)
     if factor is None:
-        return
-    few = case.reference.numel() < _FEW
-    named = _factor_name(case, factor, near)
-    if named is not None:
-        words, exact = named
-        yield state_equation(
-            PatternKind.SCALE,
-            f"{exact:g} times the reference, which is {words}: {_factor_meaning(case, exact)}",
-            {"factor": factor, "equals": words},
-            _OF_FEW_ELEMENTS if few else None,
-        )
-    elif not few and case.context.item != "loss":
-        yield state_equation(
-            PatternKind.SCALE,
-            f"{factor:.6g} times the reference in every element; no size of the mesh",
-            {"factor": factor},
-            _OF_ANY_FACTOR,
-        )
+        return []
+    known = _mesh_factors(case)
+    reference, kind = widen(case.reference), PatternKind.SCALE
+    for words, exact in known.items():
+        if abs(factor - exact) <= 10 * near.reach * exact:
+            return claim(
+                case,
+                case.candidate,
+                exact * reference,
+                kind,
+                f"{exact:g} times the reference, which is {words}: {_factor_meaning(case, exact)}",
+                {"factor": factor, "equals": words},
+                cost=math.log2(len(known)),
+            )
+    if case.reference.numel() < _FEW or case.context.item == "loss":
+        return []
+    sentence = f"{factor:.6g} times the reference in every element, which is no size of the mesh"
+    prediction, evidence = factor * reference, {"factor": factor}
+    return claim(case, case.candidate, prediction, kind, sentence, evidence, parameters=1.0)
 
 
 def _factor_meaning(case: Case, factor: float) -> str:
-    """What such a factor means for a value of that kind."""
+    """What probably happened if a value of this kind is so many times too large."""
     sizes = set(_mesh_sizes(case).values())
     square = factor not in sizes and factor in {size * size for size in sizes}
     if case.context.item == "module":
         if factor > 1:
-            return "all-reduced once too often, where every rank had the sum already"
-        return "divided by the number of ranks, where the sum is wanted"
+            return "all-reduced once too often: every rank already had the sum"
+        return "divided by the number of ranks instead of summed"
     if factor > 1:
         again = "twice " if square else ""
-        return f"{again}summed over ranks where it should be averaged, or reduced once too often"
-    return "divided by the number of ranks once too often, or averaged where it should be summed"
+        return f"{again}summed over ranks instead of averaged, or reduced once too often"
+    return "divided by the number of ranks once too often, or averaged instead of summed"
 
 
-def _repeated_term(case: Case, near: Near) -> Iterator[Pattern]:
-    """The difference is a parameter, so many times, broadcast: a bias that every rank adds."""
+def _repeated_term(case: Case, near: Near) -> list[Pattern]:
+    """The difference is a multiple of a parameter: a bias that every rank adds, or none."""
     value, expected = case.candidate, case.reference
-    if value.shape != expected.shape or not value.dim() or not _alike(case, near):
-        return
+    if not _has_whole(case) or not value.dim() or not _alike(case, near):
+        return []
     difference = (value - expected).double()
-    noise = near.reach * float(expected.double().square().mean().sqrt())
+    noise = near.reach * rms(expected)
     sizes = {size - 1: words for words, size in _mesh_sizes(case).items()}
-    for name, term in case.context.biases.items():
-        times = _multiple_of_term(difference, term, near, noise)
-        number = 0 if times is None else round(times)
-        if times is None or (number not in sizes and number != -1):
+    biases = case.context.biases
+    for name, term in biases.items():
+        added = _multiple_of_term(difference, term, near, noise)
+        if added is None or (added.number not in sizes and added.number != -1):
             continue
-        kind, sentence = (
-            PatternKind.MISSING_BIAS,
-            f"the difference is -1 x {name}: it is never added",
-        )
+        kind, sentence = PatternKind.MISSING_BIAS, f"the difference is -1 x {name}: nobody adds it"
+        number = added.number
         if number in sizes:
             kind = PatternKind.REPEATED_BIAS
             sentence = (
                 f"the difference is {number} x {name}: each of the {number + 1} {sizes[number]} "
-                "adds it before the all-reduce, where one rank should (or all of them after it)"
+                "adds it before the all-reduce; add it on one rank, or after the all-reduce"
             )
-        yield state_equation(kind, sentence, {"parameter": name, "times": times})
-        return
+        return claim(
+            case,
+            value,
+            widen(expected) + added.value,
+            kind,
+            sentence,
+            {"parameter": name, "times": added.times},
+            size=float(added.value.abs().max()),
+            cost=math.log2(len(biases) * (len(sizes) + 1)),
+        )
+    return []
 
 
-def _multiple_of_term(difference: Tensor, term: Tensor, near: Near, noise: float) -> float | None:
-    """How many times a term is the difference, along the last dim or the channels."""
+@dataclasses.dataclass(frozen=True)
+class _Multiple:
+    """A whole number of times a term: `times` as fitted, `value` broadcast."""
+
+    times: float
+    number: int
+    value: Tensor
+
+
+def _multiple_of_term(
+    difference: Tensor, term: Tensor, near: Near, noise: float
+) -> _Multiple | None:
+    """The difference as a multiple of a vector along the last dim or the channels."""
     term = term.double()
-    square = float(term.square().sum())
-    if term.dim() != 1 or not square:
+    if term.dim() != 1 or not bool(term.any()):
         return None
     for dim in (difference.dim() - 1, 1):
         if dim >= difference.dim() or difference.shape[dim] != len(term):
@@ -511,18 +574,17 @@ def _multiple_of_term(difference: Tensor, term: Tensor, near: Near, noise: float
         shape[dim] = -1
         spread = term.view(shape).expand_as(difference)
         times = float((difference * spread).sum()) / float(spread.square().sum())
-        whole = round(times)
-        if whole and near(difference, spread * whole, noise):
-            return times
+        number = round(times)
+        if number and near(difference, spread * number, noise):
+            return _Multiple(times, number, spread * number)
     return None
 
 
-def _listed(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-_EQUATIONS: tuple[Callable[[Case, Near], Iterator[Pattern]], ...] = (
-    _stale,
+_EQUATIONS: tuple[Callable[[Case, Near], list[Pattern]], ...] = (
     _zeros,
     _unreduced,
     _some_ranks_only,
@@ -532,5 +594,5 @@ _EQUATIONS: tuple[Callable[[Case, Near], Iterator[Pattern]], ...] = (
     _scaled,
     _repeated_term,
 )
-# What can also be asked of the rest, once a term that is added at the end is taken away.
+# These can also hold for the rest, once a term that is added at the end is subtracted.
 _OF_A_REST = (_unreduced, _some_ranks_only, _scaled)

@@ -1,4 +1,4 @@
-"""Reductions gone wrong: terms missing or counted twice, a count off by one, another eps."""
+"""Wrong reductions: terms missing or counted twice, a count off by one, another eps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Pattern
 
 
-# --- A sum of products taken apart into its terms -------------------------------------------------
+# --- A sum of products as separate terms ----------------------------------------------------------
 
 # A convolution is computed once for each of its channels.
 _MOST_CHANNELS = 128
@@ -42,25 +42,25 @@ _MOST_WORK = 1 << 28
 
 
 class Contraction(Protocol):
-    """Sums of products, and perhaps something that is added to them."""
+    """Sums of products, with an optional added term."""
 
     @property
     def length(self) -> int:
-        """How many terms each sum has; of a convolution, how many channels."""
+        """Number of terms of each sum; for a convolution, number of channels."""
 
     @property
     def adds(self) -> bool:
-        """Whether something else is added: a bias, say."""
+        """Whether something else is added, such as a bias."""
 
     def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        """The result if only some of the terms are there, so many times."""
+        """The result with only some of the terms, multiplied by `times`."""
 
     def terms(self, places: Tensor) -> Tensor:
-        """The terms of the elements at some places of the flattened result: one row each."""
+        """The terms of some elements of the flattened result, one row each."""
 
 
 def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
-    """An operator as a contraction of that shape, if it is one."""
+    """The operator as a contraction, if it is one."""
     inputs, name = operation.inputs, operation.name
     product = product_of(operation)
     if product is not None:
@@ -107,7 +107,7 @@ class _ProductTerms:
 
 @dataclasses.dataclass(frozen=True)
 class _ConvolutionTerms:
-    """A convolution as a sum over the channels that go in."""
+    """A convolution as a sum over the input channels."""
 
     x: Tensor
     weight: Tensor
@@ -145,7 +145,7 @@ def _convolution_terms(operation: Operation, shape: tuple[int, ...]) -> _Convolu
     return _ConvolutionTerms(x, weight, rest[0] if rest else None, convolve)
 
 
-# --- Sums that lack terms, or parts of ranks ------------------------------------------------------
+# --- Sums with missing terms or missing parts of ranks --------------------------------------------
 
 _KIND = PatternKind.PARTIAL_SUM
 # Elements for which the terms of a contraction are written out.
@@ -156,7 +156,7 @@ _NEAR = 0.95
 
 
 def propose_partial_sums(case: Case) -> list[Pattern]:
-    """Parts that explain the right value by their sum, and the candidate by one of them."""
+    """`partial sum` and `doubled reduction`, by the ranks' parts or by the terms of a sum."""
     if not case.is_beyond_noise or case.given.is_complex():
         return []
     return explain_by_parts(case) or _explain_by_terms(case)
@@ -181,10 +181,10 @@ def _explain_by_terms(case: Case) -> list[Pattern]:
 
 
 def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Pattern | None]:
-    """Twice the sum, and once what is added to it: ranks added up what each had whole."""
+    """Twice the sum, with the added term once, as if ranks reduced a whole value."""
     if not sums.adds:
-        return  # a scale, and called so
-    said = "reduced twice: two times the sum of products, and once what is added to it"
+        return  # `scale` covers it
+    said = "reduced twice: the sum of products counts twice, the added term once"
     value = sums.product(everything, 2.0)
     yield supported_pattern(
         case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
@@ -211,7 +211,7 @@ def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
 def _missing_terms(
     case: Case, probe: Probe, terms: Tensor, length: int
 ) -> list[tuple[Tensor, str]]:
-    """Which terms, if left out, explain the probed elements."""
+    """The missing terms that explain the probed elements."""
     error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
     allowed = MAX_Z * probe.noise[:_WRITTEN_OUT]
     running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
@@ -255,7 +255,7 @@ _SPREADS = frozenset({"var", "std"})
 
 
 def propose_reductions(case: Case) -> list[Pattern]:
-    """Off by one along the reduced dimensions, by computing the operator so."""
+    """`off by one reduction`: the operator computed with one element more or less."""
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise or not operation.dims:
         return []
@@ -331,7 +331,7 @@ def _dropped(
 
 
 def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], Tensor]]]:
-    """A mean whose count is off by one, or whose sum is while the count is not."""
+    """A mean with a count, or only a sum, that is off by one."""
     length = math.prod(x.shape[one] for one in dims)
     found: list[tuple[str, Callable[[], Tensor]]] = []
     for count in (length - 1, length + 1):
@@ -358,7 +358,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
 
     found = [
         (
-            f"the variance is divided by {length - less} in place of {length - taken}",
+            f"the variance is divided by {length - less} instead of {length - taken}",
             partial(spread, x, less),
         )
         for less in (0, 1, 2)
@@ -410,7 +410,7 @@ _RMS = ("rms_norm", "fused_rms_norm")
 
 @dataclasses.dataclass(frozen=True)
 class _Norm:
-    """A normalisation taken apart: y = (x - mean) / sqrt(var + eps) * weight + bias."""
+    """A normalisation: y = (x - mean) / sqrt(var + eps) * weight + bias."""
 
     x: Tensor
     dims: tuple[int, ...]
@@ -431,7 +431,7 @@ class _Norm:
         correction: int = 0,
         part: Tensor | None = None,
     ) -> Tensor:
-        """What it gives; `part` are the elements its statistics are taken from."""
+        """The result; `part` are the elements that the statistics are computed from."""
         eps = self.eps if eps is None else eps
         part = self.x if part is None else part
         mean = part.mean(self.dims, keepdim=True) if self.centred else torch.zeros(())
@@ -443,7 +443,7 @@ class _Norm:
 
 
 def propose_norms(case: Case) -> list[Pattern]:
-    """Another eps, by name or as estimated, eps outside of the root, n - 1 in place of n."""
+    """`eps` and `off by one reduction`: another eps, eps outside the root, n - 1 for n."""
     operation = operation_of(case)
     if operation is None or not case.is_beyond_noise or not case.shape:
         return []
@@ -482,7 +482,7 @@ def _norm_of(operation: Operation) -> _Norm | None:
 
 
 def _batch_norm_of(operation: Operation) -> _Norm | None:
-    """In training: in evaluation nothing is taken of the batch."""
+    """Batch norm in training; in evaluation it does not depend on the batch."""
     arguments, inputs = operation.context.arguments, operation.inputs
     x, *parameters = inputs
     eps = arguments.get("eps", _DEFAULTS["batch_norm"])
@@ -502,14 +502,14 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tens
     base = math.log2(len(_USUAL) + 6)
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
-            text = f"eps is {other:g} in place of {norm.eps:g}" if other else "eps is left out"
+            text = f"eps is {other:g} instead of {norm.eps:g}" if other else "eps is left out"
             found.append((PatternKind.EPS, text, norm.value(eps=other), base))
     outside = norm.value(outside=True)
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
     found.append((PatternKind.EPS, text, outside, base))
     off = PatternKind.OFF_BY_ONE
     if norm.length > 1:
-        text = f"the variance is divided by {norm.length - 1} in place of {norm.length}"
+        text = f"the variance is divided by {norm.length - 1} instead of {norm.length}"
         found.append((off, text, norm.value(correction=1), base))
         dim = norm.dims[-1]
         size = norm.x.shape[dim]
@@ -519,13 +519,13 @@ def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tens
             found.append((off, text, part, base))
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
-        text = f"eps is about {estimate:.3g} in place of {norm.eps:g}"
+        text = f"eps is about {estimate:.3g} instead of {norm.eps:g}"
         found.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
     return found
 
 
 def _estimate_eps(case: Case, norm: _Norm) -> float | None:
-    """The eps that the candidate was made with, from the rows where it matters most."""
+    """An estimate of the candidate's eps from the rows where it matters most."""
     plain = norm.value(eps=0.0) - norm.bias
     given = case.given - norm.bias
     usable = (plain.abs() > 0) & (given.abs() > 0) & case.wrong & torch.isfinite(given)

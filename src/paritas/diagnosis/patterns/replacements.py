@@ -1,7 +1,4 @@
-"""Values that this computation did not make.
-
-Zeros, a constant, stale values, copies, garbage, other random numbers.
-"""
+"""Replaced values: zeros, a constant, stale values, copies, garbage, other random numbers."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ if TYPE_CHECKING:
 # --- Zeros, constants, stale values, copies, garbage ----------------------------------------------
 
 _MOST = 0.98
-# Fewer elements of one value may be chance.
+# Fewer elements with one value may be chance.
 _FEWEST_EQUAL = 3
 _FEWEST_GARBAGE = 6
 _SOME = 1 << 14
-# Spread of the binary exponents of random bits over that of numbers: 8 bits of exponent give 74.
+# How much more the binary exponents of random bits spread; 8 bits of exponent spread by 74.
 _GARBAGE_SPREAD = 16.0
 _GARBAGE_SPREAD_HALF = 5.0
 
@@ -42,7 +39,7 @@ def propose_constants(case: Case) -> list[Pattern]:
 
 
 def _one_value(case: Case) -> list[Pattern]:
-    """Zeros or another constant where it is wrong."""
+    """`zeros` or `constant`: one value in all wrong elements."""
     some = case.given.reshape(-1)[case.some_wrong]
     if not some.is_complex() and float((some == some.median()).double().mean()) < _MOST:
         return []
@@ -60,7 +57,7 @@ def _one_value(case: Case) -> list[Pattern]:
     weight = weigh(case, torch.full_like(case.right, value), parameters=1.0)
     if weight is None:
         return []
-    # Cut off at a bound is the better word where all of it should be beyond the value.
+    # If all right values are beyond this value, clipping is the better explanation.
     wrong, clear = case.right[case.wrong], case.right[~case.wrong]
     room = MAX_Z * case.allowed[~case.wrong]
     above = bool((wrong >= value).all()) and bool((clear <= value + room).all())
@@ -80,7 +77,7 @@ def _zeros(case: Case) -> list[Pattern]:
 
 
 def _looks_cut_off(case: Case) -> bool:
-    """Whether it is the negative ones that are zero, or the positive ones, and only these."""
+    """Whether exactly the negative, or exactly the positive values are zero."""
     if case.right.is_complex():
         return False
     wrong, clear = case.right[case.wrong], case.right[~case.wrong]
@@ -93,7 +90,7 @@ def _looks_cut_off(case: Case) -> bool:
 
 
 def _stale(case: Case) -> list[Pattern]:
-    """What it was before."""
+    """`stale`: an earlier value."""
     found = []
     for name, value in case.context.earlier.items():
         if tuple(value.shape) != case.shape:
@@ -106,10 +103,10 @@ def _stale(case: Case) -> list[Pattern]:
 
 
 def _copies(case: Case) -> list[Pattern]:
-    """Another tensor in its place, or an operator's input that went through untouched."""
+    """`copy`: another tensor, or an input that was passed through."""
     known = {name: (tensor, f"it is {name} instead") for name, tensor in case.context.named.items()}
     for place, tensor in enumerate(case.context.inputs):
-        text = f"it is input {place} as it was: the operation is skipped"
+        text = f"it is input {place} unchanged: the operation was skipped"
         known[f"input {place}"] = (tensor, text)
     for name, (tensor, text) in known.items():
         if tuple(tensor.shape) != case.shape or not bool((tensor != 0).any()):
@@ -121,7 +118,7 @@ def _copies(case: Case) -> list[Pattern]:
 
 
 def _garbage(case: Case) -> list[Pattern]:
-    """Random bits: exponents of all sizes, or numbers too small to have been computed."""
+    """`uninitialised`: exponents of all sizes, or denormal numbers."""
     if case.is_exact or case.given.is_complex():
         return []
     values = case.given.reshape(-1)[case.some_wrong]
@@ -139,12 +136,12 @@ def _garbage(case: Case) -> list[Pattern]:
     wide = spread > (_GARBAGE_SPREAD_HALF if narrow else _GARBAGE_SPREAD) + normal
     if not (wide or (denormal > 0.3 and usual < 0.01)):  # noqa: PLR2004
         return []
-    what = "denormal numbers" if denormal > 0.3 else f"sizes over 2^{4 * spread:.0f}"  # noqa: PLR2004
+    what = "denormal numbers" if denormal > 0.3 else f"magnitudes over 2^{4 * spread:.0f}"  # noqa: PLR2004
     return [
         Pattern(
             kind=PatternKind.UNINITIALISED,
             confidence=0.9 * (1 - 2.0 ** (-numbers.numel() / 4)),
-            sentence=f"memory that nobody wrote: {what} in the wrong elements",
+            sentence=f"uninitialised memory: {what} in the wrong elements",
             evidence={
                 "denormal": denormal,
                 "spread of exponents": spread,
@@ -163,16 +160,16 @@ def _widen_like(case: Case, value: Tensor) -> Tensor:
 
 _FEWEST_DRAWN = 64
 _DRAWING = re.compile(r"drop|rand|bernoulli|normal|uniform|multinomial|exponential|poisson|gumbel")
-# Standard deviations that a figure may be away from what independent draws give.
+# How many standard deviations a figure may differ from that of independent draws.
 _SIGMAS = 4.0
-# Of two samples of one distribution, how often they differ by more than is allowed here.
+# How often two samples of one distribution differ by more than is allowed here.
 _UNLIKELY = 0.01
 _MOST_SAMPLED = 1 << 16
 _SAME = 0.98
 
 
 def propose_random_streams(case: Case) -> list[Pattern]:
-    """Another mask of the same rate, or other numbers of the same distribution."""
+    """`different random stream`: another mask of the same rate, or other random numbers."""
     if not case.is_beyond_noise or case.given.is_complex() or not case.is_finite:
         return []
     if case.right.numel() < _FEWEST_DRAWN:
@@ -182,7 +179,7 @@ def propose_random_streams(case: Case) -> list[Pattern]:
 
 
 def _other_mask(case: Case) -> Pattern | None:
-    """Dropout-like: equal where both kept, zero at independent places of the same rate."""
+    """Like dropout: equal where both keep a value, zero at independent places."""
     mine, theirs = case.given == 0, case.right == 0
     total = case.right.numel()
     rates = float(mine.double().mean()), float(theirs.double().mean())
@@ -205,15 +202,15 @@ def _other_mask(case: Case) -> Pattern | None:
         kind=PatternKind.RANDOM_STREAM,
         confidence=0.95 if named else 0.85,
         sentence=(
-            f"another random mask of the same rate ({rates[0]:.1%} against {rates[1]:.1%} zeros): "
-            "where both have kept a value, it is the same"
+            f"a different random mask of the same rate ({rates[0]:.1%} and {rates[1]:.1%} zeros): "
+            "where both keep a value, it is the same"
         ),
         evidence={"zeros": rates[0], "zeros of the reference": rates[1], "both": together},
     )
 
 
 def _other_numbers(case: Case) -> Pattern | None:
-    """No correlation at all, and yet the same distribution."""
+    """No correlation, but the same distribution."""
     wrong = case.wrong
     named = _DRAWING.search(case.context.operator.lower()) is not None
     if float(wrong.double().mean()) < 0.5 and not (named and case.is_exact):  # noqa: PLR2004
@@ -225,17 +222,17 @@ def _other_numbers(case: Case) -> Pattern | None:
     if not abs(correlation) * math.sqrt(count) <= _SIGMAS:
         return None
     distance = _greatest_distance(mine, theirs)
-    # Two samples of n: twice exp(-n d^2) is how often chance alone gives as much.
+    # Two samples of size n differ by this much with probability 2 exp(-n d^2).
     likely = min(1.0, 2 * math.exp(-count * distance**2))
-    # A structure along an axis is no draw: means of rows would have to differ as chance has them.
+    # Draws have no structure along an axis: the means of rows must vary as by chance.
     if likely < _UNLIKELY or not (named or _is_shapeless(case.right)):
         return None
     return Pattern(
         kind=PatternKind.RANDOM_STREAM,
         confidence=0.9 if named else 0.5,
         sentence=(
-            f"{'' if named else 'as if '}other random numbers were drawn: no value is related to "
-            f"its own (correlation {correlation:.2g}), and the distribution is the same"
+            f"{'' if named else 'as if '}different random numbers were drawn: the values are "
+            f"uncorrelated (correlation {correlation:.2g}) but have the same distribution"
         ),
         evidence={"correlation": correlation, "distance": distance, "likelihood": likely},
     )
@@ -248,7 +245,7 @@ def _correlation(mine: Tensor, theirs: Tensor) -> float:
 
 
 def _greatest_distance(mine: Tensor, theirs: Tensor) -> float:
-    """Between the two empirical distributions."""
+    """The largest distance between the two empirical distributions."""
     a, b = mine.sort().values, theirs.sort().values
     points = torch.cat([a, b])
     left = torch.searchsorted(a, points, right=True)
@@ -257,7 +254,7 @@ def _greatest_distance(mine: Tensor, theirs: Tensor) -> float:
 
 
 def _is_shapeless(values: Tensor) -> bool:
-    """Whether slices along each axis have the means that independent draws have."""
+    """Whether the means of slices along each axis vary as those of independent draws."""
     spread = float(values.std())
     for axis in range(values.dim()):
         size = values.shape[axis]

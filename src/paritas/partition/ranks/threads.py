@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from paritas._torch.simulated_ranks import RankThreads, run_in_threads
 from paritas.errors import UsageError, in_one_line
-from paritas.parallel.rank_pool import LET_GO, MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
+from paritas.parallel.rank_pool import MOST_RANKS, NO_ANSWER, LostRankError, warm_pool
 from paritas.partition.ranks.remote_runs import Done, RemoteRunner, Sent
 from paritas.partition.recipe_checks import RecipeCheck, mesh_levels
 from paritas.partition.runner import Streams
@@ -97,7 +97,7 @@ def _done_of_process(answer: RankAnswer) -> Done:
     if answer.error is None:
         return answer.value  # type: ignore[no-any-return]
     # A rank that was stopped because another one failed has no error of its own.
-    return Done() if answer.error == LET_GO else Done(error=answer.error)
+    return Done() if answer.waited else Done(error=answer.error)
 
 
 def check_on_team(
