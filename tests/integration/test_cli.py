@@ -192,8 +192,8 @@ main(["verify", "nets:build", "--backend", "eager"])
         (
             ["nets:model"],
             (
-                "FACTORY 'nets:model' returned a Net, not (model, inputs); return both, or name a "
-                "function that makes the inputs with --inputs module:function"
+                "FACTORY 'nets:model' returned a Net, not (model, inputs); return both, or give "
+                "the inputs with --inputs module:function"
             ),
         ),
         (

@@ -185,11 +185,14 @@ def test_several_numbers_of_ranks_are_all_checked(net):
     [
         (("--outdir", "out"), "Missing option '--graph'"),
         (("--graph", "net:build"), "Missing option '--outdir'"),
-        (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': there is no such file"),
+        (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': no such file"),
         (("--graph", "net:bild", "--outdir", "out"), "did you mean 'build'?"),
         (("--graph", "net:nothing", "--outdir", "out"), "a graph cannot be read from int 3"),
         (("--graph", "net:build", "--outdir", "net.py"), "it is a file; name a folder"),
-        (("--graph", "net:build", "--outdir", "out", "--ranks", "1"), "'1' is no number of ranks"),
+        (
+            ("--graph", "net:build", "--outdir", "out", "--ranks", "1"),
+            "must be 2 or more, as in 2 or 2,4; got '1'",
+        ),
         (("--graph", "net:build", "--outdir", "out", "--options", "some"), "'some' is not one of"),
         (("--graph", "net:build", "--outdir", "out", "--cap", "0"), "0 is not in the range"),
         (("--graph", "net:build", "--outdir", "out", "--jobs", "0"), "0 is not in the range"),
@@ -278,9 +281,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html")
     result = run(*asked)
     assert result.exit_code == 130, result.output
-    assert (
-        "interrupted after 2 of 4 operators; the same command goes on from there" in result.stderr
-    )
+    assert "interrupted after 2 of 4 operators; run the same command to resume" in result.stderr
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert not report.ended
     again = run(*asked)

@@ -94,7 +94,9 @@ def test_a_chosen_file_counts(told):
     paritas("--config", "other.toml", "verify", "nets:build", code=2)
     assert told["backend"] == "eager"
     both = paritas("--config", "other.toml", "--no-config", "verify", "nets:build", code=2)
-    assert "--config 'other.toml' and --no-config contradict each other; give one" in both.stderr
+    assert (
+        "--config 'other.toml' and --no-config exclude each other: give one of them" in both.stderr
+    )
 
 
 def test_a_mistake_for_any_command_stops_every_command_and_help_is_given_still(project):
@@ -168,7 +170,9 @@ def test_it_prints_every_setting_and_where_it_comes_from(project, monkeypatch):
 
 def test_it_says_that_there_is_no_file_and_prints_one_command():
     printed = paritas("config", "report").stdout
-    assert printed.startswith("settings file: none (a paritas.toml, or a pyproject.toml with ")
+    assert printed.startswith(
+        "settings file: none (looked for paritas.toml, and pyproject.toml with "
+    )
     command, *settings = printed.partition("\n\n")[2].splitlines()
     assert command == "report"
     assert ["output", "not", "set", "default"] in [setting.split() for setting in settings]
