@@ -44,7 +44,7 @@ def test_a_closed_dump_is_complete_and_the_exit_code_is_0(dump):
     result = inspect(dump)
     assert result.exit_code == 0, result.output
     assert last_line(result) == "complete: 18 records of 1 rank"
-    assert "18 (18 op); 6 of them no tensor" in words(result)
+    assert "18 (18 op); 6 of them not tensors" in words(result)
     assert "steps 0-1" in words(result)
 
 
@@ -128,7 +128,8 @@ def test_without_recorded_inputs_it_is_not_known_who_made_it(tmp_path):
     making.add(site("a"), torch.tensor([torch.nan]))
     making.close()
     result = inspect(tmp_path / "dump")
-    assert "made here or not: no input of this call is recorded; 0 tensors were" in words(result)
+    expected = "unknown whether it was made here: no input of this call is recorded; 0 tensors were"
+    assert expected in words(result)
 
 
 def test_in_the_backward_pass_of_modules_a_gradient_of_an_input_is_what_was_made(tmp_path):
@@ -187,7 +188,7 @@ def test_statistics_that_are_not_in_the_index_are_taken_from_the_values(tmp_path
     making.call("a", [values(3)], torch.tensor([2.0, torch.nan]), statistics=False)
     making.close()
     result = inspect(tmp_path / "dump")
-    assert "statistics of 2 were not in the index and taken from the values" in words(result)
+    assert "2 have no statistics in the index, their values were read" in words(result)
     assert "first NaN: rank 0, step 0, forward/a#0/output.0" in words(result)
 
 

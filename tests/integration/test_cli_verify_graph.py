@@ -255,7 +255,7 @@ def test_a_second_graph_is_registered_into_the_same_folder(net):
     assert result.exit_code == 0, result.output
     told = words(result.stdout)
     # Both linears and relu; `centred` is a function of the user's, in memory.
-    assert "3 operators were verified before for another graph here" in told
+    assert "3 operators were already verified for another graph here" in told
     assert "also in this folder: 1 graph" in told
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert [len(one.operators) for one in (report, *report.others)] == [5, 4]

@@ -187,7 +187,7 @@ class CheckedOperator:
     ranks: int
     rows: tuple[CheckedSplit, ...]
     verdict: Verdict
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def check(

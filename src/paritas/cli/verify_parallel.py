@@ -130,8 +130,7 @@ def verify_parallel(
 
     reports = here is None or here.rank == 0
     with joined(here):
-        with progress(quiet=not reports) as tell:
-            verdict = _verify(factory, options, here, tell)
+        verdict = _run(factory, options, here)
         if reports:
             write_json(json_path, verdict.to_json)
             emit_verdict(verdict, form, "verify-parallel", factory)
@@ -155,24 +154,25 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
     check_form(options.plan, "--plan")
 
 
-def _verify(factory: str, options: ParallelOptions, here: Ranks | None, tell: Any) -> Verdict:
+def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
     from paritas.cli.building import build_parallel
     from paritas.parallel import verify
 
-    tell(f"building {factory}")
-    built = build_parallel(factory, options, here)
-    return verify.verify_parallel(
-        built.model,
-        built.plan,
-        built.inputs,
-        built.mesh,
-        loss=built.loss,
-        optimizer=built.optimizer,
-        steps=options.steps,
-        split=options.split or None,
-        ranks=options.ranks if here is None else "here",
-        seed=options.seed,
-        strict=options.strict,
-        timeout=options.timeout,
-        on_progress=tell,
-    )
+    with progress(quiet=here is not None and here.rank != 0) as tell:
+        tell(f"building {factory}")
+        built = build_parallel(factory, options, here)
+        return verify.verify_parallel(
+            built.model,
+            built.plan,
+            built.inputs,
+            built.mesh,
+            loss=built.loss,
+            optimizer=built.optimizer,
+            steps=options.steps,
+            split=options.split or None,
+            ranks=options.ranks if here is None else "here",
+            seed=options.seed,
+            strict=options.strict,
+            timeout=options.timeout,
+            on_progress=tell,
+        )

@@ -37,7 +37,7 @@ def test_an_unknown_name_is_told_all_names():
         check_name("tensorrt")
     assert str(caught.value) == (
         "unknown --candidate 'tensorrt'; known are onnxruntime, aot_inductor, export, "
-        "export-decomposed, or name a function of your own as package.module:function"
+        "export-decomposed, or give your own function as package.module:function"
     )
 
 

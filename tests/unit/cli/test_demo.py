@@ -60,7 +60,7 @@ def test_a_right_one_without_a_single_difference_is_a_lesson_too():
 
 def test_correlation_is_not_said_to_accept_what_it_refuses():
     coarse = differing(Status.DIFFERENT, 7.3e6, 0.5)
-    assert any(line.endswith(": refused") for line in lessons(RIGHT, coarse))
+    assert any(line.endswith(": rejected") for line in lessons(RIGHT, coarse))
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,11 @@ def test_a_module_that_is_not_there(write):
     place = "in the current directory or the environment"
     assert (
         refusal(resolve, "pkg.nest:build", "--inputs")
-        == f"--inputs 'pkg.nest:build': there is no module 'pkg.nest' {place}"
+        == f"--inputs 'pkg.nest:build': no module 'pkg.nest' {place}"
     )
     assert (
         refusal(resolve, "gkp.nets:build", "--inputs")
-        == f"--inputs 'gkp.nets:build': there is no module 'gkp' {place}"
+        == f"--inputs 'gkp.nets:build': no module 'gkp' {place}"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_factory_that_raises_is_told_with_its_place(write):
     assert refusal(call, resolve("nets:build", "FACTORY"), "nets:build", "FACTORY") == (
         "FACTORY 'nets:build', called with no arguments, raised "
         "OSError: no weights: x.pt at nets.py:2 in build\n"
-        'For the whole traceback: python -c "import nets; nets.build()"'
+        'For the full traceback: python -c "import nets; nets.build()"'
     )
 
 
