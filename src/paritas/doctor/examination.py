@@ -70,15 +70,19 @@ class Check:
         return cls(**fields)
 
 
-def run_check(group: str, name: str, look: Callable[[], Check], advice: str) -> Check:
+# What was found if it is ok; otherwise also the state and the advice.
+Found = str | tuple[State, str, str]
+
+
+def run_check(group: str, name: str, look: Callable[[], Found], advice: str) -> Check:
     """Run a check; an exception becomes a failed check and does not stop the others."""
     try:
-        return look()
+        found = look()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  (it becomes a failed check; also SystemExit)
-        found = in_one_line(error, _LONGEST, whole=True)
-        return Check(group, name, FAILED, found[:_LONGEST], advice)
+        found = FAILED, in_one_line(error, _LONGEST, whole=True)[:_LONGEST], advice
+    return Check(group, name, *((OK, found) if isinstance(found, str) else found))
 
 
 # --- The machine without torch: versions, cores, memory, folders, compilers -----------------------
@@ -96,12 +100,9 @@ def package_versions() -> Iterator[Check]:
     """Python, paritas and the packages that it needs."""
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check("versions", "python", OK, found)
-
-    def look(name: str) -> Check:
-        return Check("versions", name, OK, metadata.version(name))
-
     for name in ("paritas", *PACKAGES):
-        yield run_check("versions", name, functools.partial(look, name), f"pip install {name}")
+        look = functools.partial(metadata.version, name)
+        yield run_check("versions", name, look, f"pip install {name}")
 
 
 def machine_resources() -> Iterator[Check]:
@@ -110,16 +111,16 @@ def machine_resources() -> Iterator[Check]:
     yield run_check("machine", "memory", _memory, "")
 
 
-def _cores() -> Check:
+def _cores() -> Found:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Check("machine", "cores", OK, f"{usable} of {os.cpu_count()}")
+    return f"{usable} of {os.cpu_count()}"
 
 
-def _memory() -> Check:
+def _memory() -> Found:
     if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return Check("machine", "memory", MISSING, "unknown on this system")
+        return MISSING, "unknown on this system", ""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Check("machine", "memory", OK, f"{total / _GIB:.1f} GiB")
+    return f"{total / _GIB:.1f} GiB"
 
 
 def folders() -> Iterator[Check]:
@@ -130,35 +131,29 @@ def folders() -> Iterator[Check]:
     yield run_check("folders", COMPILED_CODE, lambda: _compiled_code_folder(more), more)
 
 
-def _temporary_folder(advice: str) -> Check:
+def _temporary_folder(advice: str) -> Found:
     found = tempfile.gettempdir()
     asked = os.environ.get("TMPDIR")
     if asked and Path(asked).absolute() != Path(found):
-        text = f"TMPDIR={asked} is not writable; {found} is used instead"
-        return Check("folders", "temporary files", FAILED, text, advice)
-    return _check_writable("temporary files", Path(found), advice)
+        return FAILED, f"TMPDIR={asked} is not writable; {found} is used instead", advice
+    return _check_writable(Path(found), advice)
 
 
-def _compiled_code_folder(advice: str) -> Check:
+def _compiled_code_folder(advice: str) -> Found:
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     usual = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    return _check_writable(COMPILED_CODE, Path(given) if given else usual, advice)
+    return _check_writable(Path(given) if given else usual, advice)
 
 
-def _check_writable(name: str, folder: Path, advice: str) -> Check:
+def _check_writable(folder: Path, advice: str) -> Found:
     """Write a file in the nearest existing parent: permission bits alone are not reliable."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        text = f"{folder} is not writable: {error.strerror}"
-        return Check("folders", name, FAILED, text, advice)
-    free = shutil.disk_usage(there).free
-    return Check("folders", name, OK, f"{folder}, {free / _GIB:.1f} GiB free")
-
-
-# --- compilers ------------------------------------------------------------------------------------
+        return FAILED, f"{folder} is not writable: {error.strerror}", advice
+    return f"{folder}, {shutil.disk_usage(there).free / _GIB:.1f} GiB free"
 
 
 def find_compiler() -> tuple[str, str | None]:
@@ -174,29 +169,27 @@ def compilers() -> Iterator[Check]:
     yield run_check("compiler", "Python headers", _headers, "")
 
 
-def _compiler(advice: str) -> Check:
+def _compiler(advice: str) -> Found:
     name, path = find_compiler()
     if path is None and os.environ.get("CXX"):
-        advice = "set CXX to a C++ compiler, or unset it"
-        return Check("compiler", "C++ compiler", FAILED, f"CXX={name} does not exist", advice)
+        return FAILED, f"CXX={name} does not exist", "set CXX to a C++ compiler, or unset it"
     if path is None:
-        return Check("compiler", "C++ compiler", MISSING, f"{name} is not installed", advice)
+        return MISSING, f"{name} is not installed", advice
     done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
     )
     first = (done.stdout or done.stderr).partition("\n")[0]
     if done.returncode:
-        found = f"{path} --version exits with {done.returncode}: {first}"
-        return Check("compiler", "C++ compiler", FAILED, found, advice)
-    return Check("compiler", "C++ compiler", OK, first or path)
+        return FAILED, f"{path} --version exits with {done.returncode}: {first}", advice
+    return first or path
 
 
-def _headers() -> Check:
+def _headers() -> Found:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.is_file():
-        return Check("compiler", "Python headers", OK, str(header.parent))
+        return str(header.parent)
     advice = "install Python's development package, such as python3-dev; compiled code needs it"
-    return Check("compiler", "Python headers", MISSING, f"{header} does not exist", advice)
+    return MISSING, f"{header} does not exist", advice
 
 
 # --- The examination ------------------------------------------------------------------------------

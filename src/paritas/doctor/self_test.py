@@ -20,6 +20,7 @@ from paritas.results.findings import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.doctor.examination import Found
     from paritas.results.findings import Verdict
 
 
@@ -54,27 +55,26 @@ def _tested_versions() -> str:
     return f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
-def _torch_version() -> Check:
+def _torch_version() -> Found:
     found = str(torch.__version__)
     advice = f"paritas is tested with torch {_tested_versions()}: see the hooks below"
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None:
-        return Check(TORCH_GROUP, "torch", OK, f"{found}, an unknown version", advice)
+        return OK, f"{found}, an unknown version", advice
     version = int(numbers[1]), int(numbers[2])
     if version < OLDEST:
-        advice = f"paritas needs torch {_tested_versions()}"
-        return Check(TORCH_GROUP, "torch", FAILED, f"{found} is too old", advice)
+        return FAILED, f"{found} is too old", f"paritas needs torch {_tested_versions()}"
     if version > NEWEST:
-        return Check(TORCH_GROUP, "torch", OK, f"{found}, newer than any tested version", advice)
-    return Check(TORCH_GROUP, "torch", OK, found)
+        return OK, f"{found}, newer than any tested version", advice
+    return found
 
 
-def _triton_version() -> Check:
+def _triton_version() -> Found:
     if importlib.util.find_spec("triton") is None:
         advice = "only compiling for a GPU needs it" if _accelerator() else ""
-        return Check(TORCH_GROUP, "triton", MISSING, "not installed", advice)
+        return MISSING, "not installed", advice
     triton: Any = importlib.import_module("triton")
-    return Check(TORCH_GROUP, "triton", OK, str(triton.__version__))
+    return str(triton.__version__)
 
 
 def devices() -> Iterator[Check]:
@@ -87,16 +87,16 @@ def _accelerator() -> bool:
     return bool(torch.accelerator.is_available())
 
 
-def _count_devices() -> Check:
+def _count_devices() -> Found:
     if not _accelerator():
-        return Check(TORCH_GROUP, "accelerator", MISSING, "none: everything runs on the CPU")
+        return MISSING, "none: everything runs on the CPU", ""
     kind = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     # A device that is listed may still not work.
     expect("a sum on it", float(torch.ones(4, device=kind).sum()), 4.0)
     found = f"{count} of {kind.type}" if kind is not None else str(count)
-    return Check(TORCH_GROUP, "accelerator", OK, f"{found}: {name}" if name else found)
+    return f"{found}: {name}" if name else found
 
 
 def compiling(*, has_compiler: bool) -> Iterator[Check]:
@@ -109,7 +109,7 @@ def compiling(*, has_compiler: bool) -> Iterator[Check]:
     yield run_check(TORCH_GROUP, "torch.compile", _try_compiling, advice)
 
 
-def _try_compiling() -> Check:
+def _try_compiling() -> Found:
     # A unique constant, so the code is in no cache.
     constant = 1 + (time.time_ns() % 10**9) / 10**10
     began = time.monotonic()
@@ -122,8 +122,7 @@ def _try_compiling() -> Check:
     result = torch.compile(function, backend="inductor")(x)
     torch.compiler.reset()
     expect("whether compiled code is right", bool(torch.allclose(result, function(x))))
-    took = time.monotonic() - began
-    return Check(TORCH_GROUP, "torch.compile", OK, f"compiled and ran a function in {took:.1f} s")
+    return f"compiled and ran a function in {time.monotonic() - began:.1f} s"
 
 
 # --- The self-test: small cases with known results ------------------------------------------------
@@ -135,15 +134,15 @@ ADVICE = "do not trust verdicts of this installation; report this with paritas d
 def run_self_test(backend: str) -> Iterator[Check]:
     """Run every step; one that fails does not stop the others."""
     for name, step in STEPS.items():
-        look = functools.partial(_run_step, name, step, backend)
+        look = functools.partial(_run_step, step, backend)
         yield run_check(SELF_TEST_GROUP, name, look, ADVICE)
 
 
-def _run_step(name: str, step: Callable[[str], str], backend: str) -> Check:
+def _run_step(step: Callable[[str], str], backend: str) -> str:
     torch.manual_seed(0)
     try:
         with quietly():
-            return Check(SELF_TEST_GROUP, name, OK, step(backend))
+            return step(backend)
     finally:
         torch.compiler.reset()
 

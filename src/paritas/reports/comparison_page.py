@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.reports.pages import (
     DIGITS,
-    MEANINGS,
     SIGNS,
     PageLayout,
     comparison_headline,
@@ -26,7 +26,7 @@ from paritas.results.comparisons import beginnings
 from paritas.results.figures import Metrics
 from paritas.results.findings import Status
 from paritas.results.report import spell_nonfinite
-from paritas.results.wording import ranges
+from paritas.results.wording import MEANING, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -184,28 +184,14 @@ def _diagnosis_words(row: ComparisonRow) -> str:
     return found.sentence if found is not None else ""
 
 
+_TEXT_FIELDS = ("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel")
+_TEXT_FIELDS += ("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made")
 _TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
-    "name": lambda row: row.name,
+    **{name: attrgetter(name) for name in _TEXT_FIELDS},
     "rank": lambda row: JOINED if row.rank is None else str(row.rank),
-    "level": lambda row: row.level,
-    "phase": lambda row: row.phase,
-    "side": lambda row: row.side,
-    "op": lambda row: row.op,
-    "module": lambda row: row.module,
-    "line": lambda row: row.line,
-    "code": lambda row: row.code,
-    "graph": lambda row: row.graph,
-    "kernel": lambda row: row.kernel,
     "nodes": lambda row: ", ".join(row.nodes),
-    "matched_by": lambda row: row.matched_by,
     "aspect": lambda row: row.aspect.value,
-    "reason": lambda row: row.reason,
     "diagnosis": _diagnosis_words,
-    "advice": lambda row: row.advice,
-    "judged_by": lambda row: row.judged_by,
-    "limits": lambda row: row.limits,
-    "attributed": lambda row: row.attributed,
-    "made": lambda row: row.made,
     "worst_index": _worst_index,
     "slice": _slice_words,
 }
@@ -329,7 +315,7 @@ def html_report(comparison: Comparison) -> str:
         _LAYOUT,
         {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
         comparison=comparison,
-        statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
         signs=SIGNS,
         headline=comparison_headline(comparison),
         work=work_done(comparison),

@@ -23,7 +23,7 @@ from paritas.reports.graphs import counted
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
 from paritas.results.comparisons import beginnings
 from paritas.results.findings import Status
-from paritas.results.wording import finding_lines, size
+from paritas.results.wording import MEANING, finding_lines, size
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
@@ -167,14 +167,6 @@ SIGNS = {
     Status.UNVERIFIED: "?",
     Status.DEGRADED: "▼",
     Status.DIFFERENT: "≠",
-}
-MEANINGS = {
-    Status.IDENTICAL: "equal bit for bit",
-    Status.EQUIVALENT: "differs by rounding only",
-    Status.UNSTABLE: "differs where the reference's own rounding decides",
-    Status.UNVERIFIED: "could not be compared",
-    Status.DEGRADED: "the same function, less accurate than rounding explains",
-    Status.DIFFERENT: "computes something else",
 }
 _TITLES = {
     "values": "First divergence",
@@ -365,7 +357,7 @@ def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
         words=verdict_line(verdict),
         verdict=verdict,
         data=data,
-        statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
         stories=[finding_story(finding) for finding in verdict.failures[:MOST_TOLD]],
         more_stories=max(0, len(verdict.failures) - MOST_TOLD),
         rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],

@@ -138,19 +138,18 @@ def _escape_surrogates(text: str) -> str:
 # --- where the values come from -------------------------------------------------------------------
 
 
-def _golden_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: [None if side is None else get(side) for side in some.golden]
+def _side_column(which: str, name: str, kind: ColumnKind, field: str = "") -> Column:
+    get, sides = attrgetter(field or name), attrgetter(which)
+    return Column(
+        f"{which}_{name}",
+        kind,
+        lambda some: [None if side is None else get(side) for side in sides(some)],
+    )
 
 
-def _my_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: [None if side is None else get(side) for side in some.my]
-
-
-def _row_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: map(get, some.rows)
+def _row_column(name: str, field: str = "", kind: ColumnKind = "text") -> Column:
+    get = attrgetter(field or name)
+    return Column(name, kind, lambda some: map(get, some.rows))
 
 
 # Metrics that a quick pass computes too.
@@ -212,22 +211,21 @@ def _excess(some: _Stretch) -> Iterator[CellValue]:
 # --- the columns ----------------------------------------------------------------------------------
 
 _MSIT_COLUMNS = (
-    Column("token_id", "count", _row_field("step")),
-    Column("data_id", "count", _row_field("index")),
-    Column("golden_data_path", "text", _golden_field("path")),
-    Column("golden_op_type", "text", _golden_field("op")),
-    Column("golden_dtype", "text", _golden_field("dtype")),
-    Column("golden_shape", "counts", _golden_field("shape")),
-    Column("golden_max_value", "number", _golden_field("maximum")),
-    Column("golden_min_value", "number", _golden_field("minimum")),
-    Column("golden_mean_value", "number", _golden_field("mean")),
-    Column("my_data_path", "text", _my_field("path")),
-    Column("my_op_type", "text", _my_field("op")),
-    Column("my_dtype", "text", _my_field("dtype")),
-    Column("my_shape", "counts", _my_field("shape")),
-    Column("my_max_value", "number", _my_field("maximum")),
-    Column("my_min_value", "number", _my_field("minimum")),
-    Column("my_mean_value", "number", _my_field("mean")),
+    _row_column("token_id", "step", "count"),
+    _row_column("data_id", "index", "count"),
+    *(
+        column
+        for which in ("golden", "my")
+        for column in (
+            _side_column(which, "data_path", "text", "path"),
+            _side_column(which, "op_type", "text", "op"),
+            _side_column(which, "dtype", "text"),
+            _side_column(which, "shape", "counts"),
+            _side_column(which, "max_value", "number", "maximum"),
+            _side_column(which, "min_value", "number", "minimum"),
+            _side_column(which, "mean_value", "number", "mean"),
+        )
+    ),
     Column("cosine_similarity", "number", _metric("cosine", same=1.0)),
     Column("max_relative_error", "number", _metric("max_rel", same=0.0)),
     Column("mean_relative_error", "number", _figure("mean_rel")),
@@ -239,43 +237,34 @@ _MSIT_COLUMNS = (
 )
 
 _OWN_COLUMNS = (
-    Column("status", "text", _row_field("status.value")),
-    Column("aspect", "text", _row_field("aspect.value")),
-    Column("rank", "count", _row_field("rank")),
-    Column("name", "text", _row_field("name")),
-    Column("level", "text", _row_field("level")),
-    Column("phase", "text", _row_field("phase")),
-    Column("side", "text", _row_field("side")),
-    Column("position", "text", _row_field("position")),
-    Column("matched_by", "text", _row_field("matched_by")),
-    Column("judged_by", "text", _row_field("judged_by")),
-    Column("limits", "text", _row_field("limits")),
+    _row_column("status", "status.value"),
+    _row_column("aspect", "aspect.value"),
+    _row_column("rank", kind="count"),
+    *map(_row_column, ("name", "level", "phase", "side", "position")),
+    *map(_row_column, ("matched_by", "judged_by", "limits")),
     Column("worst_over_allowed", "number", _excess),
-    Column("own_error", "number", _row_field("own")),
-    Column("inherited_error", "number", _row_field("inherited")),
-    Column("attributed", "text", _row_field("attributed")),
-    Column("made", "text", _row_field("made")),
-    Column("module", "text", _row_field("module")),
-    Column("source_line", "text", _row_field("line")),
+    _row_column("own_error", "own", "number"),
+    _row_column("inherited_error", "inherited", "number"),
+    *map(_row_column, ("attributed", "made", "module")),
+    _row_column("source_line", "line"),
     Column("nodes", "texts", lambda some: (row.nodes or None for row in some.rows)),
-    Column("kernel", "text", _row_field("kernel")),
+    _row_column("kernel"),
     Column("numel", "count", _numel),
     Column("mismatched", "count", _metric("mismatched", same=0)),
     Column("max_ulp", "number", _metric("max_ulp", same=0.0)),
-    Column("nan_my", "count", _metric("nan_candidate", same=None)),
-    Column("nan_golden", "count", _metric("nan_reference", same=None)),
-    Column("posinf_my", "count", _metric("posinf_candidate", same=None)),
-    Column("posinf_golden", "count", _metric("posinf_reference", same=None)),
-    Column("neginf_my", "count", _metric("neginf_candidate", same=None)),
-    Column("neginf_golden", "count", _metric("neginf_reference", same=None)),
+    *(
+        Column(f"{kind}_{which}", "count", _metric(f"{kind}_{side}", same=None))
+        for kind in ("nan", "posinf", "neginf")
+        for which, side in (("my", "candidate"), ("golden", "reference"))
+    ),
     Column("nonfinite_mismatches", "count", _metric("nonfinite_mismatches", same=0)),
-    Column("my_id", "text", _my_field("id")),
-    Column("my_step", "count", _my_field("step")),
-    Column("my_value", "text", _my_field("value")),
-    Column("golden_value", "text", _golden_field("value")),
-    Column("my_made_of", "text", _my_field("made_of")),
-    Column("golden_made_of", "text", _golden_field("made_of")),
-    Column("advice", "text", _row_field("advice")),
+    _side_column("my", "id", "text"),
+    _side_column("my", "step", "count"),
+    _side_column("my", "value", "text"),
+    _side_column("golden", "value", "text"),
+    _side_column("my", "made_of", "text"),
+    _side_column("golden", "made_of", "text"),
+    _row_column("advice"),
     Column("diagnosis", "text", _diagnosis),
 )
 
