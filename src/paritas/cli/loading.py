@@ -143,7 +143,7 @@ def _describe_error(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename != __file__ and not frame.filename.startswith("<frozen")
     ]
-    if not frames or isinstance(error, SyntaxError):  # the text of which says where
+    if not frames or isinstance(error, SyntaxError):  # whose text has the location
         return shown
     # Where it was raised, or where the user's code called the library that raised it.
     last = [frame for frame in frames if "site-packages" not in frame.filename] or frames

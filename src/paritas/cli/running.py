@@ -344,7 +344,7 @@ def _show(error: BaseException) -> None:
 # broken. The first rank of each machine reports for all ranks of that machine.
 
 WAIT_SECONDS = 60.0
-# Once this rank was told to stop: torchrun kills it half a minute later.
+# After a stop signal: torchrun kills it half a minute later.
 HURRIED_SECONDS = 5.0
 _MEETING_POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 2.0

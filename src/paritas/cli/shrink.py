@@ -44,6 +44,11 @@ class ShrinkOptions(BuildOptions):
     setup: tuple[str, ...]
     graph: str | None
 
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """The imports of `--setup`, for the script."""
+        return tuple(f"import {name}" for name in self.setup)
+
 
 @click.command(short_help="Reduce a failure to the smallest script that reproduces it.")
 @click.argument("target")
@@ -118,9 +123,15 @@ def shrink(
     options = ShrinkOptions(**given)
     make = _choose_shrinker(ctx, target, args, options)
     with progress() as tell:
-        report = make(tell)
-    if report is None:
-        ctx.exit(UNVERIFIED)
+        tell("importing torch")
+        from paritas.shrinking.shrink import NothingFailsError
+
+        _import_setup(options.setup)
+        try:
+            report = make(tell)
+        except NothingFailsError as error:
+            click.echo(f"nothing to shrink: {error}", err=True)
+            ctx.exit(UNVERIFIED)
     write_json(json_path, report.to_json)
     for line in report_lines(report):
         click.echo(line)
@@ -129,7 +140,7 @@ def shrink(
 
 def _choose_shrinker(
     ctx: click.Context, target: str, args: tuple[str, ...], options: ShrinkOptions
-) -> Callable[[Callable[[str], None]], ShrinkReport | None]:
+) -> Callable[[Callable[[str], None]], ShrinkReport]:
     """The function for this kind of target; wrong usage is reported before torch is imported."""
     path = Path(target)
     if args and not path.is_file():
@@ -153,37 +164,36 @@ def _choose_shrinker(
 
 def _shrink_factory(
     target: str, options: ShrinkOptions, tell: Callable[[str], None]
-) -> ShrinkReport | None:
+) -> ShrinkReport:
     """Shrink the compiled form of the user's model."""
-    tell("importing torch")
     from paritas._torch.dynamo import find_backend
     from paritas.cli.building import build_reference
     from paritas.shrinking.programs import Candidate
     from paritas.shrinking.sources import capture_programs
 
-    statements = _set_up(options.setup)
-    candidate = Candidate(options.backend, options.mode, dynamic=options.dynamic, setup=statements)
+    candidate = Candidate(
+        options.backend, options.mode, dynamic=options.dynamic, setup=options.statements
+    )
     find_backend(candidate.resolve())  # fail now if it does not exist
     tell(f"building {target}")
     model, inputs = build_reference(target, options)
     tell("capturing graphs")
     programs = capture_programs(model, inputs, candidate)
-    return _shrunk(programs, candidate, options, tell)
+    return _shrink_programs(programs, candidate, options, tell)
 
 
 def _shrink_script(
     program: ScriptProgram, options: ShrinkOptions, tell: Callable[[str], None]
-) -> ShrinkReport | None:
+) -> ShrinkReport:
     """Run a script with every `torch.compile` guarded, and shrink the first graph that fails."""
-    tell("importing torch")
     from paritas.checks.failures import FailedGraph, recall_failed
     from paritas.checks.guard import GuardEverywhere
     from paritas.checks.guard_settings import GuardSettings
     from paritas.cli.running import run_program
     from paritas.results.wording import headline
+    from paritas.shrinking.shrink import NothingFailsError
     from paritas.shrinking.sources import programs_of
 
-    statements = _set_up(options.setup)
     tell(f"running {program.target}")
     settings = GuardSettings(on_mismatch="record", locate=False)
     with GuardEverywhere(settings) as guards:
@@ -192,17 +202,15 @@ def _shrink_script(
     failed = [one for one in recall_failed(verdict) if isinstance(one, FailedGraph)]
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""
-        click.echo(f"nothing to shrink: {how}{headline(verdict)}", err=True)
-        return None
-    programs, candidate = programs_of(failed[0], statements)
-    return _shrunk(programs, candidate, options, tell)
+        raise NothingFailsError(f"{how}{headline(verdict)}")
+    programs, candidate = programs_of(failed[0], options.statements)
+    return _shrink_programs(programs, candidate, options, tell)
 
 
 def _shrink_folder(
     folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
-) -> ShrinkReport | None:
+) -> ShrinkReport:
     """Shrink the first failure in an output folder of `compare` or `verify-graph`."""
-    tell("importing torch")
     from paritas.cli.loading import find_graph
     from paritas.errors import UsageError
     from paritas.graphs.results_folder import JSON as RESULTS
@@ -210,7 +218,6 @@ def _shrink_folder(
     from paritas.shrinking.comparisons import shrink_comparison
     from paritas.shrinking.partitions import shrink_graph_results
 
-    _set_up(options.setup)
     if not any((folder / name).is_file() for name in (COMPARISON, RESULTS)):
         raise UsageError(
             f"{str(folder)!r} contains neither {COMPARISON} of paritas compare nor {RESULTS} of "
@@ -218,39 +225,25 @@ def _shrink_folder(
         )
     asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
     if (folder / COMPARISON).is_file():
-        return _unless_nothing_fails(lambda: shrink_comparison(folder, options.output, **asked))
+        return shrink_comparison(folder, options.output, **asked)
     graph = None if options.graph is None else find_graph(options.graph)
-    return _unless_nothing_fails(
-        lambda: shrink_graph_results(folder, options.output, graph=graph, **asked)
-    )
+    return shrink_graph_results(folder, options.output, graph=graph, **asked)
 
 
-def _shrunk(
+def _shrink_programs(
     programs: list[FailingProgram],
     candidate: Candidate,
     options: ShrinkOptions,
     tell: Callable[[str], None],
-) -> ShrinkReport | None:
+) -> ShrinkReport:
     from paritas.shrinking.shrink import report_of, shrink
 
     asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
-    return _unless_nothing_fails(
-        lambda: report_of(shrink(programs, candidate, outdir=options.output, **asked))
-    )
+    return report_of(shrink(programs, candidate, outdir=options.output, **asked))
 
 
-def _unless_nothing_fails(make: Callable[[], ShrinkReport]) -> ShrinkReport | None:
-    from paritas.shrinking.shrink import NothingFailsError
-
-    try:
-        return make()
-    except NothingFailsError as error:
-        click.echo(f"nothing to shrink: {error}", err=True)
-        return None
-
-
-def _set_up(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Import modules, and return the import statements for the script."""
+def _import_setup(modules: tuple[str, ...]) -> None:
+    """Import the modules of `--setup`."""
     from paritas.cli.loading import look_here
     from paritas.errors import UsageError, in_one_line
 
@@ -262,7 +255,6 @@ def _set_up(modules: tuple[str, ...]) -> tuple[str, ...]:
             raise UsageError(
                 f"--setup {name!r} cannot be imported: {in_one_line(error)}"
             ) from error
-    return tuple(f"import {name}" for name in modules)
 
 
 def report_lines(report: ShrinkReport) -> list[str]:

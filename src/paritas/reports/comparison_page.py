@@ -184,8 +184,10 @@ def _diagnosis_words(row: ComparisonRow) -> str:
     return found.sentence if found is not None else ""
 
 
-_TEXT_FIELDS = ("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel")
-_TEXT_FIELDS += ("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made")
+_TEXT_FIELDS = (
+    *("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel"),
+    *("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made"),
+)
 _TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
     **{name: attrgetter(name) for name in _TEXT_FIELDS},
     "rank": lambda row: JOINED if row.rank is None else str(row.rank),

@@ -97,7 +97,7 @@ def test_each_set_of_inputs_has_its_program(model):
     with pytest.raises(UsageError, match=r"mine was not built for the inputs torch\.float32\[3"):
         candidate(*other.args, **other.kwargs)
     different_constant = inputs(4, power=4)
-    with pytest.raises(UsageError, match="mine was built for other inputs"):
+    with pytest.raises(UsageError, match="mine was not built for the inputs"):
         candidate(*different_constant.args, **different_constant.kwargs)
 
 
