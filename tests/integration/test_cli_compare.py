@@ -244,7 +244,7 @@ def test_a_slip_is_told_before_torch_is_imported(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "'x' is not REGEX: EXPRESSION" in done.stderr
+    assert "'x' does not have the form REGEX: EXPRESSION" in done.stderr
 
 
 # --- the report, again ----------------------------------------------------------------------------

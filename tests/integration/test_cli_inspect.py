@@ -73,7 +73,7 @@ def test_ranks_that_left_nothing_are_told(tmp_path):
     for rank in (0, 2):
         write_run(tmp_path / "dump", rank=rank, world_size=4)
     result = inspect(tmp_path / "dump")
-    assert "0, 2 (the run has 4); nothing of 1, 3" in words(result)
+    assert "0, 2 (the run has 4); missing: 1, 3" in words(result)
     assert result.exit_code == 3
     assert "problem: nothing is there of rank 1 problem: nothing is there of rank 3" in words(
         result

@@ -223,7 +223,10 @@ def test_a_rule_that_leaves_all_whole_is_a_success_that_says_so():
         (("torch:relu", "--arg", "4", "--kwarg", "dim"), "--kwarg 'dim' is not of the form name="),
         (("torch:relu", "--arg", "4", "--option", "0"), "--option '0' is not of the form idx,dim"),
         ((*MATMUL, "--annotation", "m k+"), "m k+"),
-        ((*MATMUL, "--annotation", "m -> m", "--discover"), "leave it out to --discover that"),
+        (
+            (*MATMUL, "--annotation", "m -> m", "--discover"),
+            "--annotation and --discover exclude each other",
+        ),
         (
             ("torch:matmul", "--arg", "4x8", "--arg", "9x6", "--discover"),
             "the operator itself fails on these arguments: RuntimeError: mat1 and mat2",

@@ -248,7 +248,7 @@ def test_a_compile_without_a_graph_is_unverified():
     write("empty.py", "import torch\ntorch.compile(lambda: 3, backend='eager')()\n")
     result = paritas("empty.py")
     assert result.exit_code == 3
-    assert "there was no graph to capture" in " ".join(result.stderr.split())
+    assert "torch.compile found no graph to capture" in " ".join(result.stderr.split())
     assert "note: torch.compile was called (eager), but captured no graph" in result.stderr
 
 

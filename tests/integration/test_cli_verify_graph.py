@@ -168,7 +168,7 @@ def test_the_same_command_again_takes_everything_over(net):
     assert run(*asked).exit_code == 0
     again = run(*asked)
     assert again.exit_code == 0
-    assert "taken over" in words(again.stdout)
+    assert "from an earlier run" in words(again.stdout)
 
 
 def test_several_numbers_of_ranks_are_all_checked(net):
@@ -255,7 +255,7 @@ def test_a_second_graph_is_registered_into_the_same_folder(net):
     assert result.exit_code == 0, result.output
     told = words(result.stdout)
     # Both linears and relu; `centred` is a function of the user's, in memory.
-    assert "3 operators were already verified for another graph here" in told
+    assert "3 operators already verified for another graph here" in told
     assert "also in this folder: 1 graph" in told
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert [len(one.operators) for one in (report, *report.others)] == [5, 4]
@@ -286,7 +286,7 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
     assert not report.ended
     again = run(*asked)
     assert again.exit_code == 0, again.output
-    assert "2 operators taken over" in words(again.stdout)
+    assert "2 operators from an earlier run" in words(again.stdout)
 
 
 @pytest.mark.slow
@@ -316,4 +316,4 @@ def test_the_name_of_the_original_script_works_too(net):
     asked = ("--graph", "gone.ckp", "--outdir", "out")
     done = processes.run("-m", "paritas.verify_graph_operations", *asked)
     assert done.returncode == 2
-    assert "'gone.ckp': there is no such file" in done.stderr
+    assert "'gone.ckp': no such file" in done.stderr

@@ -124,9 +124,10 @@ def golden_of(tree: Any) -> Golden:
         elif type(leaf) in _AS_TEXT:
             values[path] = leaf
         else:
+            kind = type(leaf.value if isinstance(leaf, Opaque) else leaf).__name__
             raise UsageError(
-                f"a golden cannot store {path}, a {_class_name(leaf)}: give tensors, numbers, "
-                "strings and None, in lists, tuples, dicts or dataclasses"
+                f"a golden cannot store {path}, a {kind}: give tensors, numbers, strings and None, "
+                "in lists, tuples, dicts or dataclasses"
             )
     if not values:
         raise UsageError(f"a golden of {tree!r:.80} would be empty; give it at least one value")
@@ -241,10 +242,6 @@ def missing_golden(name: str, reason: str) -> Verdict:
         "inspect), and commit it",
     )
     return Verdict(findings=(found,))
-
-
-def _class_name(leaf: Any) -> str:
-    return type(leaf.value if isinstance(leaf, Opaque) else leaf).__name__
 
 
 def _structure(reason: str) -> Finding:

@@ -82,7 +82,9 @@ def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
     edges = [(a, b) for b, sources in call_sources(members).items() for a in sources]
     flows = any(centre in edge for edge in edges)
     if not flows:
-        edges = _in_order(list(members), centre)
+        calls = list(members)
+        place = calls.index(centre)
+        edges = list(itertools.pairwise(calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]))
     chosen = _nearest(centre, edges)
     numbers = {call: place for place, call in enumerate(chosen)}
     places = {row.index: place for place, row in enumerate(comparison.rows)}
@@ -92,12 +94,6 @@ def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
         "nodes": [_graph_node(members[call], start.row, places) for call in chosen],
         "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
     }
-
-
-def _in_order(calls: list[CallKey], centre: CallKey) -> list[tuple[CallKey, CallKey]]:
-    place = calls.index(centre)
-    near = calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]
-    return list(itertools.pairwise(near))
 
 
 def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[CallKey]:

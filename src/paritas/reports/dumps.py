@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         ExaminedRecord,
         NameFacts,
         NonFinite,
-        RankFacts,
     )
     from paritas.numerics.statistics import Statistics
     from paritas.results.comparisons import (
@@ -165,15 +164,13 @@ def _ranks(summary: DumpSummary) -> str:
     if summary.missing:
         words.append(f"missing: {ranges(summary.missing)}")
     unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
-    words += [_unclosed(facts) for facts in unclosed[:MOST_SHOWN]]
+    for facts in unclosed[:MOST_SHOWN]:
+        end = f", the last is {facts.last} of step {facts.last_step}" if facts.last else ""
+        records = counted(facts.records, "record")
+        words.append(f"rank {facts.rank} {_STATES[facts.state]} ({records}{end})")
     if len(unclosed) > MOST_SHOWN:
         words.append(f"{len(unclosed) - MOST_SHOWN} more are not closed")
     return "; ".join(words if unclosed else [*words, "closed"])
-
-
-def _unclosed(facts: RankFacts) -> str:
-    end = f", the last is {facts.last} of step {facts.last_step}" if facts.last else ""
-    return f"rank {facts.rank} {_STATES[facts.state]} ({counted(facts.records, 'record')}{end})"
 
 
 def _dedupe(summary: DumpSummary) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paritas.results.findings import Finding, Status
-    from paritas.results.graph_reports import CallSite, GraphReport, OperatorResult, OptionResult
+    from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
 
 
 # --- Rules with the status of each split dimension ------------------------------------------------
@@ -192,7 +192,7 @@ def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
         "notes": one.notes,
         "script": one.script,
         "seconds": one.seconds,
-        "sites": [_encode_site(site) for site in one.sites],
+        "sites": [[site.node, site.source, site.code, site.module] for site in one.sites],
         "options": [_encode_option(option, strict=strict) for option in one.options],
         "rules": [
             {
@@ -203,10 +203,6 @@ def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
             for rule in drawn_rules(one.options)
         ],
     }
-
-
-def _encode_site(site: CallSite) -> list[str]:
-    return [site.node, site.source, site.code, site.module]
 
 
 def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:

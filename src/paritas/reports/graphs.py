@@ -162,10 +162,14 @@ def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
     names its own forward node.
     """
     nodes = {site.node for one in report.operators for site in one.sites}
+
+    def mask(word: re.Match[str]) -> str:
+        return "..." if word.group() in nodes else word.group()
+
     found: dict[str, list[OperatorResult]] = {}
     for one in report.operators:
         if one.outcome is outcome and (one.reason or outcome is not CallOutcome.VERIFIED):
-            found.setdefault(_mask_nodes(nodes, one.reason), []).append(one)
+            found.setdefault(_WORD.sub(mask, one.reason), []).append(one)
     merged = [
         Reason(
             # The reason of a single operator keeps its names.
@@ -176,10 +180,6 @@ def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
         for words, same in found.items()
     ]
     return sorted(merged, key=lambda reason: -reason.calls)
-
-
-def _mask_nodes(nodes: set[str], reason: str) -> str:
-    return _WORD.sub(lambda word: "..." if word.group() in nodes else word.group(), reason)
 
 
 def option_words(option: OptionResult) -> str:
@@ -243,7 +243,7 @@ def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] =
         _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
         _grouped(report, CallOutcome.NOTHING, "nothing to check"),
         _other_graphs(report),
-        _remarks(report, files),
+        (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
     ):
         lines = list(section)
         parts += [Text(), *lines] if lines else []
@@ -297,11 +297,10 @@ def _failure_table(
     table.add_column("source line", overflow="fold")
     for one, option in pairs[:MOST_ROWS]:
         site = one.sites[0]
+        count = f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
         table.add_row(
             _status(one, option),
-            Text(
-                f"{site.node}{_call_count(one)}\n{_split_words(option) if option else one.reason}"
-            ),
+            Text(f"{site.node}{count}\n{_split_words(option) if option else one.reason}"),
             Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
         )
     if len(pairs) > MOST_ROWS:
@@ -313,10 +312,6 @@ def _status(one: OperatorResult, option: OptionResult | None) -> Text:
     if option is None:
         return Text(one.outcome.value, style=OUTCOME_STYLES[one.outcome])
     return Text(option.status.value, style=STATUS_STYLES[option.status])
-
-
-def _call_count(one: OperatorResult) -> str:
-    return f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
 
 
 def _split_words(option: OptionResult) -> str:
@@ -382,8 +377,3 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     for one in report.others:
         words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
         yield indented(words)
-
-
-def _remarks(report: GraphReport, files: Sequence[str]) -> Iterator[RenderableType]:
-    yield from listed("note", report.notes)
-    yield from (Text(f"wrote {near_path(name)}") for name in files)

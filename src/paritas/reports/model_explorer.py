@@ -99,9 +99,10 @@ def error_data(comparison: Comparison) -> Json:
     for graph, calls in _calls(comparison).items():
         results = {}
         for call, rows in calls.items():
-            ratios = [_finite(row.score.excess) for row in rows if row.score is not None]
+            ratios = [row.score.excess for row in rows if row.score is not None]
             if ratios:
-                results[call] = {"value": max(ratios)}
+                worst = _BEYOND if any(map(math.isnan, ratios)) else max(ratios)
+                results[call] = {"value": min(worst, _BEYOND)}
         found[graph] = {
             "name": "paritas: error / allowed",
             "results": results,
@@ -208,7 +209,3 @@ def _graph_id(call: CallKey) -> str:
 
 def _pairs(attributes: dict[str, str]) -> list[Json]:
     return [{"key": key, "value": value} for key, value in attributes.items() if value]
-
-
-def _finite(value: float) -> float:
-    return min(value, _BEYOND) if not math.isnan(value) else _BEYOND

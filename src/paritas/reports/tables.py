@@ -401,7 +401,11 @@ def graph_csv(report: GraphReport) -> str:
         for one in graph.operators
         for line in _operator_lines(one)
     )
-    return csv_table(GRAPH_COLUMNS, ([_graph_cell(value) for value in line] for line in lines))
+    cells = (
+        [as_text(_escape_surrogates(cell)) if isinstance(cell, str) else cell for cell in line]
+        for line in lines
+    )
+    return csv_table(GRAPH_COLUMNS, cells)
 
 
 def _operator_lines(one: OperatorResult) -> Iterator[list[Cell]]:
@@ -429,7 +433,3 @@ def _split_cells(option: OptionResult) -> list[Cell]:
         loss_gap(option),
         option.gradients,
     ]
-
-
-def _graph_cell(value: Cell) -> Cell:
-    return as_text(_escape_surrogates(value)) if isinstance(value, str) else value
