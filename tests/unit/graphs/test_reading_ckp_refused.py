@@ -166,7 +166,7 @@ def test_a_truncated_file_is_told_wherever_it_ends(path: Path, tmp_path: Path) -
             b"PK\x03\x04abcdefgh",
             r"it is no pickle of version 2 to 5, but begins with b'PK\\x03\\x0",
         ),
-        (b"\x80\x09" + REAL[2:], "its pickle is of version 9, and 5 is the last known"),
+        (b"\x80\x09" + REAL[2:], "its pickle has version 9; the latest known one is 5"),
         (pickle.dumps({"a": 1}), "it is a pickle of a dict, not of a graph with its counters"),
         (pickle.dumps(((1, 2, 3), [])), "it is a pickle of a tuple, not of a graph"),
         (REAL + b"more", "4 bytes follow the end of its pickle"),
