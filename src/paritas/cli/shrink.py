@@ -236,10 +236,10 @@ def _shrink_programs(
     options: ShrinkOptions,
     tell: Callable[[str], None],
 ) -> ShrinkReport:
-    from paritas.shrinking.shrink import report_of, shrink
+    from paritas.shrinking.shrink import shrink
 
     asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
-    return report_of(shrink(programs, candidate, outdir=options.output, **asked))
+    return shrink(programs, candidate, outdir=options.output, **asked).report
 
 
 def _import_setup(modules: tuple[str, ...]) -> None:

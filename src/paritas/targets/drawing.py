@@ -402,7 +402,8 @@ def _patch_video(self: Drawing) -> torch.Tensor:
 
 def _patch_rows(self: Drawing) -> torch.Tensor:
     """Flat patches, image by image."""
-    return _patches(self).unflatten(0, (BATCH, -1))
+    rows: torch.Tensor = _patches(self).unflatten(0, (BATCH, -1))
+    return rows
 
 
 def _frames_as_images(self: Drawing) -> torch.Tensor:
