@@ -1,8 +1,8 @@
-"""The pytest entry point of paritas: options, a mark, a fixture, and hooks that hand on.
+"""The pytest entry point of paritas: options, a mark, a fixture, and hooks.
 
-pytest imports every installed plugin before it looks at a single test, in every project of that
-environment. This module therefore stands outside the package, and imports no more of it than a
-glance at whether there are settings: a run that never checks parity does not pay for torch.
+pytest imports every installed plugin at its start, in every project of the environment. This
+module is therefore outside the package, and imports as little of it as possible: a run that never
+checks parity does not import torch.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 _SESSION = pytest.StashKey["Session"]()
 _TESTS = pytest.StashKey[list[str]]()
-# A worker of xdist sends what it has to tell under this name.
+# A worker of xdist sends its account under this name.
 _ACCOUNT = "paritas"
 _MARK = (
     "parity(**settings): settings of paritas.verify and paritas.guard for the checks of a test, "
-    "such as strict=True or lift=False; the innermost mark wins"
+    "such as strict=True or lift=False; the innermost mark takes precedence"
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options; the table [tool.paritas.pytest] has them, too, but for the update."""
+    """Add the options; all except --paritas-update are also settings in [tool.paritas.pytest]."""
     group = parser.getgroup("paritas", "does the candidate compute what the reference computes?")
     group.addoption(
         "--paritas-guard",
         action="store_true",
         default=None,
-        help="check every call of what torch.compile makes in this run: a test in which a "
-        "compiled graph computes something else than the graph run op by op fails",
+        help="check every call of compiled code in this run: a test fails if a compiled graph does "
+        "not compute what the graph run op by op computes",
     )
     group.addoption(
         "--paritas-every",
         type=float,
         metavar="N|SHARE",
-        help="with --paritas-guard, check each N-th call of a graph, or a share of its calls below "
-        "1; the first call of a graph is always checked",
+        help="with --paritas-guard, check every N-th call of a graph, or a share of its calls "
+        "below 1; the first call of a graph is always checked",
     )
     group.addoption(
         "--paritas-strict",
@@ -60,17 +60,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--paritas-golden-dir",
         metavar="DIR",
-        help="where goldens lie, in place of the folder golden/ beside each test",
+        help="the folder of goldens; default: golden/ beside each test",
     )
     group.addoption(
         "--paritas-report",
         metavar="DIR",
-        help="write an HTML page and the whole verdict as JSON for each check that fails",
+        help="write an HTML page and the whole verdict as JSON for each failed check",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and begin where something was asked for."""
+    """Register the mark, and start if an option or a setting is given."""
     config.addinivalue_line("markers", _MARK)
     given = (name for name in vars(config.option) if name.startswith("paritas_"))
     if any(config.getoption(name) is not None for name in given) or _has_settings(config.rootpath):
@@ -84,7 +84,7 @@ def _has_settings(root: Path) -> bool:
 
 
 def _session(config: pytest.Config) -> Session:
-    """The state of this run, made when it is first needed."""
+    """The state of this run, created when it is first needed."""
     if _SESSION not in config.stash:
         from paritas.errors import ParitasError
         from paritas.pytest import PluginOptions
@@ -99,7 +99,7 @@ def _session(config: pytest.Config) -> Session:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Parity:
-    """Checks of parity: `verify`, `guard` and `golden`; their verdicts go into the test's report.
+    """Checks of parity: `verify`, `guard` and `golden`; the test's report has their verdicts.
 
     See `paritas.pytest.parity.Parity`.
     """
@@ -108,7 +108,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Remember what there is, before any of it is deselected."""
+    """Remember all collected tests before some are deselected."""
     config.stash[_TESTS] = [item.nodeid for item in items]
 
 
@@ -121,14 +121,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Check what the test compiles, and end the guards that it was given."""
+    """Check what the test compiles, and judge its guards."""
     __tracebackhide__ = True
     return (yield from _watch(item, "call"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Check what ends with the test."""
+    """Check what the teardown compiles."""
     __tracebackhide__ = True
     return (yield from _watch(item, "teardown"))
 
@@ -137,7 +137,7 @@ def _watch(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
     if _SESSION not in item.config.stash and item.get_closest_marker("parity") is None:
         result = yield
-        # The fixture may have been asked for meanwhile: by getfixturevalue, in the test itself.
+        # The test itself may have requested the fixture by getfixturevalue.
         if phase == "call" and _SESSION in item.config.stash:
             item.config.stash[_SESSION].conclude(item, phase)
         return result
@@ -146,7 +146,7 @@ def _watch(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a worker of xdist has to tell."""
+    """Merge the account of a worker of xdist."""
     text = getattr(node, "workeroutput", {}).get(_ACCOUNT)
     if text is not None:
         from paritas.pytest.session import RunAccount
@@ -155,7 +155,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the guard; a worker sends its account, the others see to the exit status."""
+    """Stop the guard; a worker sends its account, other processes set the exit status."""
     config = session.config
     if _SESSION not in config.stash:
         return
@@ -170,7 +170,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave torch as it was, however the run ended."""
+    """Restore torch, however the run ended."""
     if _SESSION in config.stash:
         config.stash[_SESSION].finish([])
 
@@ -178,7 +178,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Tell of every verdict of the run; nothing where none was asked for."""
+    """Summarise the verdicts of the run, if there are any."""
     from paritas.pytest import has_outcomes
 
     reports = [report for found in terminalreporter.stats.values() for report in found]

@@ -1,7 +1,7 @@
 """Does the candidate still compute what the reference computes?
 
-The names below are the public surface. Each is fetched from its home on first use, because torch
-takes seconds to import and ``paritas --help`` should not.
+The names below are the public API. Each is imported on first use: importing torch takes seconds,
+and ``paritas --help`` does not need it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
 
     __version__: str
 else:
-    # Out of a type checker's sight, or it would take any misspelt name for an attribute.
+    # Hidden from type checkers, which would otherwise accept any misspelled name.
     def __getattr__(name: str) -> object:
         import importlib
         import importlib.metadata
@@ -124,19 +124,14 @@ def _shrink(verdict: Verdict, **options: Any) -> object:
     return paritas.shrinking.sources.shrink_verdict(verdict, **options)
 
 
-# Results lie below what makes HTML of them and what shrinks; this package is above all.
+# `results` may not import the upper layers that render and shrink, so they are registered here.
 _callbacks.show_by(_html_of)
 _callbacks.shrink_by(_shrink)
 
+if os.environ.get("PARITAS_GUARD"):
+    import paritas.checks.guard_settings
 
-def _guard_as_the_environment_says() -> None:
-    if os.environ.get("PARITAS_GUARD"):
-        import paritas.checks.guard_settings
-
-        paritas.checks.guard_settings.watch_by_environment()
-
-
-_guard_as_the_environment_says()
+    paritas.checks.guard_settings.watch_by_environment()
 
 
 def __dir__() -> list[str]:

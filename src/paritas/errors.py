@@ -3,13 +3,13 @@
 ::
 
     ParitasError                 catch this to catch all of them
-    ├── UsageError             also ValueError: what was asked for makes no sense
+    ├── UsageError             also ValueError: an argument, an option or a file is wrong
     ├── MismatchError          also AssertionError, RuntimeError, ValueError: the candidate failed
-    └── UnsupportedTorchError  also RuntimeError: this torch does not answer as it should
-    ParityWarning                also UserWarning: told, not raised, because that was asked for
+    └── UnsupportedTorchError  also RuntimeError: this torch does not behave as expected
+    ParityWarning                also UserWarning: a mismatch that the caller asked to only warn of
 
-A message shows the offending value and ends with what to do next. A failure inside the user's own
-program is no error of this tree: it becomes a finding, or passes through as it was raised.
+A message shows the offending value and ends with what to do next. A failure in the user's own
+program is not part of this tree: it becomes a finding, or passes through unchanged.
 """
 
 from __future__ import annotations
@@ -21,29 +21,25 @@ if TYPE_CHECKING:
 
 
 class ParitasError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of paritas."""
 
 
 class UsageError(ParitasError, ValueError):
-    """The input is wrong: an argument, an option, a configuration key, a file.
-
-    The message shows the value that arrived and says what to give instead.
-    """
+    """An argument, option, setting or file is wrong; the message shows it and what to do."""
 
 
 class MismatchError(ParitasError, AssertionError, RuntimeError, ValueError):
-    """The candidate does not compute what the reference computes, or that could not be told.
+    """The candidate does not compute what the reference computes, or nothing could be compared.
 
-    It is an ``AssertionError`` so that test runners show it as a failed check, and a
-    ``RuntimeError`` and a ``ValueError`` because that is what callers of such checks have always
-    caught: Dynamo raises the one, tt-forge the other.
+    It is an ``AssertionError`` because test runners show that as a failed check, and a
+    ``RuntimeError`` and a ``ValueError`` because existing callers catch those: Dynamo raises the
+    first, tt-forge the second.
 
     Attributes:
         verdict: The ``Verdict`` behind the message: every finding, and the coverage.
     """
 
-    # A Verdict lives in paritas.numerics, and nothing is below this module: naming the type here,
-    # even for a type checker alone, would make an import run upwards.
+    # Not typed as Verdict: that class is defined in a layer above this one.
     verdict: Any
 
     def __init__(self, message: str, verdict: Any) -> None:
@@ -51,25 +47,25 @@ class MismatchError(ParitasError, AssertionError, RuntimeError, ValueError):
         self.verdict = verdict
 
     def __reduce__(self) -> tuple[type[MismatchError], tuple[str, Any], dict[str, Any]]:
-        # An exception is rebuilt from `args`, which hold the message alone; process pools and
-        # parallel test runners would otherwise fail on the way back. The last item carries notes.
+        # By default only `args`, the message, is pickled, and unpickling in a process pool or a
+        # parallel test runner would fail. The last item carries notes.
         return type(self), (str(self), self.verdict), dict(self.__dict__)
 
 
 class ParityWarning(UserWarning):
-    """A mismatch, or something that could not be checked, which the caller asked to be told of."""
+    """A mismatch, or something unverified, that the caller asked to only warn of."""
 
 
 class UnsupportedTorchError(ParitasError, RuntimeError):
-    """A private part of torch is missing or answers differently than paritas was written for.
+    """A private API of torch is missing or behaves differently than paritas expects.
 
-    The message names the part and the version of torch. Nothing was verified: the way out is a
-    version of torch, or of paritas, that knows the other.
+    The message names the API and the version of torch. Nothing was verified: use versions of torch
+    and paritas that work together.
     """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The word that was probably meant: `did you mean 'strict'?`; else all that are known."""
+    """Suggest the closest known word, `did you mean 'strict'?`, or else list all known words."""
     import difflib
 
     listed = list(known)
@@ -80,13 +76,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def in_one_line(
     error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
 ) -> str:
-    """An exception's kind and text, `ValueError: too large`; the kind alone if it has no text.
+    """The type and text of an exception: `ValueError: too large`.
 
     Args:
         error: what was raised.
-        longest: how many characters of the text are shown.
-        whole: show all its lines, joined, and not the first alone.
-        cut: what follows where there was more text.
+        longest: the maximum length of the text.
+        whole: join all lines of the text; by default only the first is shown.
+        cut: appended to a text that was cut.
     """
     text = first_line(error, longest, whole=whole, cut=cut)
     kind = type(error).__name__
@@ -96,7 +92,7 @@ def in_one_line(
 def first_line(
     error: BaseException, longest: int = 200, *, whole: bool = False, cut: str = ""
 ) -> str:
-    """The text of an exception without its kind, as `in_one_line` shows it."""
+    """The text of an exception without its type, as `in_one_line` shows it."""
     lines = str(error).strip().splitlines() or [""]
     text = " ".join(str(error).split()) if whole else lines[0]
     return text[:longest] + cut if len(text) > longest else text

@@ -23,7 +23,7 @@ def test_the_tests_of_the_page_pass(pytester):
     pytester.makepyfile(test_page="\n".join(code))
     result = run_suite(pytester, "--paritas-update")
     result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["goldens: 1 written, 0 kept as they are"])
+    result.stdout.fnmatch_lines(["goldens: 1 written, 0 unchanged"])
     run_suite(pytester).assert_outcomes(passed=4)
 
 

@@ -166,16 +166,13 @@ main(["verify", "nets:build", "--backend", "eager"])
         (
             ["nets.build"],
             (
-                "FACTORY 'nets.build' is not of the form package.module:name; put one colon "
+                "FACTORY 'nets.build' is not of the form package.module:name; write one colon "
                 "between module and function, as in 'nets.build:build'"
             ),
         ),
         (
             ["nest:build"],
-            (
-                "FACTORY 'nest:build': there is no module 'nest' in the current directory or the "
-                "environment"
-            ),
+            ("FACTORY 'nest:build': no module 'nest' in the current directory or the environment"),
         ),
         (
             ["nets:biuld"],
@@ -186,14 +183,14 @@ main(["verify", "nets:build", "--backend", "eager"])
             (
                 "FACTORY 'nets:raising', called with no arguments, raised OSError: no weights at "
                 "nets.py:LINE in raising\n"
-                'For the whole traceback: python -c "import nets; nets.raising()"'
+                'For the full traceback: python -c "import nets; nets.raising()"'
             ),
         ),
         (
             ["nets:model"],
             (
-                "FACTORY 'nets:model' returned a Net, not (model, inputs); return both, or name a "
-                "function that makes the inputs with --inputs module:function"
+                "FACTORY 'nets:model' returned a Net, not (model, inputs); return both, or give "
+                "the inputs with --inputs module:function"
             ),
         ),
         (
@@ -238,7 +235,7 @@ main(["verify", "nets:build", "--backend", "eager"])
             ["nets:build", "--candidate", "nets:unchanged", "--mode", "default", "--dynamic"],
             (
                 "--mode, --dynamic cannot be combined with --candidate 'nets:unchanged', which "
-                "takes the place of torch.compile"
+                "replaces torch.compile"
             ),
         ),
     ],

@@ -192,7 +192,7 @@ def test_an_earlier_comparison_is_refused_before_any_work(stub, tmp_path):
     stub.clear()
     result = paritas("compare", *options)
     assert result.exit_code == 2
-    assert "holds an earlier comparison" in result.stderr
+    assert "contains an earlier comparison" in result.stderr
     assert not stub
     assert paritas("compare", *options, "--overwrite").exit_code == 1
     assert stub["my"] == "a"
@@ -209,7 +209,7 @@ def test_a_url_is_written_to_and_looked_at_before_the_work(stub, golden):
     stub.clear()
     again = paritas(*arguments)
     assert again.exit_code == 2
-    assert "holds an earlier comparison" in again.output
+    assert "contains an earlier comparison" in again.output
     assert not stub
     store.rm("/compared", recursive=True)
 
@@ -244,7 +244,7 @@ def test_a_slip_is_told_before_torch_is_imported(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "'x' is not REGEX: EXPRESSION" in done.stderr
+    assert "'x' does not have the form REGEX: EXPRESSION" in done.stderr
 
 
 # --- the report, again ----------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def test_a_record_that_was_not_written_down_is_made_once_more(tmp_path):
     done = convert(tmp_path / "dump", "--to", "stats")
     assert done.exit_code == 0, done.output
     assert "6 records of 1 rank" in done.stdout
-    assert "5 of them since before" in done.stdout
+    assert "5 of them from an earlier run" in done.stdout
     ids = [(one.step, one.id) for one in Dump.open(tmp_path / "dump_stats").records()]
     assert len(set(ids)) == len(ids) == 6
 
@@ -323,7 +323,7 @@ def test_an_interrupted_conversion_that_deleted_files_goes_on(tmp_path, monkeypa
     done = convert(source, "--to", "stats", "--delete")
     assert done.exit_code == 0, done.output
     assert "5 records of 1 rank" in done.stdout
-    assert "3 of them since before" in done.stdout
+    assert "3 of them from an earlier run" in done.stdout
     assert list(source.rglob("*.npy")) == []
     made = Dump.open(tmp_path / "dump_stats")
     assert made.problems == []

@@ -39,14 +39,14 @@ def test_what_is_there_of_an_unclosed_dump_is_converted_and_goes_on_later(tmp_pa
     making.add(site("a"), values(5))
     first = convert(tmp_path / "dump", "--to", "stats")
     assert first.exit_code == 3
-    assert "is not closed: cut off, or still being written (--watch follows it)" in first.stdout
+    assert "is not closed: it was cut off, or is still being written (use --watch)" in first.stdout
     assert not Dump.open(tmp_path / "dump_stats").header(0).closed
     making.add(site("b"), values(5, seed=1))
     making.close()
     second = convert(tmp_path / "dump", "--to", "stats")
     assert second.exit_code == 0, second.output
     assert "2 records of 1 rank" in second.stdout
-    assert "1 of them since before" in second.stdout
+    assert "1 of them from an earlier run" in second.stdout
     made = Dump.open(tmp_path / "dump_stats")
     assert made.problems == []
     assert_same_records(made, Dump.open(tmp_path / "dump"))
@@ -182,7 +182,7 @@ def test_an_interrupted_conversion_can_be_read_and_goes_on(dump, tmp_path, monke
     monkeypatch.setattr(Dump, "read", interrupted)
     result = convert(dump, "--to", "stats", "--delete")
     assert result.exit_code == 130
-    assert "interrupted: the same command goes on from here" in result.stderr
+    assert "interrupted: run the same command to resume" in result.stderr
     partial = Dump.open(tmp_path / "dump_stats")
     assert not partial.header(0).closed
     had = len(list(partial.records()))
@@ -191,7 +191,7 @@ def test_an_interrupted_conversion_can_be_read_and_goes_on(dump, tmp_path, monke
     monkeypatch.undo()
     result = convert(dump, "--to", "stats")
     assert result.exit_code == 0, result.output
-    assert f"{had} of them since before" in result.stdout
+    assert f"{had} of them from an earlier run" in result.stdout
     made = Dump.open(tmp_path / "dump_stats")
     assert made.problems == []
     assert_same_records(made, Dump.open(dump))

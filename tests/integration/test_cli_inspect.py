@@ -44,7 +44,7 @@ def test_a_closed_dump_is_complete_and_the_exit_code_is_0(dump):
     result = inspect(dump)
     assert result.exit_code == 0, result.output
     assert last_line(result) == "complete: 18 records of 1 rank"
-    assert "18 (18 op); 6 of them no tensor" in words(result)
+    assert "18 (18 op); 6 of them not tensors" in words(result)
     assert "steps 0-1" in words(result)
 
 
@@ -73,7 +73,7 @@ def test_ranks_that_left_nothing_are_told(tmp_path):
     for rank in (0, 2):
         write_run(tmp_path / "dump", rank=rank, world_size=4)
     result = inspect(tmp_path / "dump")
-    assert "0, 2 (the run has 4); nothing of 1, 3" in words(result)
+    assert "0, 2 (the run has 4); missing: 1, 3" in words(result)
     assert result.exit_code == 3
     assert "problem: rank 1 left nothing problem: rank 3 left nothing" in words(result)
 
@@ -126,7 +126,8 @@ def test_without_recorded_inputs_it_is_not_known_who_made_it(tmp_path):
     making.add(site("a"), torch.tensor([torch.nan]))
     making.close()
     result = inspect(tmp_path / "dump")
-    assert "made here or not: no input of this call is recorded; 0 tensors were" in words(result)
+    expected = "unknown whether it was made here: no input of this call is recorded; 0 tensors were"
+    assert expected in words(result)
 
 
 def test_in_the_backward_pass_of_modules_a_gradient_of_an_input_is_what_was_made(tmp_path):
@@ -185,7 +186,7 @@ def test_statistics_that_are_not_in_the_index_are_taken_from_the_values(tmp_path
     making.call("a", [values(3)], torch.tensor([2.0, torch.nan]), statistics=False)
     making.close()
     result = inspect(tmp_path / "dump")
-    assert "statistics of 2 were not in the index and taken from the values" in words(result)
+    assert "2 have no statistics in the index, their values were read" in words(result)
     assert "first NaN: rank 0, step 0, forward/a#0/output.0" in words(result)
 
 

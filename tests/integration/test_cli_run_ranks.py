@@ -92,4 +92,4 @@ def test_a_rank_that_was_killed_is_unverified():
     verdict = verdict_in("verdict.json")
     assert [finding.path for finding in verdict.failures][-1] == "rank 1"
     assert not verdict.passed
-    assert "it handed in no report in time: it was killed, or is still running" in stderr
+    assert "it sent no report in time: it was killed, or is still running" in stderr

@@ -112,7 +112,7 @@ def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypa
     monkeypatch.setattr(shrinking, "reduce_shapes", interrupted)
     result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--json", "j")
     assert result.exit_code == 130, result.output
-    assert "interrupted before it could get no smaller" in result.stdout
+    assert "interrupted before the search was finished" in result.stdout
     assert "-> 1 operator call" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("script: shrunk/repro.py; run by itself")
     told = json.loads((net / "j").read_bytes())
@@ -279,12 +279,12 @@ def test_a_graph_that_is_not_a_file_has_to_be_named(untried, graph_results):
     [
         (("nowhere.py",), "'nowhere.py' does not exist"),
         (("shrink_net",), "is not of the form package.module:name"),
-        ((".",), "holds neither comparison.json of paritas compare nor results.json"),
-        ((".", "--mode", "default"), "--mode says nothing about the folder '.'"),
-        (("train.py", "--backend", "eager"), "--backend says nothing about a script: 'train.py'"),
-        (("train.py", "--graph", "x.pt2"), "--graph is for a folder of verify-graph"),
+        ((".",), "contains neither comparison.json of paritas compare nor results.json"),
+        ((".", "--mode", "default"), "--mode has no effect on the folder '.'"),
+        (("train.py", "--backend", "eager"), "--backend has no effect on the script 'train.py'"),
+        (("train.py", "--graph", "x.pt2"), "--graph needs a folder of verify-graph"),
         (("shrink_net:build", "--time", "0"), "--time"),
-        (("shrink_net:build", "--", "x"), "arguments are for a script"),
+        (("shrink_net:build", "--", "x"), "only a script takes arguments"),
         (("shrink_net:build", "--backend", "inductr"), "did you mean 'inductor'?"),
         (("shrink_net:build", "--setup", "no_such"), "--setup 'no_such' cannot be imported"),
         (("shrink_net:build", "--backend", "shrink_backend:gone"), "cannot be imported"),

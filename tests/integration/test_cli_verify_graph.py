@@ -168,7 +168,7 @@ def test_the_same_command_again_takes_everything_over(net):
     assert run(*asked).exit_code == 0
     again = run(*asked)
     assert again.exit_code == 0
-    assert "taken over" in words(again.stdout)
+    assert "from an earlier run" in words(again.stdout)
 
 
 def test_several_numbers_of_ranks_are_all_checked(net):
@@ -185,11 +185,14 @@ def test_several_numbers_of_ranks_are_all_checked(net):
     [
         (("--outdir", "out"), "Missing option '--graph'"),
         (("--graph", "net:build"), "Missing option '--outdir'"),
-        (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': there is no such file"),
+        (("--graph", "gone.pt2", "--outdir", "out"), "'gone.pt2': no such file"),
         (("--graph", "net:bild", "--outdir", "out"), "did you mean 'build'?"),
         (("--graph", "net:nothing", "--outdir", "out"), "cannot read a graph from int 3"),
         (("--graph", "net:build", "--outdir", "net.py"), "it is a file; use a folder"),
-        (("--graph", "net:build", "--outdir", "out", "--ranks", "1"), "'1' is no number of ranks"),
+        (
+            ("--graph", "net:build", "--outdir", "out", "--ranks", "1"),
+            "must be 2 or more, as in 2 or 2,4; got '1'",
+        ),
         (("--graph", "net:build", "--outdir", "out", "--options", "some"), "'some' is not one of"),
         (("--graph", "net:build", "--outdir", "out", "--cap", "0"), "0 is not in the range"),
         (("--graph", "net:build", "--outdir", "out", "--jobs", "0"), "0 is not in the range"),
@@ -252,7 +255,7 @@ def test_a_second_graph_is_registered_into_the_same_folder(net):
     assert result.exit_code == 0, result.output
     told = words(result.stdout)
     # Both linears and relu; `centred` is a function of the user's, in memory.
-    assert "3 operators were verified before for another graph here" in told
+    assert "3 operators already verified for another graph here" in told
     assert "also in this folder: 1 graph" in told
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert [len(one.operators) for one in (report, *report.others)] == [5, 4]
@@ -278,14 +281,12 @@ def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeyp
     asked = ("--graph", "net:build", "--outdir", "out", "--no-html")
     result = run(*asked)
     assert result.exit_code == 130, result.output
-    assert (
-        "interrupted after 2 of 4 operators; the same command goes on from there" in result.stderr
-    )
+    assert "interrupted after 2 of 4 operators; run the same command to resume" in result.stderr
     report = GraphReport.from_json((net / "out" / "results.json").read_bytes())
     assert not report.ended
     again = run(*asked)
     assert again.exit_code == 0, again.output
-    assert "2 operators taken over" in words(again.stdout)
+    assert "2 operators from an earlier run" in words(again.stdout)
 
 
 @pytest.mark.slow
@@ -315,4 +316,4 @@ def test_the_name_of_the_original_script_works_too(net):
     asked = ("--graph", "gone.ckp", "--outdir", "out")
     done = processes.run("-m", "paritas.verify_graph_operations", *asked)
     assert done.returncode == 2
-    assert "'gone.ckp': there is no such file" in done.stderr
+    assert "'gone.ckp': no such file" in done.stderr

@@ -137,7 +137,7 @@ def test_every_option_reaches_the_verification():
     ("arguments", "told"),
     [
         (("own_parallel:build",), "Missing option '--plan'"),
-        (("own_parallel:build", "--plan", "dpd"), "known by name are ddp and fsdp"),
+        (("own_parallel:build", "--plan", "dpd"), "is unknown; give ddp, fsdp or your own"),
         (("own_parallel.build", "--plan", "ddp"), "is not of the form package.module:name"),
         (
             ("own_parallel:build", "--plan", "own_parallel:NUMBER"),
@@ -149,7 +149,7 @@ def test_every_option_reaches_the_verification():
         ),
         (
             ("own_parallel:build", "--plan", "ddp", "--mesh", "dp=two"),
-            "'dp=two' is neither a number of ranks (4) nor axes with theirs (dp=2,tp=2)",
+            "'dp=two' is neither a number of ranks (4) nor a list of axes (dp=2,tp=2)",
         ),
         (
             ("own_parallel:build", "--plan", "ddp", "--mesh", "dp=2,dp=2"),
@@ -182,7 +182,9 @@ def test_torchrun_brings_its_own_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = verify_parallel("own_parallel:build", "--plan", "ddp", "--ranks", "gloo")
     assert result.exit_code == 2
-    assert "which brings its own ranks; leave the option out" in words(result.stderr)
+    assert "torchrun already starts the ranks (RANK=0 is set): drop --ranks gloo" in words(
+        result.stderr
+    )
 
 
 def test_interrupted_is_130(monkeypatch):

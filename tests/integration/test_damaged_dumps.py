@@ -273,11 +273,11 @@ def test_files_that_torch_saved_without_checksums_are_compared_as_they_are(tmp_p
 CHECKED = {
     "packed": "complete: 14 records of 2 ranks; 10 of 10 stored values match their checksums",
     "msit": "complete: 14 records of 2 ranks; 10 of 10 stored values match their checksums",
-    "stats": "unverified: 3 records of 1 rank; there are no stored values to check",
+    "stats": "unverified: 3 records of 1 rank; no stored values to check",
     "msprobe": "complete: 18 records of 1 rank; 15 of 15 stored values match their checksums",
     "msprobe_numpy": "unverified: 1 record of 1 rank; "
     "1 of 1 stored value without a checksum (.npy files)",
-    "msprobe_statistics": "unverified: 2 records of 1 rank; there are no stored values to check",
+    "msprobe_statistics": "unverified: 2 records of 1 rank; no stored values to check",
     "npy": "unverified: 4 records of 1 rank; 4 of 4 stored values without a checksum (.npy files)",
     "npz": "complete: 4 records of 1 rank; 4 of 4 stored values match their checksums",
     "npz_compressed": "complete: 5 records of 1 rank; 5 of 5 stored values match their checksums",

@@ -93,8 +93,8 @@ def test_the_command_says_what_it_went_by(tmp_path, kind):
     arguments = ["--my-path", dump, "--golden-path", dump, "--output", tmp_path / "out"]
     done = CliRunner().invoke(main, ["compare", *map(str, arguments)])
     assert done.exit_code == 0, done.output
-    assert "identical: the candidate is the same in all that is recorded" in done.output
-    assert "by statistics alone" in done.output
+    assert "identical: the candidate is the same in everything recorded" in done.output
+    assert "by statistics only" in done.output
 
 
 def test_extremes_of_one_side_against_the_values_of_the_other(tmp_path, kind):

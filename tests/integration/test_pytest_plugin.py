@@ -59,7 +59,7 @@ def test_as_data(parity):
             "*= paritas =*",
             "3 verdicts in 3 tests: 2 different, 1 identical",
             "different: test_suite.py::test_bad (verify) output: *",
-            "2 pages about what does not pass: pages?index.html",
+            "2 pages about failures: pages?index.html",
         ]
     )
     result.stdout.no_fnmatch_line("*raise MismatchError*")
@@ -119,7 +119,7 @@ class TestClass:
         ("strct=True", "*unknown setting 'strct'; did you mean 'strict'?"),
         ("lift='no'", "lift must be True or False, not 'no'"),
         ("on_mismatch='cry'", "on_mismatch must be one of *, not 'cry'"),
-        ("True", "*has True without a name; write name=value, such as strict=True"),
+        ("True", "*has a positional value True; write name=value, such as strict=True"),
     ],
 )
 def test_a_wrong_mark_is_an_error_also_where_nothing_is_checked(pytester, mark, message):
@@ -172,7 +172,7 @@ def test_failed(parity):
             "*the test compiled nothing with it",
             "*_ test_failed _*",
             "E *assert *",
-            "E *paritas has found in what this test compiled:",
+            "E *paritas found this in the compiled code of the test:",
             "E *different: the candidate computes something else; *",
             "guarded: 3 graphs, 3 of 3 calls checked",
         ]
@@ -185,10 +185,12 @@ def test_a_guard_that_the_environment_switches_off_is_said_to_be_so(pytester, mo
     suite(pytester, "def test_it(parity):\n    parity.guard('eager')\n")
     result = run_suite(pytester)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["1 check switched off: nothing was compared there"])
+    result.stdout.fnmatch_lines(["1 check disabled: nothing was compared there"])
     refused = run_suite(pytester, "--paritas-guard")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["ERROR: --paritas-guard, but PARITAS_GUARD=0 *unset it"])
+    refused.stderr.fnmatch_lines(
+        ["ERROR: --paritas-guard has no effect: PARITAS_GUARD=0 *unset it"]
+    )
 
 
 # --- goldens --------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_it(parity):
     missed.stdout.fnmatch_lines(
         [
             "E *golden 'out': unverified (harness)",
-            "E *there is none at golden?test_suite?test_it?out",
+            "E *golden?test_suite?test_it?out does not exist",
             "E *run pytest with --paritas-update to write it, *",
         ]
     )
@@ -223,7 +225,7 @@ def test_it(parity):
     changed.assert_outcomes(passed=1)
     changed.stdout.fnmatch_lines(
         [
-            "goldens: 1 changed, 0 kept as they are",
+            "goldens: 1 changed, 0 unchanged",
             "  changed: golden?test_suite?test_it?out (it was off: value?'y'?: *)",
         ]
     )
@@ -263,7 +265,7 @@ def test_it(parity):
     )
     result = run_suite(pytester, "--paritas-update")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *this test has a golden 'out' already; *"])
+    result.stdout.fnmatch_lines(["E *this test already has a golden 'out'; *"])
 
 
 # --- quiet, and several processes -----------------------------------------------------------------
@@ -296,5 +298,5 @@ def test_it(parity, factor):
     result.assert_outcomes(passed=2)
     text = result.stdout.str()
     assert text.count("2 verdicts in 2 tests: 2 identical") == 1
-    assert text.count("goldens: 1 written, 1 changed, 0 kept as they are") == 1
+    assert text.count("goldens: 1 written, 1 changed, 0 unchanged") == 1
     assert text.count("unused golden: golden") == 1

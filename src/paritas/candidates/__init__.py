@@ -1,8 +1,8 @@
-"""Candidates by name: what other forms of a model than `torch.compile`'s compute.
+"""Candidates by name, for runtimes other than `torch.compile`.
 
-Each function takes a model and its inputs, and gives what can be called in place of the model; so
-`paritas.verify(inputs, model, onnxruntime(model, inputs))`. The names are fetched from their homes
-on first use: the command line asks for the list of them before it imports torch.
+Each function takes a model and its inputs, and returns a callable to compare with the model:
+`paritas.verify(inputs, model, onnxruntime(model, inputs))`. The functions are imported on first
+use: the command line needs their names before it imports torch.
 """
 
 from __future__ import annotations

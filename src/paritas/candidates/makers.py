@@ -1,4 +1,4 @@
-"""What makes a candidate of a model: `torch.export`, AOTInductor, ONNX Runtime."""
+"""Make a candidate from a model: `torch.export`, AOTInductor, ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-# --- A model captured as a program of tensors alone -----------------------------------------------
+# --- A model captured as a program of tensors -----------------------------------------------------
 
-# Other runtimes take lists of tensors and give lists of tensors. What the model took and gave
-# besides, the structure and the values that are no tensors, is kept here and put around them again.
+# Other runtimes take and return lists of tensors. The structure of the model's arguments and
+# results, and values that are not tensors, are stored here and restored around the tensors.
 
 _LONGEST_ERROR, _LONGEST_OUTER_ERROR = 300, 80
 _COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 class _Slot:
-    """Where a tensor stood in what the model gave."""
+    """The place of a tensor in the model's result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedCall:
-    """One call of a model, captured.
+    """One captured call of a model.
 
     Attributes:
-        program: takes the tensors of the arguments in order, gives those of the result.
-        tensors: what it was captured with.
-        shape_of_result: the tree that the model gives, with a mark for every tensor.
-        is_lifted: it is in float64, whatever the model is in.
-        leaks: what of it could not be lifted, in words.
+        program: takes the tensors of the arguments in order, returns those of the result.
+        tensors: the arguments it was captured with.
+        shape_of_result: the model's result with a `_Slot` for every tensor.
+        is_lifted: it computes in float64, whatever the model's dtype.
+        leaks: what could not be lifted, in words.
     """
 
     program: ExportedProgram
@@ -60,11 +60,11 @@ class CapturedCall:
     leaks: frozenset[str] = frozenset()
 
     def result(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model would give, made of these tensors."""
-        marks = sum(isinstance(leaf, _Slot) for _, leaf in leaves(self.shape_of_result))
-        if marks != len(tensors):
+        """The model's result, with these tensors in its slots."""
+        slots = sum(isinstance(leaf, _Slot) for _, leaf in leaves(self.shape_of_result))
+        if slots != len(tensors):
             raise RuntimeError(
-                f"the runtime gave {len(tensors)} tensors where the model has {marks}"
+                f"the runtime returned {len(tensors)} tensors, but the model returns {slots}"
             )
         given = iter(tensors)
         return map_leaves(
@@ -73,7 +73,7 @@ class CapturedCall:
 
 
 class _FlatModel(torch.nn.Module):
-    """A model that takes and gives tensors alone."""
+    """A model that takes and returns only tensors."""
 
     def __init__(self, model: nn.Module, inputs: Inputs, seen: list[Any]) -> None:
         super().__init__()
@@ -82,16 +82,19 @@ class _FlatModel(torch.nn.Module):
         self._seen = seen
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Put the arguments together, call the model, take its result apart."""
+        """Assemble the arguments, call the model, flatten its result."""
         given = iter(tensors)
 
-        def filled(leaf: Any) -> Any:
+        def fill(leaf: Any) -> Any:
             return next(given) if isinstance(leaf, torch.Tensor) else leaf
 
-        args = map_leaves(list(self._tree[0].args), filled)
-        kwargs = map_leaves(self._tree[0].kwargs, filled)
+        def mark(leaf: Any) -> Any:
+            return _Slot() if isinstance(leaf, torch.Tensor) else leaf
+
+        args = map_leaves(list(self._tree[0].args), fill)
+        kwargs = map_leaves(self._tree[0].kwargs, fill)
         result = self.model(*args, **kwargs)
-        self._seen[:] = [map_leaves(result, _mark_tensor)]
+        self._seen[:] = [map_leaves(result, mark)]
         return tuple(leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor))
 
 
@@ -99,7 +102,7 @@ def capture_call(model: nn.Module, inputs: Inputs) -> CapturedCall:
     """Capture a model with the shapes of these inputs, for inference.
 
     Raises:
-        UsageError: `torch.export` refuses it.
+        UsageError: `torch.export` fails.
     """
     seen: list[Any] = []
     flat = _FlatModel(model, inputs, seen)
@@ -108,68 +111,61 @@ def capture_call(model: nn.Module, inputs: Inputs) -> CapturedCall:
         with quietly(), torch.no_grad():
             program = torch.export.export(flat, fresh)
     except Exception as error:
-        raise UsageError(f"torch.export refuses the model: {describe_error(error)}") from error
+        raise UsageError(f"torch.export failed: {describe_error(error)}") from error
     return CapturedCall(program, fresh, seen[0])
 
 
 def capture_lifted_call(
     model: nn.Module, state: ProgramState, inputs: Inputs, used: frozenset[torch.dtype]
 ) -> CapturedCall:
-    """Capture the same in float64: state, inputs, defaults, and each cast that is mere rounding.
+    """Capture the same in float64: state, inputs, defaults, and casts that only round.
 
-    `state` is the model's as it was when it was captured natively: what was done to the model since
-    is no part of the candidate.
+    `state` is the model's state at the native capture: later changes of the model are not part of
+    the candidate.
     """
     wide = copy_inputs(inputs, widen=True)
     with state.swapped(state.widened()), default_dtype(torch.float64):
         first = capture_call(model, wide)
         with quietly(), torch.no_grad():
-            # Once more, for the dtypes that follow from the casts that were widened.
+            # Again, for dtypes that follow from the widened casts.
             program, leaks = lift_captured(first.program, first.tensors, used)
     return dataclasses.replace(first, program=program, is_lifted=True, leaks=leaks)
 
 
 def flat_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
-    """The tensors of the arguments, in the order in which a captured program takes them."""
+    """The tensors of the arguments, in the order of a captured program's arguments."""
     found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
     return tuple(leaf for _, leaf in found if isinstance(leaf, torch.Tensor))
 
 
 def check_model(model: Any, name: str) -> None:
-    """Raise `UsageError` unless `torch.export` could capture this."""
+    """Raise `UsageError` unless it is an `nn.Module`, which `torch.export` needs."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"candidate {name!r} is made by torch.export, which takes an nn.Module, not "
-            f"{type(model).__name__}; put the function into the forward of one"
+            f"candidate {name!r} uses torch.export, which takes an nn.Module, not "
+            f"{type(model).__name__}; call the function in the forward of a module"
         )
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception's kind and the start of its text, in one line, and what was the cause of it."""
+    """The type and text of an exception and of its root cause, in one line."""
+
+    def describe(raised: BaseException, longest: int) -> str:
+        text = " ".join(_COLOUR.sub("", str(raised)).split())
+        return f"{type(raised).__name__}: {text[:longest]}{' ...' if len(text) > longest else ''}"
+
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
+    inner = describe(cause, _LONGEST_ERROR)
     if cause is error:
-        return _describe_in_a_line(error, _LONGEST_ERROR)
-    outer, inner = (
-        _describe_in_a_line(error, _LONGEST_OUTER_ERROR),
-        _describe_in_a_line(cause, _LONGEST_ERROR),
-    )
-    return f"{outer}; the cause is {inner}"
-
-
-def _describe_in_a_line(error: BaseException, longest: int) -> str:
-    text = " ".join(_COLOUR.sub("", str(error)).split())
-    return f"{type(error).__name__}: {text[:longest]}{' ...' if len(text) > longest else ''}"
-
-
-def _mark_tensor(leaf: Any) -> Any:
-    return _Slot() if isinstance(leaf, torch.Tensor) else leaf
+        return inner
+    return f"{describe(error, _LONGEST_OUTER_ERROR)}; the cause is {inner}"
 
 
 # --- torch.export ---------------------------------------------------------------------------------
 
-# Its program is a module with the model's own parameters by their own names, so everything can be
+# The exported module has the model's parameters under their own names, so everything can be
 # compared: gradients, state, aliases.
 
 
@@ -178,7 +174,7 @@ def export(model: nn.Module, inputs: Any) -> nn.Module:
 
     Args:
         model: the reference, an `nn.Module`. It is not changed.
-        inputs: one set of inputs, as for `paritas.verify`; shapes are taken as they are.
+        inputs: one set of inputs, as for `paritas.verify`; shapes are static.
 
     Raises:
         UsageError: the model cannot be exported.
@@ -188,16 +184,14 @@ def export(model: nn.Module, inputs: Any) -> nn.Module:
 
 
 def export_decomposed(model: nn.Module, inputs: Any) -> nn.Module:
-    """The same after `run_decompositions()`, in core ATen operators: what a backend is given."""
+    """The same after `run_decompositions()`: core ATen operators, as backends get them."""
     program = _export_model(model, inputs, "export-decomposed")
     try:
         with quietly():
             module: nn.Module = program.run_decompositions().module()
             return module
     except Exception as error:
-        raise UsageError(
-            f"the exported model cannot be decomposed: {describe_error(error)}"
-        ) from error
+        raise UsageError(f"run_decompositions() failed: {describe_error(error)}") from error
 
 
 def _export_model(model: Any, inputs: Any, name: str) -> ExportedProgram:
@@ -205,18 +199,18 @@ def _export_model(model: Any, inputs: Any, name: str) -> ExportedProgram:
     sets = input_sets(inputs)
     if len(sets) > 1:
         raise UsageError(
-            f"candidate {name!r} has the shapes of one set of inputs, and here are {len(sets)}; "
-            "verify them one at a time"
+            f"candidate {name!r} takes one set of inputs, got {len(sets)}; verify them one at a "
+            "time"
         )
     fresh = copy_inputs(sets[0])
     try:
         with quietly():
             return torch.export.export(model, fresh.args, fresh.kwargs)
     except Exception as error:
-        raise UsageError(f"torch.export refuses the model: {describe_error(error)}") from error
+        raise UsageError(f"torch.export failed: {describe_error(error)}") from error
 
 
-# --- A model as another runtime's program ---------------------------------------------------------
+# --- A model as a program of another runtime ------------------------------------------------------
 
 if TYPE_CHECKING:
     Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -224,7 +218,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class BuiltRuntime:
-    """What runs a captured call, and what of that may compute in less than float64."""
+    """A function that runs a captured call, and its parts that may not compute in float64."""
 
     run: Run
     leaks: frozenset[str] = frozenset()
@@ -233,13 +227,13 @@ class BuiltRuntime:
 def foreign_program(
     name: str, model: nn.Module, inputs: Any, build: Callable[[CapturedCall], BuiltRuntime]
 ) -> ForeignProgram:
-    """A candidate that `build` makes of each captured call of the model.
+    """A candidate for which `build` makes a program from each captured call of the model.
 
     Args:
         name: of the runtime.
-        model: what is captured; it stays as it is.
-        inputs: as for `paritas.verify`: one program is built for each set of them.
-        build: from a captured call to what runs it.
+        model: it is captured, but not changed.
+        inputs: as for `paritas.verify`: one program is built for each set.
+        build: makes a runtime from a captured call.
 
     Raises:
         UsageError: the model cannot be captured, or `build` fails.
@@ -264,7 +258,7 @@ def foreign_program(
 
 @dataclasses.dataclass(frozen=True)
 class _RuntimeProgram:
-    """What runs one captured call, and for which arguments it was made."""
+    """The runtime of one captured call, and the key of its arguments."""
 
     capture: CapturedCall
     built: BuiltRuntime
@@ -272,12 +266,12 @@ class _RuntimeProgram:
 
     @property
     def leaks(self) -> frozenset[str]:
-        """Of the capture, and of what was built of it."""
+        """Of the capture and of the runtime."""
         return self.capture.leaks | self.built.leaks
 
 
 class _RuntimePrograms:
-    """The programs of all sets of inputs, found by what they are called with."""
+    """The programs of all sets of inputs; a call finds its program by its arguments."""
 
     def __init__(self, name: str, programs: list[_RuntimeProgram]) -> None:
         self.name = name
@@ -289,8 +283,8 @@ class _RuntimePrograms:
         if program is None:
             shown = ", ".join(f"{t.dtype}{list(t.shape)}" for t in flat_tensors(inputs))
             raise UsageError(
-                f"{self.name} was built for other inputs than {shown}; give every set of inputs "
-                "when it is made"
+                f"{self.name} was not built for the inputs {shown}; give every set of inputs when "
+                "you make the candidate"
             )
         with torch.no_grad():
             given = program.built.run(flat_tensors(inputs))
@@ -301,18 +295,18 @@ def _build_program(
     name: str, captured: CapturedCall, build: Callable[[CapturedCall], BuiltRuntime], inputs: Inputs
 ) -> _RuntimeProgram:
     try:
-        # As it was captured: which form of attention is taken depends on whether gradients are on.
+        # As in the capture: gradient mode determines the form of attention.
         with torch.no_grad():
             built = build(captured)
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{name} refuses the model: {describe_error(error)}") from error
+        raise UsageError(f"{name} cannot take the model: {describe_error(error)}") from error
     return _RuntimeProgram(captured, built, _input_key(inputs))
 
 
 def _input_key(inputs: Inputs) -> tuple[Any, ...]:
-    """Shapes and what is no tensor; not dtypes, which a lifted run widens."""
+    """Shapes and values other than tensors; not dtypes, which a lifted run widens."""
     found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
     return tuple(
         (path, tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf))
@@ -326,11 +320,11 @@ AOT_INDUCTOR = "aot_inductor"
 
 
 def aot_inductor(model: nn.Module, inputs: Any) -> ForeignProgram:
-    """Export a model, compile it to a package of machine code, and load that.
+    """Export a model, compile it to a package of machine code, and load it.
 
     Args:
         model: the reference, an `nn.Module`. It is not changed.
-        inputs: as for `paritas.verify`; shapes are taken as they are.
+        inputs: as for `paritas.verify`; shapes are static.
 
     Raises:
         UsageError: the model cannot be exported or compiled.
@@ -339,7 +333,7 @@ def aot_inductor(model: nn.Module, inputs: Any) -> ForeignProgram:
 
 
 def _build_package(captured: CapturedCall) -> BuiltRuntime:
-    # Once loaded, the code does not need its file any more.
+    # Once loaded, the code no longer needs its file.
     with tempfile.TemporaryDirectory(prefix="paritas-aot-") as folder, quietly():
         package = compiled_package(captured.program, Path(folder) / "model.pt2")
 
@@ -353,19 +347,19 @@ def _build_package(captured: CapturedCall) -> BuiltRuntime:
 
 ONNX_RUNTIME = "onnxruntime"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
-# Of ONNX Runtime's log: errors only, which it raises as well.
+# The log level of ONNX Runtime: only errors, which it also raises.
 _ERRORS = 3
-# Of a layer norm's epsilon or the constants of a tanh GELU this takes nine digits.
-_ATTRIBUTES = "ONNX has its attributes, and its exporter some constants, in float32"
+# Such as the epsilon of a layer norm or the constants of a tanh GELU.
+_ATTRIBUTES = "ONNX stores attributes, and its exporter some constants, in float32"
 _LONGEST_REASON = 120
 
 
 def onnxruntime(model: nn.Module, inputs: Any) -> ForeignProgram:
-    """Export a model to ONNX and let ONNX Runtime run it, on CUDA where the model is there.
+    """Export a model to ONNX and run it with ONNX Runtime, on CUDA if the model is on CUDA.
 
     Args:
         model: the reference, an `nn.Module`. It is not changed.
-        inputs: as for `paritas.verify`; shapes are taken as they are.
+        inputs: as for `paritas.verify`; shapes are static.
 
     Raises:
         UsageError: a package is missing, or the model cannot be exported.
@@ -373,8 +367,8 @@ def onnxruntime(model: nn.Module, inputs: Any) -> ForeignProgram:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"candidate {ONNX_RUNTIME!r} needs {', '.join(missing)}, which is not installed: "
-            "pip install 'paritas[onnx]'"
+            f"candidate {ONNX_RUNTIME!r} needs packages that are not installed: "
+            f"{', '.join(missing)}; pip install 'paritas[onnx]'"
         )
     return foreign_program(ONNX_RUNTIME, model, inputs, _build_onnx)
 
@@ -383,10 +377,10 @@ def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
     with quietly():
         program = torch.onnx.export(captured.program, dynamo=True, verbose=False)
     if program is None:
-        raise UsageError("torch.onnx.export gave no program")
-    takes, gives = len(captured.tensors), len(program.model.graph.inputs)
-    if takes != gives:
-        raise UsageError(f"the ONNX model takes {gives} tensors where the model takes {takes}")
+        raise UsageError("torch.onnx.export returned no program")
+    wanted, taken = len(captured.tensors), len(program.model.graph.inputs)
+    if wanted != taken:
+        raise UsageError(f"the ONNX model takes {taken} tensors, but the model takes {wanted}")
     device = next((tensor.device for tensor in captured.tensors), torch.device("cpu"))
     leaks = {_ATTRIBUTES} if captured.is_lifted else set()
     call: Callable[..., Sequence[Tensor]] = program
@@ -401,13 +395,13 @@ def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
                 f"{ONNX_RUNTIME} lacks an operator in this dtype: {text}; try another --dtype"
             ) from error
         leaks.add(
-            "ONNX's reference evaluator ran it, as "
-            f"{ONNX_RUNTIME} lacks an operator in float64: {text}"
+            f"ONNX's reference evaluator ran it, because {ONNX_RUNTIME} lacks an operator in "
+            f"float64: {text}"
         )
         call = program.call_reference
 
     def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        # Its results may lie in memory that the next run writes to.
+        # The next run may overwrite its results.
         return [value.clone().to(device) for value in call(*tensors)]
 
     return BuiltRuntime(run, frozenset(leaks))
@@ -426,7 +420,7 @@ def _open_session(model: str | bytes, device: torch.device) -> Any:
     lacking = [provider for provider in wanted if provider not in known]
     if lacking:
         raise UsageError(
-            f"the model is on {device}, but this onnxruntime has no {lacking[0]} (it has "
+            f"the model is on {device}, but onnxruntime has no {lacking[0]} (only "
             f"{', '.join(known)}); install onnxruntime-gpu, or run on the CPU"
         )
     return runtime.InferenceSession(model, sess_options=options, providers=wanted)

@@ -1,7 +1,7 @@
-"""The command `paritas`: a group whose commands are imported when they are asked for.
+"""The command `paritas`: a click group that imports each command on first use.
 
 Exit codes of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input,
-3 unverified (paritas itself failing is one way of that), 130 interrupted.
+3 unverified (also if paritas itself fails), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -23,7 +23,7 @@ from paritas.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_
 
 
 class _Tables(Mapping[str, click.Command]):
-    """All that has settings; a command is imported when one looks."""
+    """Commands and plugins that have settings, by name; a command is imported on access."""
 
     def __init__(self, group: click.Group, ctx: click.Context) -> None:
         self._group, self._ctx = group, ctx
@@ -42,18 +42,18 @@ class _Tables(Mapping[str, click.Command]):
 
 
 def load_settings(ctx: click.Context, group: click.Group, command: str) -> Settings:
-    """Read the settings, and give the command its own.
+    """Load the settings and make them the defaults of the command's options.
 
     Raises:
-        UsageError: A file cannot be read, a name is unknown, or the command cannot take a value.
+        UsageError: a file cannot be read, a name is unknown, or a value does not fit its option.
     """
     chosen, no_file = ctx.params["settings_file"], ctx.params["no_config"]
     if chosen is not None and no_file:
-        ctx.fail(f"--config {str(chosen)!r} and --no-config contradict each other; give one")
+        ctx.fail(f"--config {str(chosen)!r} and --no-config exclude each other: give one of them")
     settings = load(commands=_Tables(group, ctx), chosen=chosen, no_file=no_file)
     check_names(settings)
     if command not in NO_TABLE:
-        settings.for_command(command)  # its errors name file and key, which click's cannot
+        settings.for_command(command)  # its errors name the file and the key, click's do not
         ctx.default_map = {command: settings.default_map(command)}
     return settings
 
@@ -85,7 +85,7 @@ class _Refusal(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command on first use, and ends every error with its own exit code."""
+    """A group that imports a command on first use and maps errors to exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands."""
@@ -104,17 +104,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a misspelt one is told its nearest."""
+        """Find the command and load its settings; suggest a name for a misspelled one."""
         if args and args[0] not in _HOMES and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}; {did_you_mean(args[0], _HOMES)}")
         found = super().resolve_command(ctx, args)
-        # Help is given whatever the settings are like: it may be what is needed to mend them.
+        # Help works even with broken settings: the user may need it to fix them.
         if not ctx.resilient_parsing and found[2][:1] not in (["-h"], ["--help"]):
             ctx.obj = load_settings(ctx, self, str(found[0]))
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; it checks what it is asked to, whatever PARITAS_GUARD says."""
+        """Run the command without the guard that PARITAS_GUARD would install."""
         from paritas.checks.guard_settings import environment_set_aside
 
         try:
@@ -127,16 +127,12 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted: there is no verdict", err=True)
             ctx.exit(INTERRUPTED)
-        except Exception as error:  # whose exit code of 1 would be taken for a verdict
+        except Exception as error:  # python's exit code 1 would look like a verdict
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # click closes the pipe quietly
-            _fail_ourselves(ctx)
-
-
-def _fail_ourselves(ctx: click.Context) -> NoReturn:
-    click.echo(traceback.format_exc(), err=True, nl=False)
-    click.echo("Error: paritas itself failed (above), so nothing is verified", err=True)
-    ctx.exit(UNVERIFIED)
+            click.echo(traceback.format_exc(), err=True, nl=False)
+            click.echo("Error: paritas itself failed (see above): nothing was verified", err=True)
+            ctx.exit(UNVERIFIED)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -146,13 +142,13 @@ def _fail_ourselves(ctx: click.Context) -> NoReturn:
     "settings_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Take settings from this file, not from the nearest pyproject.toml or paritas.toml.",
+    help="Read settings from this file instead of the nearest pyproject.toml or paritas.toml.",
 )
-@click.option("--no-config", is_flag=True, help="Take settings from no file.")
+@click.option("--no-config", is_flag=True, help="Read no settings file.")
 def main(settings_file: Path | None, *, no_config: bool) -> None:
     """Does the candidate still compute what the reference computes?
 
-    What a project always wants, its settings file can say: see `paritas config`.
+    Options that a project always uses can be set in a file: see `paritas config`.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """

@@ -1,7 +1,8 @@
-"""`paritas compare`: two dumps against each other."""
+"""`paritas compare`: compare two dumps."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,59 +37,71 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
     metavar="DIR",
     help="Where the table and the report go: a folder, or a URL.",
 )
-@click.option("--my-kind", type=KINDS, help="Which tool made it; found out unless it is given.")
-@click.option("--golden-kind", type=KINDS, help="Likewise.")
+@click.option("--my-kind", type=KINDS, help="The tool that wrote --my-path. Default: detected.")
+@click.option(
+    "--golden-kind", type=KINDS, help="The tool that wrote --golden-path. Default: detected."
+)
 @click.option(
     "--config",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML with rules, renames and the like.",
-)
-@click.option("--rule", "rules", multiple=True, type=RULE, help="What names like this must keep.")
-@click.option(
-    "--rename", "renames", multiple=True, type=RENAME, help="From my names to the golden ones."
+    help="TOML file with rules, renames and other options.",
 )
 @click.option(
-    "--dims", multiple=True, type=DIMS, help="How values of names like this are split over ranks."
+    "--rule", "rules", multiple=True, type=RULE, help="Tolerance for values with matching names."
 )
-@click.option("--mesh", default="", metavar="tp=2,cp=2", help="How the ranks of --dims are laid.")
 @click.option(
-    "--steps", multiple=True, metavar="N|A-B|MY:GOLDEN", help="Only these; 1:0 is mine 1, golden 0."
+    "--rename", "renames", multiple=True, type=RENAME, help="Map names of mine to golden names."
+)
+@click.option(
+    "--dims",
+    multiple=True,
+    type=DIMS,
+    help="How values with matching names are split over ranks.",
+)
+@click.option("--mesh", default="", metavar="tp=2,cp=2", help="The mesh of the ranks in --dims.")
+@click.option(
+    "--steps",
+    multiple=True,
+    metavar="N|A-B|MY:GOLDEN",
+    help="Only these steps; 1:0 compares my step 1 with golden step 0.",
 )
 @click.option(
     "-r", "--ranks", "--rank", multiple=True, type=NumberRange("rank"), help="Only these ranks."
 )
-@click.option("--ignore", multiple=True, metavar="REGEX", help="Leave names like this out.")
+@click.option("--ignore", multiple=True, metavar="REGEX", help="Skip values with matching names.")
 @click.option(
     "--unmatched",
     type=click.Choice(["fail", "list"]),
     default="fail",
     show_default=True,
-    help="What a value without a counterpart is: a failure, or listed only.",
+    help="Whether a value without a counterpart fails or is only listed.",
 )
-@click.option("--no-replay", is_flag=True, help="Run no operator again: faster, tells less.")
-@click.option("--quick", is_flag=True, help="Few figures of rows that surely pass: faster.")
+@click.option(
+    "--no-replay", is_flag=True, help="Do not rerun operators: faster, but less is explained."
+)
+@click.option("--quick", is_flag=True, help="Compute fewer metrics for rows that clearly pass.")
 @click.option("--strict", is_flag=True, help="Count unstable rows as failures.")
 @click.option(
     "--trust-digests",
     is_flag=True,
-    help="Do not check data against its checksums; with equal digests, do not read it.",
+    help="Do not verify checksums, and do not read data whose digests are equal.",
 )
 @click.option(
     "--executor",
     default="threads",
     show_default=True,
     metavar="threads|processes|dask://HOST:PORT",
-    help="Who does the work.",
+    help="Where the work runs.",
 )
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="How many workers.")
-@click.option("--parquet", is_flag=True, help="Write comparison.parquet, too.")
-@click.option("--no-html", is_flag=True, help="Leave report.html out.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Number of workers.")
+@click.option("--parquet", is_flag=True, help="Also write comparison.parquet.")
+@click.option("--no-html", is_flag=True, help="Do not write report.html.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier comparison.")
-@click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict line, no progress.")
 @format_options
 @click.pass_context
-def compare(  # noqa: PLR0913  (what is not handed on)
+def compare(  # noqa: PLR0913  (one for each option that is not passed on)
     ctx: click.Context,
     /,
     *,
@@ -102,13 +115,13 @@ def compare(  # noqa: PLR0913  (what is not handed on)
     form: OutputFormat,
     **asked: Any,
 ) -> None:
-    """Compare the values of two dumps, and find where they part.
+    """Compare the values of two dumps, and find where they start to differ.
 
-    Options that take a REGEX, --steps and --ranks may be repeated. DUMP is one of paritas, or of
-    another tool: msprobe, Ascend's GE or FX mode, SGLang, or plain .safetensors, .npy, .npz and .pt
-    files; the two need not be of one kind.
+    Options that take a REGEX, --steps and --ranks may be repeated. DUMP is a dump of paritas,
+    msprobe, Ascend's GE or FX mode or SGLang, or plain .safetensors, .npy, .npz or .pt files. The
+    two dumps may be of different kinds.
 
-    Written are comparison.csv, comparison.json and report.html.
+    The command writes comparison.csv, comparison.json and report.html.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
@@ -131,7 +144,7 @@ def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
 
 
 def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
-    """Refuse what could not be written, before the work."""
+    """Raise `UsageError` now if the results could not be written later."""
     from paritas.files.trees import is_url, names_at
     from paritas.reports import files
 
@@ -147,12 +160,13 @@ def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) ->
     from paritas.files.trees import is_url, write_to
     from paritas.reports import files
 
-    if not is_url(output):
-        written = files.write_all(Path(output), comparison, parquet=parquet, html=html)
-        return [path.name for path in written]
-    with tempfile.TemporaryDirectory() as folder:
-        written = files.write_all(Path(folder), comparison, parquet=parquet, html=html)
-        write_to(output, Path(folder))
+    with contextlib.ExitStack() as stack:
+        folder = Path(output)
+        if is_url(output):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        written = files.write_all(folder, comparison, parquet=parquet, html=html)
+        if is_url(output):
+            write_to(output, folder)
     return [path.name for path in written]
 
 

@@ -1,4 +1,4 @@
-"""`paritas config`: which settings are in force, and who says so."""
+"""`paritas config`: the settings in effect, and where each comes from."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ if TYPE_CHECKING:
     from paritas.settings import Setting, Settings
 
 
-@click.command(short_help="Which settings are in force, and where they come from.")
+@click.command(short_help="Show the settings in effect, and where they come from.")
 @click.argument("command", required=False)
-@json_option(
-    "Write them to this file; to stdout, in place of the table, if it is -.", or_stdout=True
-)
+@json_option("Write them to this file; - is stdout, instead of the table.", or_stdout=True)
 @click.pass_obj
 def config(settings: Settings, command: str | None, json_path: Path | None) -> None:
-    """Print every setting of COMMAND, or of all: its value, and where that comes from.
+    """Print every setting of COMMAND, or of all commands: its value, and where it comes from.
 
-    A settings file is the nearest paritas.toml, or pyproject.toml with a table [tool.paritas], from
-    the working directory upwards. Keys are the long options of the commands, in a table for each,
-    or above the tables for all that have the option. The environment (PARITAS_VERIFY_DTYPE,
-    PARITAS_DTYPE) overrides the file, and the command line both.
+    The settings file is the nearest paritas.toml, or pyproject.toml with a table [tool.paritas],
+    from the working directory upwards. Keys are the long options of the commands: in the command's
+    table, or above the tables for every command that has the option. Environment variables
+    (PARITAS_VERIFY_DTYPE, PARITAS_DTYPE) override the file, and the command line overrides both.
 
-    Exit codes: 0 if all can be understood, else 2.
+    Exit codes: 0 if all settings are valid, else 2.
     """
     shown = [command] if command is not None else list(settings.commands)
     found = [setting for name in shown for setting in settings.in_force(name)]
@@ -38,30 +36,23 @@ def config(settings: Settings, command: str | None, json_path: Path | None) -> N
     if json_path is not None:
         _write(json_path, path, found)
     if json_path != STDOUT:
-        none = "none (a paritas.toml, or a pyproject.toml with [tool.paritas], would be one)"
+        none = "none (looked for paritas.toml, and pyproject.toml with [tool.paritas])"
         click.echo(f"settings file: {path or none}")
         for line in _lines(found):
             click.echo(line)
 
 
 def _write(target: Path, file: Path | None, found: Sequence[Setting]) -> None:
-    rows = [
-        {
-            "command": it.command,
-            "key": it.key,
-            "value": it.given,
-            "source": it.source,
-            "origin": it.origin,
-        }
-        for it in found
-    ]
+    names = {"command": "command", "key": "key", "value": "given"}
+    names |= {"source": "source", "origin": "origin"}
+    rows = [{name: getattr(it, field) for name, field in names.items()} for it in found]
     whole = {"file": None if file is None else str(file), "settings": rows}
     text = json.dumps(whole, indent=2, default=str)
     write_json(target, text.encode)
 
 
 def _lines(found: Sequence[Setting]) -> Iterator[str]:
-    """A block for each command, in columns that all of them share."""
+    """A block of lines for each command, with columns aligned over all blocks."""
     texts = [_as_toml(it.given) for it in found]
     keys = max((len(it.key) for it in found), default=0)
     values = max((len(text) for text in texts), default=0)
@@ -74,7 +65,7 @@ def _lines(found: Sequence[Setting]) -> Iterator[str]:
 
 
 def _as_toml(value: Any) -> str:
-    """As it could stand in the file."""
+    """The value as TOML."""
     if value is None:
         return "not set"
     if isinstance(value, list | tuple):

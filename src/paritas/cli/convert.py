@@ -1,4 +1,4 @@
-"""`paritas convert`: a dump made into statistics, or into another layout, also while it grows."""
+"""`paritas convert`: convert a dump to statistics or another layout, also while it grows."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ if TYPE_CHECKING:
     from paritas.recording.conversion import Conversion, Target
 
 
-@click.command(short_help="Make a dump into statistics or another layout.")
+@click.command(short_help="Convert a dump to statistics or another layout.")
 @click.argument("dump", type=click.Path(path_type=Path))
 @click.option(
     "--to",
     "target",
     type=click.Choice(["stats", "packed", "msit", "ge"]),
     required=True,
-    help="stats: statistics and sketches, no tensors. packed: few large safetensors files. msit: "
-    "one .npy file a tensor, in torchair's folders. ge: the folders and bin files of Ascend's GE.",
+    help="stats: statistics and sketches, no tensors. packed: a few large safetensors files. msit: "
+    "one .npy file per tensor, in torchair's folders. ge: folders and bin files as Ascend's GE "
+    "writes them.",
 )
 @click.option(
     "--output",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where to; by default DUMP_stats, DUMP_packed, DUMP_msit or DUMP_ge.",
+    help="Where to write. Default: DUMP_stats, DUMP_packed, DUMP_msit or DUMP_ge.",
 )
-@click.option("--kind", type=KINDS, help="Which tool made DUMP; found out unless it is given.")
+@click.option("--kind", type=KINDS, help="The tool that wrote DUMP. Default: detected.")
 @click.option(
     "--watch",
     is_flag=True,
-    help="Follow a dump that is being written, until every rank has closed its part; one of "
+    help="Follow a dump that is being written until every rank has closed its part; a dump of "
     "another tool until Ctrl-C.",
 )
 @click.option(
     "--delete",
     is_flag=True,
-    help="Delete files of DUMP when all they hold is converted and on the disk.",
+    help="Delete each file of DUMP once its content is converted and on disk.",
 )
 @click.option(
     "--interval",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     default=0.5,
     show_default=True,
     metavar="S",
-    help="With --watch: seconds between looks.",
+    help="With --watch: seconds between checks.",
 )
 @click.pass_context
 def convert(  # noqa: PLR0913  (one for each option)
@@ -61,24 +62,24 @@ def convert(  # noqa: PLR0913  (one for each option)
     delete: bool,
     interval: float,
 ) -> None:
-    """Make DUMP into a dump of another kind, in a folder of its own.
+    """Convert DUMP to another kind of dump, in a folder of its own.
 
-    DUMP is one of paritas, or of another tool: whatever `paritas inspect` reads. Every record keeps
-    its names and facts. An interrupted conversion can be read, and goes on when the same command is
-    given again; so does that of a dump that was not closed.
+    DUMP is any dump that `paritas inspect` reads. Every record keeps its names and metadata. The
+    result of an interrupted conversion is readable, and the same command resumes it; this is also
+    true for a dump that was not closed.
 
-    --watch reads only what is whole. In a dump of paritas, a record is in the index once its values
-    are written. Of other tools, a file counts when its size and time were the same at two looks
-    and its own header fits its length; nothing says when they are done, so Ctrl-C ends the
-    watching, and the same command without --watch converts what is left. It may be started before
-    the program. It ends, too, when a program that was killed is not heard of any more.
+    --watch reads only complete data. In a dump of paritas, a record is listed in the index after
+    its values are written. For other tools, a file is complete when its size and time did not
+    change between two checks and its header matches its length. These tools do not mark the end
+    of a dump: stop with Ctrl-C, then run the same command without --watch to convert the rest.
+    --watch may be started before the program. It also stops when the program was killed.
 
-    --delete deletes a file of DUMP once all that it holds is converted and on the disk, also while
-    the program runs. Indexes, and files that could not be read, stay. A packed file is emptied
-    when the next one is in use (after 1 GiB).
+    --delete deletes a file of DUMP once its content is converted and on disk, even while the
+    program runs. Indexes and unreadable files are kept. A packed file is emptied when the program
+    has moved on to the next one (after 1 GiB).
 
-    Exit codes: 0 all is converted, 2 no dump or wrong usage, 3 something could not be read or DUMP
-    is not closed, 130 interrupted.
+    Exit codes: 0 everything is converted, 2 no dump or wrong usage, 3 something could not be read
+    or DUMP is not closed, 130 interrupted.
     """
     from paritas.recording.conversion import Converter
 
@@ -106,12 +107,12 @@ def _show(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> No
         click.echo(f"problem: {problem}")
     if done.freed_files:
         freed = f"{size(done.freed_bytes)} in {counted(done.freed_files, 'file')}"
-        click.echo(f"deleted {freed} of {dump}{'; its index is left' if done.is_ours else ''}")
-    earlier = f", {done.earlier} of them since before" if done.earlier else ""
+        click.echo(f"deleted {freed} of {dump}{'; its index is kept' if done.is_ours else ''}")
+    earlier = f", {done.earlier} of them from an earlier run" if done.earlier else ""
     amount = f"{counted(done.records, 'record')} of {counted(done.ranks, 'rank')}"
-    sizes = f"{size(done.value_bytes)} of values, now {size(done.written_bytes)} beside the index"
+    sizes = f"{size(done.value_bytes)} of values became {size(done.written_bytes)}, plus the index"
     click.echo(f"{amount} in {where}{earlier}; {sizes}")
     if interrupted:
-        click.echo("interrupted: the same command goes on from here", err=True)
+        click.echo("interrupted: run the same command to resume", err=True)
     elif not done.closed:
-        click.echo(f"{dump} is not closed: cut off, or still being written (--watch follows it)")
+        click.echo(f"{dump} is not closed: it was cut off, or is still being written (use --watch)")

@@ -1,4 +1,4 @@
-"""`paritas demo`: a right and a wrong compilation of a small transformer, told apart."""
+"""`paritas demo`: a correct and a faulty compilation of a small transformer."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Score, Verdict
 
 INTRODUCTION = (
-    "A transformer of one layer, in float32, and torch.compile. No parameter requires grad, so "
-    "only the forward pass is compiled, in float32 and in float64. Nearly all the time goes into "
-    "the C++ compiler."
+    "A one-layer transformer in float32, and torch.compile. No parameter requires grad, so only "
+    "the forward pass is compiled, in float32 and in float64. Nearly all the time goes into the "
+    "C++ compiler."
 )
 FIRST = "1. Does torch.compile(model) still compute what the model computes?"
 SECOND = (
-    "2. The same model from a compiler with a planted fault: it moves the causal mask by one, so "
-    "that every token sees the next one."
+    "2. The same model from a compiler with a planted fault: it shifts the causal mask by one, so "
+    "every token sees the next one."
 )
-CHECKED = "A small transformer in float32, checked against what two compilers make of it:"
+CHECKED = "A small transformer in float32, compared with the output of two compilers:"
 RIGHT, WRONG = "torch.compile", "a compiler with a planted fault"
 DETAILS = "details: paritas demo --verbose"
 USUAL_PCC = 0.99
-# Nothing compiled: the likeliest reason on a fresh machine.
-ADVICE = "torch.compile needs a C++ compiler (g++ or clang++) and the headers of Python"
-# One layer has every kind of kernel: a second one only takes longer to compile.
+# The most likely reason for a failure on a fresh machine.
+ADVICE = "torch.compile needs a C++ compiler (g++ or clang++) and the Python headers"
+# One layer contains every kind of kernel: a second one only takes longer to compile.
 LAYERS = 1
 STEPS = 6
 
 
-@click.command(short_help="See a right and a wrong compilation told apart.")
-@click.option("--verbose", is_flag=True, help="Compile in float64, too, and print both reports.")
+@click.command(short_help="Check a correct and a faulty compilation of a small model.")
+@click.option("--verbose", is_flag=True, help="Also compile in float64, and print both reports.")
 @click.pass_context
 def demo(ctx: click.Context, *, verbose: bool) -> None:
-    """See a right and a wrong compilation of a small transformer told apart.
+    """Check a correct and a faulty compilation of a small transformer.
 
-    Exit codes: 0 if the right one passes and the wrong one is caught, else 1.
+    Exit codes: 0 if the correct one passes and the faulty one is caught, else 1.
     """
     from rich.console import Console, Group
 
@@ -68,7 +68,7 @@ def _print_reports(console: Console, *verdicts: Verdict) -> None:
 
 
 def is_as_expected(right: Verdict, wrong: Verdict) -> bool:
-    """Whether the right compilation passed, and the wrong one was caught for what it computes."""
+    """Whether the correct compilation passed, and the faulty one failed by its values."""
     from paritas.results.findings import Status
 
     caught = wrong.status is Status.DIFFERENT and _result(wrong) is not None
@@ -76,7 +76,7 @@ def is_as_expected(right: Verdict, wrong: Verdict) -> bool:
 
 
 def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
-    """The point on one screen: correlation accepts both, paritas does not, and where it starts."""
+    """One screen: correlation accepts both, paritas does not, and where the fault starts."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -89,7 +89,8 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     for name in ("", RIGHT, WRONG):
         table.add_column(name)
     results = [_result(right), _result(wrong)]
-    table.add_row("correlation", *(_coloured(one) for one in results))
+    colours = ["green" if _is_accepted(one) else "red" for one in results]
+    table.add_row("correlation", *map(Text, map(_correlation, results), colours))
     table.add_row("paritas", *(Text(one.status, STYLES[one.status]) for one in (right, wrong)))
     table.add_row("error / noise", *(_noise(one) for one in results))
     yield table
@@ -103,14 +104,8 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     yield Text(DETAILS, style="dim")
 
 
-def _coloured(finding: Finding | None) -> RenderableType:
-    from rich.text import Text
-
-    return Text(_correlation(finding), "green" if _is_accepted(finding) else "red")
-
-
 def _start(wrong: Verdict) -> Iterator[RenderableType]:
-    """Where the fault starts; nothing if that was not found."""
+    """Where the fault starts, if that was found."""
     from rich.text import Text
 
     from paritas.reports.terminal import indented, near_path
@@ -128,21 +123,24 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
 
 
 def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:
-    """What the two verdicts say about correlation as a check, in a few lines."""
+    """What the two verdicts show about correlation as a check."""
     if not is_as_expected(right, wrong):
-        yield f"Nothing: the right one should pass, and the wrong one fail by its values. {ADVICE}."
+        yield (
+            "Nothing: the correct one should pass, and the faulty one should fail by its values. "
+            f"{ADVICE}."
+        )
         return
     mine, theirs = _result(right), _result(wrong)
-    yield f"By correlation (PCC), where {USUAL_PCC} is the usual threshold:"
-    yield f"  the right one has {_correlation(mine)}"
-    yield f"  the wrong one has {_correlation(theirs)}"
-    yield "By paritas, at worst, in multiples of the model's own rounding noise:"
-    yield f"  the right one is off by {_noise(mine)}: {right.status}"
-    yield f"  the wrong one is off by {_noise(theirs)}: {wrong.status}"
+    yield f"Correlation (PCC), where {USUAL_PCC} is the usual threshold:"
+    yield f"  the correct one has {_correlation(mine)}"
+    yield f"  the faulty one has {_correlation(theirs)}"
+    yield "paritas, worst error in multiples of the model's own rounding noise:"
+    yield f"  the correct one is off by {_noise(mine)}: {right.status}"
+    yield f"  the faulty one is off by {_noise(theirs)}: {wrong.status}"
 
 
 def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
-    """Of the right compilation, then of the wrong one."""
+    """The verdict on the correct compilation, then on the faulty one."""
     from paritas.cli.options import progress
     from paritas.results.progress import Progress
 
@@ -173,16 +171,15 @@ def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
 
 
 def _result(verdict: Verdict) -> Finding | None:
-    """The first finding about values of the whole model that differ."""
+    """The first finding with metrics of the whole model's output."""
     found = (one for one in verdict.findings if one.metrics is not None and one.origin is None)
     return next(found, None)
 
 
 def _correlation(finding: Finding | None) -> str:
     if finding is None or finding.metrics is None:
-        return "1: it is equal bit for bit"
-    pcc = finding.metrics.pcc
-    return f"{pcc:.6f}: {'accepted' if _is_accepted(finding) else 'refused'}"
+        return "1: equal bit for bit"
+    return f"{finding.metrics.pcc:.6f}: {'accepted' if _is_accepted(finding) else 'rejected'}"
 
 
 def _is_accepted(finding: Finding | None) -> bool:

@@ -1,4 +1,4 @@
-"""What `paritas demo` looks at: a small transformer, and a compiler with a planted fault."""
+"""The subject of `paritas demo`: a small transformer, and a compiler with a planted fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.merge = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every token looks at itself and at those before it."""
+        """Every token attends to itself and to earlier tokens."""
         batch, tokens, _ = x.shape
         heads = self.project(x).view(batch, tokens, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -47,7 +47,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention, then the feed-forward part, each added to what came in."""
+        """Attention, then feed-forward, each with a residual connection."""
         x = x + self.attention(self.norm1(x))
         return x + self.feed(self.norm2(x))  # type: ignore[no-any-return]
 
@@ -70,7 +70,7 @@ class Transformer(nn.Module):
 
 
 def build(layers: int = LAYERS) -> tuple[Transformer, list[Tensor]]:
-    """The model and its inputs, the same ones every time; nothing of it requires grad."""
+    """The model and its inputs, from a fixed seed; no parameter requires grad."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -79,7 +79,7 @@ def build(layers: int = LAYERS) -> tuple[Transformer, list[Tensor]]:
 
 
 def faulty_compiler(graph: GraphModule, _: list[Any]) -> Callable[..., Any]:
-    """A compiler whose only pass is wrong: it moves the causal mask by one."""
+    """A compiler with one faulty pass: it shifts the causal mask by one."""
     for node in graph.graph.nodes:
         if node.op == "call_method" and node.target == "triu":
             mask, diagonal = node.args

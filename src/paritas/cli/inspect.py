@@ -1,4 +1,4 @@
-"""`paritas inspect`: what is in a dump, and what is not."""
+"""`paritas inspect`: show what a dump contains, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ if TYPE_CHECKING:
     from paritas.dumps.survey import DumpSurvey, ExaminedRecord, RecordFilter
 
 
-@click.command(short_help="What is in a dump, its first NaN, and what is missing.")
+@click.command(short_help="Show what a dump contains, its first NaN, and what is missing.")
 @click.argument("dump", type=click.Path(path_type=Path))
 @click.option(
     "--layer",
     "layers",
     multiple=True,
     metavar="GLOB",
-    help="Only names, modules or what is inside of modules like this; may be repeated.",
+    help="Only matching names, and everything in matching modules; may be repeated.",
 )
 @click.option(
-    "--step", "steps", multiple=True, type=NumberRange("step"), help="Only these; may be repeated."
+    "--step",
+    "steps",
+    multiple=True,
+    type=NumberRange("step"),
+    help="Only these steps; may be repeated.",
 )
-@click.option("--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; likewise.")
-@click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this.")
 @click.option(
-    "--kind",
-    type=KINDS,
-    help="Which tool made it; found out unless it is given.",
+    "--rank", "ranks", multiple=True, type=click.IntRange(0), help="Only this; may be repeated."
 )
-@click.option("--records", is_flag=True, help="List single records with their statistics, too.")
-@click.option("--check", is_flag=True, help="Read all stored values, and check their checksums.")
-@json_option("Write the same to this file, with the records if these are asked for.")
+@click.option("--phase", type=click.Choice(["forward", "backward"]), help="Only this phase.")
+@click.option("--kind", type=KINDS, help="The tool that wrote DUMP. Default: detected.")
+@click.option("--records", is_flag=True, help="Also list every record with its statistics.")
+@click.option("--check", is_flag=True, help="Read all stored values and verify their checksums.")
+@json_option("Write the result to this file; with --records, also the records.")
 @click.pass_context
 def inspect(  # noqa: PLR0913  (one for each option)
     ctx: click.Context,
@@ -51,20 +53,19 @@ def inspect(  # noqa: PLR0913  (one for each option)
     check: bool,
     json_path: Path | None,
 ) -> None:
-    """Say what is in DUMP: run, ranks, steps, sizes, names, the first NaN or infinity.
+    """Show what DUMP contains: run, ranks, steps, sizes, names, the first NaN or infinity.
 
-    DUMP is one of paritas, or of another tool: msprobe, Ascend's GE or FX mode, SGLang, or plain
-    .safetensors, .npy, .npz and .pt files.
+    DUMP is a dump of paritas, msprobe, Ascend's GE or FX mode or SGLang, or plain .safetensors,
+    .npy, .npz or .pt files.
 
-    A dump that is still being written, or whose program was killed, can be looked at too: what is
-    there is told, and what is missing. Statistics come from the index; where it has none, the
-    values are read.
+    The dump may still be growing, or its program may have been killed: the report says what is
+    there and what is missing. Statistics come from the index; if it has none, the values are read.
 
-    With --check every stored value is read and held against its checksum. Dumps of paritas have
-    one for each value, .pt and .npz files one for each member; other files have none.
+    With --check every stored value is read and compared with its checksum. Dumps of paritas have
+    one per value, .pt and .npz files one per member; other files have none.
 
-    Exit codes: 0 complete, 2 no dump or wrong usage, 3 incomplete: something is missing, cannot be
-    read, or was not closed; with --check also if a value does not fit its checksum, or has none.
+    Exit codes: 0 complete, 2 no dump or wrong usage, 3 incomplete: something is missing, unreadable
+    or not closed; with --check also if a value has no checksum or does not match it.
     """
     import msgspec
     from rich.console import Console
@@ -79,7 +80,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()
     if summary.records and not summary.selected:
-        ctx.fail(_nothing(survey, wanted, dump, summary.records))
+        ctx.fail(_describe_no_match(survey, wanted, dump, summary.records))
     content = {"summary": summary, "records": listed if records else None}
     write_json(json_path, lambda: msgspec.json.encode(content))
     console.print(dump_report(summary), crop=False)
@@ -87,7 +88,7 @@ def inspect(  # noqa: PLR0913  (one for each option)
 
 
 def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
-    """Go through the dump; list its records on the way where there is a console."""
+    """Survey all records; print them if there is a console, and return them if `keep`."""
     from paritas.reports.dumps import record_lines
 
     kept: list[ExaminedRecord] = []
@@ -101,13 +102,13 @@ def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[Ex
     return kept
 
 
-def _nothing(survey: DumpSurvey, wanted: RecordFilter, dump: Path, records: int) -> str:
+def _describe_no_match(survey: DumpSurvey, wanted: RecordFilter, dump: Path, records: int) -> str:
     import difflib
 
     names = survey.names_seen()
     hints = []
     for glob in wanted.layers:
         near = difflib.get_close_matches(glob, names, n=3, cutoff=0.3) or names[:3]
-        hints.append(f"near to --layer {glob!r} are {', '.join(map(repr, near))}")
-    asked = "; ".join(hints) or "ask for other steps, ranks or phases"
-    return f"none of the {records} records in {str(dump)!r} is asked for; {asked}"
+        hints.append(f"names similar to --layer {glob!r}: {', '.join(map(repr, near))}")
+    hint = "; ".join(hints) or "choose other steps, ranks or phases"
+    return f"none of the {records} records in {str(dump)!r} is selected; {hint}"

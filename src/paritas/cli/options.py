@@ -1,4 +1,4 @@
-"""What commands share: exit codes, options, how a result is shown, the display of progress."""
+"""Shared by the commands: exit codes, options, output of results, progress display."""
 
 from __future__ import annotations
 
@@ -20,38 +20,37 @@ if TYPE_CHECKING:
     from paritas.reports.annotations import Account
     from paritas.results.findings import Verdict
 
-# Of every command: 0 pass, 1 different or degraded, 2 wrong usage or bad input, and these.
+# Besides 0 pass, 1 different or degraded, 2 wrong usage or bad input.
 UNVERIFIED, INTERRUPTED = 3, 130
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 dtype_option = click.option(
-    "--dtype", type=click.Choice(DTYPES), help="Run model and floating inputs in this."
+    "--dtype", type=click.Choice(DTYPES), help="Run the model and floating inputs in this dtype."
 )
 inputs_option = click.option(
     "--inputs", metavar="MODULE:FUNCTION", help="Function that returns the inputs."
 )
 train_option = click.option(
-    "--train", is_flag=True, help="Training mode; otherwise model.eval() is called."
+    "--train", is_flag=True, help="Use training mode; by default model.eval() is called."
 )
 strict_option = click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
-# Those of `paritas.dumps.opening`, which would import torch.
+# Copied from `paritas.dumps.opening`, which imports torch.
 KINDS = click.Choice(["paritas", "msprobe", "ge", "fx", "sglang", "files"])
 
 device_option = click.option(
     "--device", metavar="DEVICE", help="Run on this device, for example cuda."
 )
-# Those of `paritas.partition.recipe_checks`, which would import torch.
+# Copied from `paritas.partition.recipe_checks`, which imports torch.
 confirm_option = click.option(
     "--confirm",
     type=click.Choice(["gloo", "nccl"]),
-    help="Check once more, on ranks that are processes; nccl needs --device cuda and a GPU for "
-    "each rank.",
+    help="Check again with one process per rank; nccl needs --device cuda and one GPU per rank.",
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How a model of the user's is built: the options of several commands, by their names."""
+    """How to build the user's model: options that several commands share."""
 
     inputs: str | None
     dtype: str | None
@@ -60,19 +59,19 @@ class BuildOptions:
 
 
 def was_given(ctx: click.Context, name: str) -> bool:
-    """Whether an option stands on the command line, whatever the settings say."""
+    """Whether an option was given on the command line, not by a settings file."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def refuse(ctx: click.Context, names: Iterable[str], why: str) -> None:
-    """Refuse options that would be passed over, which is worse."""
+    """Fail if one of these options was given, instead of ignoring it."""
     given = [f"--{name}" for name in names if was_given(ctx, name)]
     if given:
         ctx.fail(f"{', '.join(given)} {why}")
 
 
 class NumberRange(click.ParamType[tuple[int, int]]):
-    """One number, or a range of them, as its first and last; an empty range is a slip."""
+    """A number or a range, as its first and last number; an empty range is an error."""
 
     name = "N|A-B"
 
@@ -82,7 +81,7 @@ class NumberRange(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        """Read it."""
+        """Parse it."""
         form = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
         first, last = (int(form[1]), int(form[2] or form[1])) if form else (1, 0)
         if first > last:
@@ -92,10 +91,10 @@ class NumberRange(click.ParamType[tuple[int, int]]):
 
 
 class Assignment(click.ParamType[tuple[str, str]]):
-    """A regular expression for names, and what is said of them.
+    """A regular expression for names, and what applies to the names that match.
 
-    Both may hold the separator: the first one counts, or the last one where that is `=`, which an
-    expression has in `(?=...)`, and a name seldom.
+    Either part may contain the separator. The first one separates; the last one if it is `=`,
+    which regular expressions contain in `(?=...)` and names rarely contain.
     """
 
     def __init__(self, form: str, separator: str, example: str) -> None:
@@ -105,13 +104,15 @@ class Assignment(click.ParamType[tuple[str, str]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
-        """Take it apart."""
+        """Split it."""
         text = str(value)
         cut = text.rpartition if self._separator == "=" else text.partition
-        pattern, separator, said = (part.strip() for part in cut(self._separator))
-        if not pattern or not separator or not (said or self._separator == "="):
-            self.fail(f"{text!r} is not {self.name}, as in {self._example!r}", param, ctx)
-        return pattern, said
+        pattern, separator, rest = (part.strip() for part in cut(self._separator))
+        if not pattern or not separator or not (rest or self._separator == "="):
+            self.fail(
+                f"{text!r} does not have the form {self.name}, as in {self._example!r}", param, ctx
+            )
+        return pattern, rest
 
 
 # --- A mesh of ranks ------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class Mesh(click.ParamType[int | dict[str, int]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | dict[str, int]:
-        """Read it."""
+        """Parse it."""
         text = str(value).strip()
         if text.isascii() and text.isdigit():
             return int(text)
@@ -134,7 +135,7 @@ class Mesh(click.ParamType[int | dict[str, int]]):
             form = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]+)\s*", part)
             if form is None:
                 self.fail(
-                    f"{text!r} is neither a number of ranks (4) nor axes with theirs (dp=2,tp=2)",
+                    f"{text!r} is neither a number of ranks (4) nor a list of axes (dp=2,tp=2)",
                     param,
                     ctx,
                 )
@@ -153,14 +154,14 @@ def json_option(
     text: str = "Write the verdict with all its findings to this file.",
     *,
     or_stdout: bool = False,
-    here_alone: bool = False,
+    first_rank_only: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command `--json`, handed to it as `json_path`; whether it can be written is checked.
+    """Add `--json` to a command, which gets `json_path` after a check that it is writable.
 
     Args:
         text: the help.
         or_stdout: whether `-` is stdout.
-        here_alone: of ranks that torchrun started, only the first writes.
+        first_rank_only: under torchrun, only rank 0 writes the file.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,8 +175,8 @@ def json_option(
         @functools.wraps(command)
         def checked(*args: Any, json_path: Path | None, **given: Any) -> Any:
             if json_path == STDOUT and not or_stdout:
-                json_path = Path.cwd() / STDOUT  # a file of that name
-            writes = not here_alone or os.environ.get("RANK", "0") == "0"
+                json_path = Path.cwd() / STDOUT  # a file with that name
+            writes = not first_rank_only or os.environ.get("RANK", "0") == "0"
             if json_path is not None and json_path != STDOUT and writes:
                 from paritas.reports.files import check_writable
 
@@ -188,7 +189,7 @@ def json_option(
 
 
 def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
-    """Write what `--json` asks for, if it was given."""
+    """Write the JSON if `--json` was given."""
     if path == STDOUT:
         click.echo(encode())
     elif path is not None:
@@ -199,47 +200,42 @@ def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
 
 # --- `--format` and `--format-file` ---------------------------------------------------------------
 
-# Those of `paritas.reports.annotations`, and the text that every command prints.
+# The writers of `paritas.reports.annotations`, and the text that every command prints.
 FORMATS = ("text", "github", "sarif", "junit")
 _DOCUMENT_FORMATS = frozenset({"sarif", "junit"})
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputFormat:
-    """What was asked for.
-
-    Attributes:
-        name: of `FORMATS`.
-        file: where it goes; stdout if there is none.
-    """
+    """`--format` and `--format-file`; without a file, the output goes to stdout."""
 
     name: str = "text"
     file: Path | None = None
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether a document goes to stdout, so that the text has to go to stderr."""
+        """Whether a document goes to stdout; the text then goes to stderr."""
         return self.name in _DOCUMENT_FORMATS and self.file is None
 
     def check(self) -> None:
-        """Refuse, before the work, what could not be written after it."""
+        """Fail now if the file could not be written later."""
         if self.file is None:
             return
         if self.name == "text":
             documents = ", ".join(FORMATS[1:])
             raise click.UsageError(
-                f"--format-file {str(self.file)!r} is for what --format writes: {documents}"
+                f"--format-file {str(self.file)!r} needs a --format other than text: {documents}"
             )
         from paritas.reports.files import check_writable
 
         check_writable(self.file)
 
     def write(self, make: Callable[[], Account], *, err: bool = False) -> None:
-        """Write it; call this before the text is printed, whose last line is the verdict.
+        """Write the output. Call this before printing the text, which ends with the verdict.
 
         Args:
-            make: gives what was found; not called where only text was asked for.
-            err: the text goes to stderr, so lines beside it do, too.
+            make: returns the results; not called if only text is wanted.
+            err: write lines to stderr, where the text goes too.
         """
         if self.name == "text":
             return
@@ -254,12 +250,8 @@ class OutputFormat:
             click.echo(document, nl=False, err=err)
 
 
-# Nothing besides what is printed anyway.
-TEXT = OutputFormat()
-
-
 def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the two options, handed to it as `form`, a `Format`."""
+    """Add the two options to a command, which gets `form`, an `OutputFormat`."""
 
     @click.option(
         "--format",
@@ -267,30 +259,28 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(FORMATS),
         default="text",
         show_default=True,
-        help="Besides the text: annotations for GitHub, or a SARIF or JUnit document, which goes "
-        "to stdout, and the text to stderr.",
+        help="Besides the text, write GitHub annotations or a SARIF or JUnit document. A document "
+        "goes to stdout, and the text to stderr.",
     )
     @click.option(
         "--format-file",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Write what --format asks for to this file.",
+        help="Write the output of --format to this file.",
     )
     @functools.wraps(command)
-    def settled(*args: Any, format_name: str, format_file: Path | None, **given: Any) -> Any:
+    def with_format(*args: Any, format_name: str, format_file: Path | None, **given: Any) -> Any:
         form = OutputFormat(format_name, format_file)
         form.check()
         return command(*args, form=form, **given)
 
-    return settled
+    return with_format
 
 
 def subject_file(spec: str) -> str:
-    """The file of a script, or of the module of `package.module:name`, if it is in the repository.
+    """The file of a script or of an imported `package.module:name`, if it is in the repository.
 
-    An operator's name may also have a dot for the colon.
-
-    Of a module that was imported: nothing is imported here.
+    The name of an operator may have a dot in place of the colon.
     """
     import sys
 
@@ -312,7 +302,7 @@ def emit(
     *,
     soft_wrap: bool = False,
 ) -> None:
-    """Write what `--format` asks for, then print the text, whose last line is the verdict."""
+    """Write the output of `--format`, then print the text, which ends with the verdict."""
     form.write(account)
     print_report(shown, stderr=form.takes_stdout, soft_wrap=soft_wrap)
 
@@ -324,7 +314,7 @@ def emit_verdict(
     subject: str,
     shown: RenderableType | None = None,
 ) -> None:
-    """The same for a verdict on what the user named; `shown` in place of the usual report."""
+    """Write and print a verdict; `shown` replaces the usual report."""
     from paritas.reports.annotations import verdict_account
     from paritas.reports.terminal import verdict_report
 
@@ -337,7 +327,7 @@ def emit_verdict(
 
 
 def print_report(shown: RenderableType, *, stderr: bool = False, soft_wrap: bool = False) -> None:
-    """Print it; long lines are folded, never cropped."""
+    """Print a report; long lines are folded, never cropped."""
     from rich.console import Console
 
     Console(highlight=False, stderr=stderr).print(shown, crop=False, soft_wrap=soft_wrap)
@@ -348,7 +338,7 @@ def print_report(shown: RenderableType, *, stderr: bool = False, soft_wrap: bool
 
 @contextlib.contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Give a function that shows a step; a terminal is left clean at the end."""
+    """Yield a function that shows a step; the display is removed at the end."""
     if quiet:
         yield lambda _: None
         return

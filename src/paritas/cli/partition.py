@@ -1,4 +1,4 @@
-"""`paritas partition`: an operator split over ranks against the operator that is not."""
+"""`paritas partition`: compare an operator with the same operator split over ranks."""
 
 from __future__ import annotations
 
@@ -43,49 +43,51 @@ class PartitionOptions:
     confirm: Literal["gloo", "nccl"] | None
 
 
-@click.command(short_help="Check how an operator can be split over ranks, or find out.")
+@click.command(short_help="Check or discover how an operator can be split over ranks.")
 @click.argument("operator", metavar="package.module.operator")
 @click.option(
     "--arg",
     "args",
     multiple=True,
     metavar="SHAPE|NUMBER|value=...",
-    help="A positional argument; see above. Repeated, in their order.",
+    help="A positional argument, see above; repeat it for each, in order.",
 )
 @click.option(
     "--kwarg",
     "kwargs",
     multiple=True,
     metavar="NAME=...",
-    help="An argument by name; may be repeated.",
+    help="A keyword argument; may be repeated.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
     default="float32",
     show_default=True,
-    help="Of floating tensors that say no other.",
+    help="The dtype of floating tensors that do not name another.",
 )
 @click.option(
     "--option",
     "options",
     multiple=True,
     metavar="IDX,DIM",
-    help="Only the split of this dimension of this argument; may be repeated.",
+    help="Check only splits of this dimension of this argument; may be repeated.",
 )
-@click.option("--annotation", metavar="TEXT", help="How it can be split: 'm k+, k+ n -> m n'.")
-@click.option("--discover", is_flag=True, help="Find out, though the library knows the operator.")
+@click.option("--annotation", metavar="TEXT", help="The splitting rule: 'm k+, k+ n -> m n'.")
 @click.option(
-    "--ranks", type=click.IntRange(2), default=2, show_default=True, help="Over how many."
+    "--discover", is_flag=True, help="Find splits by running it, even if the library has a rule."
+)
+@click.option(
+    "--ranks", type=click.IntRange(2), default=2, show_default=True, help="The number of ranks."
 )
 @click.option(
     "--without-gradient",
     type=click.IntRange(0),
     multiple=True,
     metavar="IDX",
-    help="An argument that has no gradient, such as a running mean; may be repeated.",
+    help="An argument without a gradient, such as a running mean; may be repeated.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the tensors.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random tensors.")
 @strict_option
 @device_option
 @confirm_option
@@ -94,7 +96,7 @@ class PartitionOptions:
     "outdir",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write a script of the first wrong split there, on the smallest shapes.",
+    help="Write a script there that shows the first wrong split, with the smallest shapes.",
 )
 @json_option()
 @format_options
@@ -108,35 +110,34 @@ def partition(
     form: OutputFormat,
     **given: object,
 ) -> None:
-    """Check an operator that is split over ranks against the operator that is not.
+    """Compare an operator with the same operator split over ranks.
 
-    The operator is named as Python names it (torch.conv2d, torch.Tensor.view), or with a colon
-    behind its module (my.ops:attend). nnScaler's names mean the same functions here
-    (nnscaler.runtime.function.embedding), whether it is installed or not.
+    The operator has its Python name (torch.conv2d, torch.Tensor.view), or a colon after its module
+    (my.ops:attend). nnScaler's names (nnscaler.runtime.function.embedding) refer to the same
+    functions, even if nnScaler is not installed.
 
-    The splits are those of --annotation, else those that the library knows, else those that are
-    found by running the operator. Each is checked forward and backward, in float64 and in its
-    dtype.
+    The splits come from --annotation, else from the library's rule, else from running the operator
+    to discover them. Each is checked forward and backward, in float64 and in the given dtype.
 
     \b
     An argument is one of
-      8x32x32           a tensor, filled with what the operator takes there
-      16                a vector: a bias; as a --kwarg, the number
+      8x32x32           a tensor with values that suit the operator
+      16                a vector such as a bias; as a --kwarg, the number
       8x32:int64<100    a tensor of another dtype; here indices below 100
       2.5, value=16     a number
-      value=(8, 4)      any Python literal, and slices: value=slice(0, 9)
+      value=(8, 4)      any Python literal or slice: value=slice(0, 9)
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
-    """  # noqa: D301  (click's mark for lines that are not to be wrapped)
+    """  # noqa: D301  (\b tells click not to wrap the lines)
     options = PartitionOptions(**given)  # type: ignore[arg-type]
     from paritas.partition.configuration.resolving import check_name
 
     check_name(operator, "OPERATOR")
     if options.annotation is not None and options.discover:
-        ctx.fail("--annotation says how it can be split; leave it out to --discover that")
+        ctx.fail("--annotation and --discover exclude each other: give one of them")
     checked = _run(operator, options)
     write_json(json_path, checked.verdict.to_json)
-    shrunk = [] if outdir is None else _shrunk(checked, outdir)
+    shrunk = [] if outdir is None else _shrink(checked, outdir)
     from paritas.cli.partition_checks import partition_report
 
     shown = partition_report(checked, shrunk)
@@ -160,8 +161,8 @@ def _run(operator: str, options: PartitionOptions) -> CheckedOperator:
         return check(call, options, tell)
 
 
-def _shrunk(checked: CheckedOperator, outdir: Path) -> list[str]:
-    """What came of shrinking, in words: the verdict stands whatever it is."""
+def _shrink(checked: CheckedOperator, outdir: Path) -> list[str]:
+    """Shrink the first failure and describe the result; a failure to shrink is not an error."""
     from paritas.cli.shrink import report_lines
     from paritas.errors import UsageError
 

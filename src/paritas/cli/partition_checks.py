@@ -1,4 +1,4 @@
-"""What `paritas partition` does: read the arguments, check each split, show the table."""
+"""The work of `paritas partition`: parse the arguments, check each split, show the table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paritas.placement.recipes import OperatorCall
 
 
-# --- Arguments as they are written on a command line ----------------------------------------------
+# --- Arguments on the command line ----------------------------------------------------------------
 
 _SHAPE = re.compile(r"(?P<sizes>\d+(?:x\d+)*)(?::(?P<dtype>\w+)(?:<(?P<below>\d+))?)?")
 _FORMS = "8x32, 8x32:int64<100, 2.5 or value=(8, 4)"
@@ -50,7 +50,7 @@ def operator_call(
     """The call that the command line describes.
 
     Raises:
-        UsageError: an argument cannot be read.
+        UsageError: an argument cannot be parsed.
     """
     args = [read_argument(text, "--arg", options.seed) for text in options.args]
     kwargs: dict[str, Any] = {}
@@ -83,22 +83,22 @@ def operator_call(
 
 
 def _cast_argument(value: Any, info: Any, dtype: torch.dtype) -> Any:
-    """A floating tensor in the dtype that is asked for, unless it has one of its own."""
+    """Convert a floating tensor to the given dtype, unless it names its own."""
     if not isinstance(info, TensorInfo) or info.value_type == "value":
         return value
     if value.numel() == 0:
-        raise UsageError(f"a tensor of the shape {tuple(value.shape)} is empty: nothing to split")
+        raise UsageError(f"a tensor of shape {tuple(value.shape)} is empty: nothing to split")
     return value.to(dtype) if info.dtype is None and value.is_floating_point() else value
 
 
 def read_argument(text: str, parameter: str, seed: int = 0, *, keyword: bool = False) -> TensorInfo:
-    """Read one argument.
+    """Parse one argument.
 
     Args:
-        text: what stands on the command line.
+        text: the argument on the command line.
         parameter: which option this is, for messages.
-        seed: of indices below a bound.
-        keyword: whether a whole number is a number; otherwise it is the shape of a vector.
+        seed: of random indices.
+        keyword: whether `16` is a number; otherwise it is the shape of a vector.
     """
     if text.startswith("value="):
         return TensorInfo("value", _parse_literal(text.removeprefix("value="), text, parameter))
@@ -122,7 +122,7 @@ def _parse_literal(text: str, whole: str, parameter: str) -> Any:
                 return slice(*map(ast.literal_eval, ends))
         return ast.literal_eval(tree)
     except (ValueError, SyntaxError, TypeError):
-        raise UsageError(f"{parameter} {whole!r} cannot be read: write {_FORMS}") from None
+        raise UsageError(f"{parameter} {whole!r} cannot be parsed: write {_FORMS}") from None
 
 
 def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> TensorInfo:
@@ -136,12 +136,14 @@ def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> 
         return TensorInfo("shape", shape, dtype=named)
     below = int(form["below"])
     if below == 0 or named.is_floating_point or named.is_complex or named is torch.bool:
-        raise UsageError(f"{parameter} {text!r}: '<{below}' is for whole numbers, from 0 on")
+        raise UsageError(
+            f"{parameter} {text!r}: '<{below}' needs an integer dtype and a bound of 1 or more"
+        )
 
     def indices(shape: tuple[int, ...]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(below, shape, generator=generator, dtype=named)
-        drawn.view(-1)[-1] = below - 1  # the last one is where faults hide
+        drawn.view(-1)[-1] = below - 1  # faults often affect only the largest index
         return drawn
 
     return TensorInfo("shape", shape, dtype=named, generator=indices)
@@ -149,17 +151,17 @@ def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> 
 
 # --- Which splits are checked, and the check of each ----------------------------------------------
 
-NO_SPLIT = "no dimension was found by which it can be split"
+NO_SPLIT = "no dimension was found along which it can be split"
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckedSplit:
-    """One split and how it ended.
+    """One split and its verdict.
 
     Attributes:
-        option: `idx,dim`, the first dimension that is split; empty where there is nothing to split.
+        option: `idx,dim`, the first dimension that is split; empty if nothing is split.
         split_by: the identifier, or the dimensions.
-        wrong: what to shrink, if it is wrong.
+        wrong: what to shrink if it failed.
     """
 
     option: str
@@ -173,8 +175,10 @@ class CheckedOperator:
     """All splits of an operator.
 
     Attributes:
-        rule: the annotation, or the annotations.
-        source: where it comes from.
+        rule: the annotation or annotations.
+        source: where they come from.
+        verdict: of all splits; its notes also name the rule.
+        notes: the notes of the verdict other than the rule.
     """
 
     name: str
@@ -183,18 +187,16 @@ class CheckedOperator:
     ranks: int
     rows: tuple[CheckedSplit, ...]
     verdict: Verdict
+    notes: tuple[str, ...] = ()
 
 
 def check(
     call: OperatorCall, options: PartitionOptions, tell: Callable[[str], None]
 ) -> CheckedOperator:
-    """Check the splits that are declared, or those that are found by running the operator.
-
-    Args:
-        tell: hears of every split.
+    """Check the declared splits, or those discovered by running the operator.
 
     Raises:
-        UsageError: the operator fails by itself, or an option cannot be read.
+        UsageError: the unsplit operator fails, or an option cannot be parsed.
     """
     asked = [_read_option(text) for text in options.options]
     annotation, source = _declared(call, options)
@@ -203,29 +205,27 @@ def check(
         chosen = _by_annotation(call, annotation, asked)
     else:
         tell(f"looking for splits of {call.name}")
-        rule, chosen = _discovered(call, options.ranks, asked)
+        rule, chosen = _discover(call, options.ranks, asked)
     found = []
     for done, one in enumerate(chosen):
         tell(Progress(f"checking splits of {call.name}", done, len(chosen)))
         found.append(_check_split(call, one, annotation, options))
     rows = tuple(found)
-    notes = (
-        f"rule ({source}): {'; '.join(rule) or 'none'}",
-        f"tensors drawn with seed {call.seed}",
-    )
     if not rows and annotation is not None:
         rows = (_check_unsplit(call, annotation, options),)
-    verdict = Verdict.merge(row.verdict for row in rows) if rows else _nothing_to_check(call)
-    verdict = msgspec.structs.replace(
-        verdict, strict=options.strict, notes=(*notes, *verdict.notes)
-    )
+    verdict = _unverified(call.name, f"nothing to check: {NO_SPLIT}")
+    if rows:
+        verdict = Verdict.merge(row.verdict for row in rows)
+    notes = (f"tensors drawn with seed {call.seed}", *verdict.notes)
+    named = f"rule ({source}): {'; '.join(rule) or 'none'}"
+    verdict = msgspec.structs.replace(verdict, strict=options.strict, notes=(named, *notes))
     remember_failed(verdict, [wrong for row in rows for wrong in row.wrong])
-    return CheckedOperator(call.name, rule, source, options.ranks, rows, verdict)
+    return CheckedOperator(call.name, rule, source, options.ranks, rows, verdict, notes)
 
 
 # --- which ----------------------------------------------------------------------------------------
 
-# An option, and its recipe or why there is none.
+# An option, and its recipe or the reason why it has none.
 _Chosen = tuple[Option, Recipe | str]
 
 
@@ -256,7 +256,7 @@ def _by_annotation(
     return chosen
 
 
-def _discovered(
+def _discover(
     call: OperatorCall, ranks: int, asked: list[Option]
 ) -> tuple[tuple[str, ...], list[_Chosen]]:
     from paritas.partition.discovery import discover_splits
@@ -272,17 +272,17 @@ def _discovered(
         fitting = [
             one.recipe for one in found if one.recipe.splits(option.idx, option.dim, len(call.args))
         ]
-        missing = f"no valid split of this dimension over {ranks} ranks was found by running it"
+        missing = f"running it found no valid split of this dimension over {ranks} ranks"
         chosen += [(option, recipe) for recipe in fitting] or [(option, missing)]
     return rule, chosen
 
 
 def _name_recipe(call: OperatorCall, found: Discovered) -> Recipe:
-    """The same recipe, called by its identifier in the annotation, which is shorter."""
+    """The same recipe, named by its identifier in the annotation, which is shorter."""
     try:
         annotation = Annotation.parse(found.annotation)
         named = annotation.recipe(call, _option_of(call, found.recipe))
-    except UsageError:  # it is not in the language: its own words say it
+    except UsageError:  # the annotation language cannot express it
         return found.recipe
     return dataclasses.replace(found.recipe, words=named.words, identifier=named.identifier)
 
@@ -295,7 +295,7 @@ def _read_option(text: str) -> Option:
 
 
 def _option_of(call: OperatorCall, recipe: Recipe) -> Option:
-    """The first dimension that a recipe splits; arguments by name are counted after the others."""
+    """The first dimension that a recipe splits; keyword arguments count after positional ones."""
     names = list(call.kwargs)
     places = [
         (place if isinstance(place, int) else len(call.args) + names.index(place), placement.dim)
@@ -305,7 +305,7 @@ def _option_of(call: OperatorCall, recipe: Recipe) -> Option:
     return Option(*min(places))
 
 
-# --- how it ends ----------------------------------------------------------------------------------
+# --- the check ------------------------------------------------------------------------------------
 
 
 def _check_split(
@@ -338,14 +338,14 @@ def _check_split(
 def _check_unsplit(
     call: OperatorCall, annotation: Annotation, options: PartitionOptions
 ) -> CheckedSplit:
-    """A rule that lets nothing be split leaves each rank to run the whole operator."""
+    """Check a rule that splits nothing: each rank runs the whole operator."""
     from paritas.partition.verify import check_unsplit
 
     verdict = check_unsplit(
         call,
         len(annotation.signature.outputs),
         options.ranks,
-        "the rule leaves every dimension whole",
+        "the rule splits no dimension",
         seed=options.seed,
         strict=options.strict,
         confirm=options.confirm,
@@ -359,7 +359,7 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
     own = labelled(verdict, label)
     if own.passed or own.failures:
         return own
-    # Beside others that did compare something, this one must not go unnoticed.
+    # Without a finding of its own, it would not show beside splits that were compared.
     silent = _unverified(label, "nothing was compared").findings
     return msgspec.structs.replace(own, findings=(*own.findings, *silent))
 
@@ -371,24 +371,16 @@ def _unverified(path: str, reason: str) -> Verdict:
     return Verdict(findings=(finding,))
 
 
-def _nothing_to_check(call: OperatorCall) -> Verdict:
-    return _unverified(call.name, f"nothing to check: {NO_SPLIT}")
-
-
 # --- The splits for a terminal --------------------------------------------------------------------
 
 SPLIT_COLUMNS = ("option", "split by", "forward", "backward", "status", "off by")
 SPLIT_LEGEND = (
-    "option: argument, dimension\noff by: size of the largest difference over that of the reference"
+    "option: argument, dimension\noff by: norm of the largest difference / norm of the reference"
 )
 
 
 def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Group:
-    """Everything, the verdict in one line last.
-
-    Args:
-        script: what came of shrinking, line by line.
-    """
+    """The whole report; `script` describes the result of shrinking, line by line."""
     verdict = checked.verdict
     head = f"{checked.name} over {checked.ranks} ranks, rule {checked.source}:"
     parts: list[RenderableType] = [Text(head)]
@@ -401,17 +393,12 @@ def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Gr
         *paragraph(details(verdict)),
         Text(f"coverage: {coverage.compared} compared, {len(coverage.skipped)} skipped"),
         *listed("skipped", coverage.skipped),
-        *listed("note", verdict.notes[1:]),  # the first of them is the rule
-        *_unbroken(script),
-        last_line(verdict),
+        *listed("note", checked.notes),
     ]
-    return Group(*parts)
-
-
-def _unbroken(lines: Sequence[str]) -> list[Text]:
-    """Lines with a path in them, which has to stay in one piece to be copied."""
-    told = [Text(line, no_wrap=True, overflow="ignore") for line in lines]
-    return [Text(), *told, Text()] if told else []
+    if script:  # not wrapped: its paths are copied
+        lines = [Text(line, no_wrap=True, overflow="ignore") for line in script]
+        parts += [Text(), *lines, Text()]
+    return Group(*parts, last_line(verdict))
 
 
 def _split_table(rows: Iterable[CheckedSplit]) -> Table:
@@ -433,7 +420,7 @@ def _split_table(rows: Iterable[CheckedSplit]) -> Table:
 
 
 def _gravest(findings: list[Finding]) -> Text:
-    """The gravest of some findings; nothing compared is shown as such."""
+    """The gravest status, or a dash if nothing was compared."""
     if not findings:
         return Text("-")
     status = max((one.status for one in findings), key=lambda status: status.gravity)
@@ -441,10 +428,10 @@ def _gravest(findings: list[Finding]) -> Text:
 
 
 def _off_by(findings: tuple[Finding, ...]) -> str:
-    """The largest relative difference; what was settled without a figure is in words."""
+    """The largest relative difference; in words if no metrics were computed."""
     figures = [one.metrics.rel_l2 for one in findings if one.metrics is not None]
     if figures:
-        # A NaN is the worst of all, and `max` may pass it by.
+        # NaN counts as the largest, which `max` does not guarantee.
         worst = next((figure for figure in figures if math.isnan(figure)), max(figures))
         return f"{worst:.1e}"
     statuses = {one.status for one in findings}

@@ -1,4 +1,4 @@
-"""`paritas power`: what the check would have caught in a model of yours."""
+"""`paritas power`: which planted faults would the check catch in your model?"""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ class PowerOptions(BuildOptions):
     seed: int
 
 
-@click.command(short_help="Plant faults in a model: which would be caught?")
+@click.command(short_help="Plant faults in a model, and count those that are caught.")
 @click.argument("factory", metavar="package.module:factory")
 @inputs_option
 @dtype_option
 @click.option(
     "--autocast",
     type=click.Choice(DTYPES[2:]),
-    help="Run the forward pass under torch.autocast to this.",
+    help="Run the forward pass under torch.autocast with this dtype.",
 )
 @device_option
 @train_option
-@click.option("--no-gradients", is_flag=True, help="Leave the backward pass out.")
+@click.option("--no-gradients", is_flag=True, help="Skip the backward pass.")
 @click.option(
     "--faults",
     type=click.IntRange(1),
     default=200,
     show_default=True,
     metavar="N",
-    help="How many to plant at most.",
+    help="The maximum number of faults.",
 )
 @click.option(
     "--time",
@@ -65,16 +65,17 @@ class PowerOptions(BuildOptions):
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For all of it; then what was found so far is reported.",
+    help="The time limit; after it, the results so far are reported.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw of faults.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the faults.")
 @click.option(
     "--at-least",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Exit with 1 if fewer of the faults above 8 times the noise are caught, for example 0.99.",
+    help="Exit with 1 if a smaller share of the faults above 8 times the noise is caught, for "
+    "example 0.99.",
 )
-@json_option("Write every fault and how it ended to this file.")
+@json_option("Write every fault and its result to this file.")
 @click.pass_context
 def power(
     ctx: click.Context,
@@ -84,13 +85,13 @@ def power(
     json_path: Path | None,
     **given: Any,
 ) -> None:
-    """Plant faults in a model, one at a time: which would paritas verify have caught?
+    """Plant faults in a model, one at a time, and count those that paritas verify catches.
 
-    The factory is that of paritas verify: it takes no arguments and returns (model, inputs), or
-    the model alone with --inputs. Ctrl-C ends the search, and what was found so far is reported.
+    The factory takes no arguments and returns (model, inputs), or only the model with --inputs, as
+    for paritas verify. Ctrl-C stops the search and reports the results so far.
 
-    Exit codes: 0 there is a report, 1 fewer are caught than --at-least, 2 wrong usage or bad
-    input, 3 nothing could be planted and judged, 130 interrupted.
+    Exit codes: 0 there is a report, 1 a smaller share than --at-least is caught, 2 wrong usage or
+    bad input, 3 no fault could be planted and judged, 130 interrupted.
     """
     from paritas.cli.loading import check_forms
 

@@ -1,4 +1,4 @@
-"""`paritas run`: an unmodified script with every `torch.compile` in it guarded."""
+"""`paritas run`: run an unmodified script with every `torch.compile` in it guarded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.cli.options import OutputFormat, format_options, json_option
+from paritas.cli.options import OutputFormat, format_options, json_option, strict_option
 
 if TYPE_CHECKING:
     from paritas.cli.running import Ending
@@ -18,22 +18,22 @@ ACTIONS = ("raise", "warn", "record", "fallback")
 
 
 class _Every(click.ParamType[float]):
-    """A whole number of calls, or a share of them."""
+    """Every n-th call, or a share of the calls."""
 
     name = "number"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Read it; `1.5` is neither."""
+        """Parse it; `1.5` is neither."""
         try:
             number = float(value)
         except ValueError:
             number = math.nan
         if not (0 < number <= 1 or (math.isfinite(number) and number == int(number) > 0)):
             self.fail(
-                f"{value!r} is neither a whole number n (each n-th call is checked) nor a share "
-                "of the calls between 0 and 1",
+                f"{value!r} is neither an integer n (every n-th call is checked) nor a share of "
+                "the calls between 0 and 1",
                 param,
                 ctx,
             )
@@ -50,19 +50,19 @@ class _Every(click.ParamType[float]):
     type=click.Choice(ACTIONS),
     default="record",
     show_default=True,
-    help="Raise an error in the script, warn, only record, or give the script the reference's "
-    "result and go on.",
+    help="Raise an error in the script, warn, only record, or return the reference's result to "
+    "the script and continue.",
 )
 @click.option(
     "--every",
     type=_Every(),
     default=1,
     metavar="N|SHARE",
-    help="Check each N-th call of a graph, or a share of its calls below 1. The first call of a "
+    help="Check every N-th call of a graph, or a share of its calls below 1. The first call of a "
     "graph is always checked.",
 )
-@click.option("--thorough", is_flag=True, help="Check the compiler's graph passes, too.")
-@click.option("--strict", is_flag=True, help="Count unstable findings as failures.")
+@click.option("--thorough", is_flag=True, help="Also check the compiler's graph passes.")
+@strict_option
 @json_option()
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -83,16 +83,16 @@ def run(  # noqa: PLR0913  (one for each option)
 ) -> None:
     """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
 
-    Each keeps the backend, mode and options that the script gave it; each call of a compiled
-    graph is compared with the graph run op by op, natively and in float64. Options of paritas
-    come before SCRIPT, those after it are the script's. What is found is told on stderr when the
-    script ends. Processes that the script starts are not watched.
+    Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
+    compared with the graph run op by op, natively and in float64. Options of paritas come before
+    SCRIPT; options after it belong to the script. The report goes to stderr when the script ends.
+    Processes that the script starts are not checked.
 
-    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 tells of
-    all.
+    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 reports
+    for all.
 
-    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (a script
-    that fails by itself is one way of that), 130 interrupted.
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (also if
+    the script itself fails), 130 interrupted.
     """
     from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
     from paritas.cli.running import (
@@ -109,9 +109,9 @@ def run(  # noqa: PLR0913  (one for each option)
     )
 
     if not is_enabled(None):
-        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment switches guards off; unset it")
+        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment disables guards: unset it")
     if form.takes_stdout:
-        ctx.fail(f"--format {form.name} needs --format-file FILE: stdout is the script's own")
+        ctx.fail(f"--format {form.name} needs --format-file FILE: the script uses stdout")
     settings = GuardSettings(
         on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
     )

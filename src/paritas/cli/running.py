@@ -1,4 +1,4 @@
-"""`paritas run`: a script run as python itself would, alone or on ranks, and what is reported."""
+"""The work of `paritas run`: run a script as python would, alone or on ranks, and report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import click
 import msgspec
 
 from paritas.checks.guard_settings import NOTHING_COMPILED
-from paritas.cli.options import TEXT, OutputFormat, subject_file, write_json
+from paritas.cli.options import OutputFormat, subject_file, write_json
 from paritas.errors import UsageError, in_one_line
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.graph_reports import GraphCounts
@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class ScriptProgram:
-    """What is to be run: `paritas run [-m] target args...`."""
+    """The program of `paritas run [-m] target args...`."""
 
     target: str
     is_module: bool
@@ -60,9 +60,9 @@ class Ending:
     """How a program ended.
 
     Attributes:
-        code: what python would have exited with.
-        words: what happened, or "" if it ran to its end.
-        by_signal: whether it was told to stop from outside.
+        code: the exit code of python.
+        words: what happened, or "" if it finished normally.
+        by_signal: whether a signal stopped it.
     """
 
     code: int = 0
@@ -75,7 +75,7 @@ class _Terminated(BaseException):
 
 
 def check_program(program: ScriptProgram) -> None:
-    """Raise `UsageError` where there is nothing to run."""
+    """Raise `UsageError` unless the program can be run."""
     target = program.target
     if program.is_module:
         _check_module(target)
@@ -84,16 +84,16 @@ def check_program(program: ScriptProgram) -> None:
     if path.is_dir() and (path / "__main__.py").is_file():
         return
     if path.is_dir():
-        raise UsageError(f"SCRIPT {target!r} is a directory without a __main__.py; name a file")
+        raise UsageError(f"SCRIPT {target!r} is a directory without a __main__.py; give a file")
     if not path.exists():
         raise UsageError(f"SCRIPT {target!r} does not exist{_hint(path)}")
 
 
 def run_program(program: ScriptProgram) -> Ending:
-    """Run it as the main program of a process that has other work to do afterwards.
+    """Run it as the main program of a process that continues afterwards.
 
-    Threads that it leaves at work are waited for, but not for ever: what tells some of them to
-    end is the end of the process.
+    This waits for threads that are still working, but not forever: some threads stop only when the
+    process ends.
     """
     there = frozenset(threading.enumerate())
     with StopSignals():
@@ -101,18 +101,18 @@ def run_program(program: ScriptProgram) -> Ending:
 
 
 def run_last_program(program: ScriptProgram, signals: StopSignals) -> Ending:
-    """Run it as the last thing that this process does, up to where python calls `atexit`."""
+    """Run it as the last program of this process, up to the point where python calls `atexit`."""
     try:
         ending = _ending_with(program, _end_threads)
     finally:
         signals.only_hurry()
     if ending.code == TERMINATED:
-        _leave_threads()  # python would not have lived to wait for them
+        _leave_threads()  # SIGTERM ends python without waiting for them
     return ending
 
 
 def _ending_with(program: ScriptProgram, wait: Callable[[], None]) -> Ending:
-    """How a program ended, and the wait for its threads."""
+    """Run a program, then wait for its threads."""
     with _as_main_program(program):
         ending = _ending_of(lambda: _run(program))
         if ending.by_signal:
@@ -139,36 +139,35 @@ def _ending_of(run: Callable[[], None]) -> Ending:
         return Ending(INTERRUPTED, "was interrupted by Ctrl-C", by_signal=True)
     except _Terminated:
         return Ending(TERMINATED, "was terminated by SIGTERM", by_signal=True)
-    except BaseException as error:  # noqa: BLE001  (whatever a program may raise ends it)
+    except BaseException as error:  # noqa: BLE001  (any exception ends the program)
         _show(error)
         return Ending(1, f"ended with {in_one_line(error, _LONGEST_TEXT)}")
     return Ending()
 
 
 def _run_file(path: Path) -> None:
-    """As python does and `runpy.run_path` does not: `sys.argv[0]` stays what was typed."""
+    """Run a file like python, which keeps `sys.argv[0]` as typed; `runpy.run_path` does not."""
     loader = importlib.machinery.SourceFileLoader("__main__", str(path))
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     vars(main).update(__file__=str(path), __loader__=loader, __cached__=None)
     sys.modules["__main__"] = main
-    exec(code, vars(main))  # noqa: S102  (it is what was asked for)
+    exec(code, vars(main))  # noqa: S102  (running it is the purpose)
 
 
 @contextlib.contextmanager
-def exits_reported(tell: Callable[[Ending], int]) -> Iterator[None]:
-    """Let `os._exit` in the program, which nothing else sees, be told and give another code."""
+def exits_reported(report: Callable[[Ending], int]) -> Iterator[None]:
+    """Report before `os._exit` in the program, which skips all handlers, and use its exit code."""
     original, process = os._exit, os.getpid()
 
-    def exit_told(status: int) -> Any:
-        # A process that the program forked ends in this way, and is none of our business.
-        if os.getpid() == process:
-            status = tell(_ending_of_exit(status))
+    def report_and_exit(status: int) -> Any:
+        if os.getpid() == process:  # not in a process that the program forked
+            status = report(_ending_of_exit(status))
             sys.stdout.flush()
             sys.stderr.flush()
         original(status)
 
-    os._exit = exit_told
+    os._exit = report_and_exit
     try:
         yield
     finally:
@@ -176,98 +175,92 @@ def exits_reported(tell: Callable[[Ending], int]) -> Iterator[None]:
 
 
 class StopSignals:
-    """What Ctrl-C and SIGTERM do: they end the program, and after it they only hurry its report.
+    """Handlers of Ctrl-C and SIGTERM: they stop the program; afterwards they hurry its report.
 
-    There is no moment in between at which they would end the process and lose the report. What
-    whoever started this process has ignored (`nohup`, a job in the background) stays ignored.
+    At no moment in between would a signal end the process and lose the report. Signals that are
+    ignored from the start (`nohup`, a background job) stay ignored.
     """
 
     def __init__(self) -> None:
-        """Nothing is changed before it is entered."""
         self.hurried = threading.Event()
         self._process = os.getpid()
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Raise SIGTERM in the program, unless it is handled otherwise; Ctrl-C is by itself."""
+        """Turn SIGTERM into an exception, unless it has a handler; Ctrl-C already raises one."""
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._handle(signal.SIGTERM, self._raise)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put back what there was."""
+        """Restore the handlers."""
         for number, handler in self._former.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def only_hurry(self) -> None:
-        """From now on set `hurried`, instead of ending anything."""
+        """From now on signals only set `hurried`."""
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._handle(number, lambda *_: self.hurried.set())
 
     def ignore_termination(self) -> None:
-        """Let a process that has nothing left to do but to end do so with its own exit code."""
+        """Ignore SIGTERM for the rest of the process, which keeps its own exit code."""
         self._handle(signal.SIGTERM, signal.SIG_IGN)
         self._former.pop(signal.SIGTERM, None)
 
     def _handle(self, number: signal.Signals, handler: Any) -> None:
-        if threading.current_thread() is threading.main_thread():  # no other may
+        if threading.current_thread() is threading.main_thread():  # required by `signal`
             self._former.setdefault(number, signal.signal(number, handler))
 
     def _raise(self, number: int, _: Any) -> None:
         if os.getpid() == self._process:
             raise _Terminated
-        # In a process that the program forked, it ends that process as ever.
+        # In a process that the program forked: the default, which ends that process.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 def _check_module(name: str) -> None:
     if name.endswith(".py"):
-        raise UsageError(f"-m {name!r} names a file; leave out -m, or the .py and use dots")
+        raise UsageError(f"-m {name!r} is a file; drop -m, or give the module's dotted name")
     path = list(sys.path)
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except Exception as error:  # whatever importing the packages around it raises
+    except Exception as error:  # importing the parent packages may raise anything
         raised = in_one_line(error, _LONGEST_TEXT)
         raise UsageError(f"-m {name!r} cannot be run: {raised}") from error
     finally:
         sys.path[:] = path
     if spec is None:
-        raise UsageError(f"-m {name!r}: there is no such module, or no __main__ in it")
+        raise UsageError(f"-m {name!r}: no such module, or it has no __main__")
 
 
 def _hint(path: Path) -> str:
     name = path.name
     if name == "torchrun":
-        return "; torchrun starts paritas: torchrun ... --no-python paritas run script.py"
+        return "; start paritas by torchrun: torchrun ... --no-python paritas run script.py"
     if name.startswith("python"):
-        return "; leave the interpreter out: paritas run script.py"
+        return "; drop the interpreter: paritas run script.py"
     if path.suffix != ".py" and path.parent == Path() and "." in name:
-        return f"; for a module, say paritas run -m {name}"
+        return f"; for a module, use paritas run -m {name}"
     beside = path.parent if path.parent.is_dir() else Path()
     near = difflib.get_close_matches(name, [found.name for found in beside.glob("*.py")], n=1)
     return f"; did you mean {str(beside / near[0])!r}?" if near else ""
 
 
-def _is_path_safe() -> bool:
-    """Whether python was told to leave the program's folder out of `sys.path`."""
-    return bool(sys.flags.safe_path)
-
-
 @contextlib.contextmanager
 def _as_main_program(program: ScriptProgram) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as the program would find them."""
+    """Set `sys.argv` and `sys.path` as python would for the program."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     sys.argv = [program.target, *program.args]
-    if not _is_path_safe():
+    if not sys.flags.safe_path:
         folder = Path() if program.is_module else Path(program.target).resolve()
         folder = folder if folder.is_dir() else folder.parent
-        # Where python put the folder of what it was asked to run, which was paritas.
+        # The first entry is the folder of the program that python started, paritas.
         sys.path[:1] = [str(folder.absolute())]
     try:
         yield
@@ -278,18 +271,17 @@ def _as_main_program(program: ScriptProgram) -> Iterator[None]:
 
 
 def _end_threads() -> None:
-    """What python does first when a program ends, and for as long: pools closed, threads joined.
+    """Do what python does first at the end of a program: close pools and join threads.
 
-    Python does not do it a second time. Nor does it wait any longer for what Ctrl-C or a failure
-    took it away from.
+    Python does not do it a second time, and stops waiting after Ctrl-C or a failure.
     """
-    # What the report is the first to import could not ask any more to be called here.
+    # Imported now: during the report it would be too late to register their shutdown functions.
     import concurrent.futures.process
     import concurrent.futures.thread  # noqa: F401
 
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-    except Exception as error:  # noqa: BLE001  (shown and passed over, as python does)
+    except Exception as error:  # noqa: BLE001  (shown and ignored, as python does)
         _leave_threads()
         _show(error)
     except BaseException:
@@ -298,20 +290,19 @@ def _end_threads() -> None:
 
 
 def _leave_threads() -> None:
-    """Let python end without waiting for threads."""
+    """Make python exit without waiting for threads."""
     threading._shutdown = lambda: None  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _wait_for_work(there: frozenset[threading.Thread]) -> None:
-    """Wait a while for threads that were not there, while they are at work."""
+    """Wait for new threads that are working, up to a limit."""
     deadline = time.monotonic() + _WORK_SECONDS
     while working := [thread for thread in threading.enumerate() if _is_at_work(thread, there)]:
         working[0].join(_POLL_SECONDS)
         if time.monotonic() > deadline:
             names = ", ".join(thread.name for thread in working)
             click.echo(
-                f"not waiting any longer for threads that the script left running: {names}",
-                err=True,
+                f"stopped waiting for threads that the script left running: {names}", err=True
             )
             return
 
@@ -321,7 +312,7 @@ def _is_at_work(thread: threading.Thread, there: frozenset[threading.Thread]) ->
         return False
     from concurrent.futures import thread as pools
 
-    # A pool lets its idle threads go when it is closed, which the end of the process does.
+    # A pool ends its idle threads when it is closed, at the end of the process.
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001
     idle_worker = frame is not None and frame.f_code is pools._worker.__code__  # noqa: SLF001
     idle_manager = getattr(thread, "pending_work_items", None) == {}  # of a pool of processes
@@ -329,7 +320,7 @@ def _is_at_work(thread: threading.Thread, there: frozenset[threading.Thread]) ->
 
 
 def _ending_of_exit(code: Any) -> Ending:
-    """What `sys.exit(code)` means."""
+    """The ending that `sys.exit(code)` stands for."""
     if code is None or code == 0:
         return Ending()
     if isinstance(code, int):
@@ -339,7 +330,7 @@ def _ending_of_exit(code: Any) -> Ending:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as python shows it, without the frames that led to the program."""
+    """Print the traceback as python does, without the frames that started the program."""
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in _OUR_FRAMES:
         frames = frames.tb_next
@@ -349,27 +340,21 @@ def _show(error: BaseException) -> None:
 
 # --- Several ranks of one program -----------------------------------------------------------------
 
-# They meet in a folder for temporary files, which works whatever became of the program's process
-# group. Ranks on other machines do not come there; the first of each machine speaks for its own.
+# Ranks exchange reports in a temporary folder, which works even if the program's process group is
+# broken. The first rank of each machine reports for all ranks of that machine.
 
 WAIT_SECONDS = 60.0
-# For the others, once this rank was told to stop: torchrun kills it half a minute later.
+# After a stop signal: torchrun kills it half a minute later.
 HURRIED_SECONDS = 5.0
 _MEETING_POLL_SECONDS = 0.1
 _NOTICE_AFTER_SECONDS = 2.0
-# What the ranks of one launch have in common, and no other launch has at the same time.
+# Together unique to one launch among those that run at the same time.
 _COMMON = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """This process among others.
-
-    Attributes:
-        rank: its number.
-        world: how many there are.
-        here: the numbers of those on this machine.
-    """
+    """The rank of this process, the world size, and the ranks on this machine."""
 
     rank: int
     world: int
@@ -377,7 +362,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Ranks | None:
-        """What torchrun and its like set, or None for a process alone."""
+        """Read the variables of torchrun; None for a single process."""
         try:
             rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
             local = int(environment.get("LOCAL_RANK", rank))
@@ -388,15 +373,15 @@ class Ranks:
 
     @property
     def merges(self) -> bool:
-        """Whether this one speaks for those on its machine."""
+        """Whether this rank reports for all ranks on its machine."""
         return self.rank == self.here.start
 
 
 class Meeting:
-    """Where the ranks of one launch on one machine hand in their reports."""
+    """The folder where the ranks of one launch on one machine exchange reports."""
 
     def __init__(self, ranks: Ranks, environment: Mapping[str, str]) -> None:
-        """Name the place; the rank that merges clears it of what a killed launch left."""
+        """Choose the folder; the merging rank removes what a killed launch left there."""
         self.ranks = ranks
         common = [str(os.getppid()), *(environment.get(name, "") for name in _COMMON)]
         digest = hashlib.sha256("\n".join(common).encode()).hexdigest()[:16]
@@ -406,34 +391,33 @@ class Meeting:
             self.close()
 
     def hand_in(self, report: bytes) -> None:
-        """Leave a report for the rank that merges; raises OSError where it cannot."""
-        self._make_folder()
+        """Leave a report for the merging rank; raises OSError if that fails."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self._is_ours():
+            raise PermissionError(f"{self.folder} belongs to another user")
         unfinished = self.folder / f"{self.ranks.rank}.unfinished"
         unfinished.write_bytes(report)
         unfinished.replace(self._file(self.ranks.rank))
 
     def collect(self, seconds: float, hurried: threading.Event) -> dict[int, bytes]:
-        """The reports of the other ranks, as far as they come in time."""
+        """The reports of the other ranks that arrive in time."""
         others = [rank for rank in self.ranks.here if rank != self.ranks.rank]
-        start, told = time.monotonic(), False
+        start, noticed = time.monotonic(), False
         while time.monotonic() < start + seconds and not hurried.is_set():
             missing = [rank for rank in others if not self._file(rank).exists()]
             if not missing:
                 break
-            if not told and time.monotonic() > start + _NOTICE_AFTER_SECONDS:
-                told = True
+            if not noticed and time.monotonic() > start + _NOTICE_AFTER_SECONDS:
+                noticed = True
                 listed = ", ".join(map(str, missing))
                 click.echo(f"waiting up to {seconds:g} s for the report of rank {listed}", err=True)
             hurried.wait(_MEETING_POLL_SECONDS)
-        found = {}
-        if self._is_ours():
-            for rank in others:
-                if self._file(rank).exists():
-                    found[rank] = self._file(rank).read_bytes()
-        return found
+        if not self._is_ours():
+            return {}
+        return {rank: self._file(rank).read_bytes() for rank in others if self._file(rank).exists()}
 
     def wait_until_closed(self, seconds: float, hurried: threading.Event) -> bool:
-        """Whether the rank that merges took the reports in time."""
+        """Whether the merging rank read the reports in time."""
         deadline = time.monotonic() + seconds
         while self.folder.exists():
             if time.monotonic() >= deadline or hurried.is_set():
@@ -446,13 +430,8 @@ class Meeting:
         if self._is_ours():
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _make_folder(self) -> None:
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        if not self._is_ours():
-            raise PermissionError(f"{self.folder} belongs to somebody else")
-
     def _is_ours(self) -> bool:
-        """Whether nobody else can have put anything there: folders for all are open to all."""
+        """Whether no other user can write there: folders for temporary files are open to all."""
         try:
             status = self.folder.lstat()
         except OSError:
@@ -465,11 +444,11 @@ class Meeting:
         return self.folder / f"{rank}.json"
 
 
-# --- One report made of several -------------------------------------------------------------------
+# --- One report for several ranks -----------------------------------------------------------------
 
 
 class RankReport(Report, frozen=True):
-    """What one process saw."""
+    """The graphs and the verdict of one process."""
 
     _called: ClassVar[str] = "the report of a rank"
 
@@ -478,16 +457,16 @@ class RankReport(Report, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Decode; what cannot be read becomes a report that says so."""
+        """Decode; unreadable data becomes a report that says so."""
         try:
             return super().from_json(data)
         except UsageError as error:
-            reason = f"what it handed in cannot be read: {error}"
+            reason = f"its report cannot be read: {error}"
             return cls((), Verdict(findings=(unverified("report", reason),)))
 
 
 def unverified(path: str, reason: str, advice: str = "") -> Finding:
-    """A finding about something that kept the program from being checked."""
+    """A finding about something that could not be checked."""
     return Finding(
         item=harness(path),
         aspect=Aspect.HARNESS,
@@ -498,7 +477,7 @@ def unverified(path: str, reason: str, advice: str = "") -> Finding:
 
 
 def merge_ranks(ranks: Ranks, reports: Mapping[int, RankReport]) -> RankReport:
-    """One report over all ranks of this machine; one that is missing is unverified."""
+    """One report for all ranks of this machine; a missing report is unverified."""
     graphs: list[GraphCounts] = []
     verdicts = []
     for rank in ranks.here:
@@ -510,19 +489,18 @@ def merge_ranks(ranks: Ranks, reports: Mapping[int, RankReport]) -> RankReport:
             ]
             verdicts.append(_label_verdict(reports[rank].verdict, rank))
         else:
-            verdicts.append(_missing_report(label))
+            reason = "it sent no report in time: it was killed, or is still running"
+            verdicts.append(Verdict(findings=(unverified(label, reason),)))
     verdict = Verdict.merge(verdicts)
-    if len(ranks.here) < ranks.world:
+    here = ranks.here
+    if len(here) < ranks.world:
+        which = f"rank {here[0]}" if len(here) == 1 else f"ranks {here[0]} to {here[-1]}"
         note = (
-            f"this is about {_rank_words(ranks.here)} of {ranks.world}, those on this machine; the "
-            "first rank of each other machine tells of its own"
+            f"this report covers {which} of {ranks.world}, those on this machine; the first rank "
+            "of each other machine reports for its own"
         )
         verdict = msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
     return RankReport(tuple(graphs), verdict)
-
-
-def _rank_words(here: range) -> str:
-    return f"rank {here[0]}" if len(here) == 1 else f"ranks {here[0]} to {here[-1]}"
 
 
 def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
@@ -530,13 +508,13 @@ def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
         return tuple(f"rank {rank}: {item}" for item in items)
 
     coverage = verdict.coverage
-    # Merged with its own silence told, which gets the label too.
-    spoken = Verdict.merge([verdict])
+    # `merge` adds a finding if nothing was compared; it gets the label too.
+    merged = Verdict.merge([verdict])
     return msgspec.structs.replace(
-        spoken,
+        merged,
         findings=tuple(
             msgspec.structs.replace(finding, item=msgspec.structs.replace(finding.item, rank=rank))
-            for finding in spoken.findings
+            for finding in merged.findings
         ),
         coverage=Coverage(
             compared=coverage.compared,
@@ -547,32 +525,24 @@ def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
     )
 
 
-def _missing_report(label: str) -> Verdict:
-    reason = "it handed in no report in time: it was killed, or is still running"
-    return Verdict(findings=(unverified(label, reason),))
-
-
 # --- The end of a run -----------------------------------------------------------------------------
 
-UNREACHED = "what it did not get to was not checked"
+UNREACHED = "the rest of the script was not checked"
 NOTHING_BEFORE = "nothing was compiled before that"
-NO_GRAPH = "nothing was compiled: in what torch.compile was given, there was no graph to capture"
+NO_GRAPH = "nothing was compiled: torch.compile found no graph to capture"
 NOTHING_ADVICE = (
-    "only the script's own process is watched, not those that it starts; and torch.compile does "
-    "nothing where it is switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, set_stance)"
+    "only the script's own process is checked, not processes that it starts; and torch.compile has "
+    "no effect if it is disabled (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE, set_stance)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class GuardedRun:
-    """How a guarded run went.
+    """A guarded run and its result.
 
     Attributes:
-        program: what was run.
-        ending: how it ended.
-        journal: what the guards saw; None if nothing was compiled.
+        journal: of the guards; None if nothing was compiled.
         failure: why it could not be guarded.
-        strict: whether `unstable` counts as a failure.
     """
 
     program: ScriptProgram
@@ -584,26 +554,30 @@ class GuardedRun:
 
 @dataclasses.dataclass(frozen=True)
 class OutputFiles:
-    """What is written beside the report: the verdict, and what the calling system wants."""
+    """The files of `--json` and `--format`."""
 
     json_path: Path | None = None
-    form: OutputFormat = TEXT
+    form: OutputFormat = dataclasses.field(default_factory=OutputFormat)
 
     def of_rank(self, rank: int) -> OutputFiles:
-        """Another machine, whose first rank is not 0, may share its files with this one."""
+        """Files of its own for the first rank of another machine: the file system may be shared."""
         if rank == 0:
             return self
-        form = dataclasses.replace(self.form, file=_own_file(self.form.file, rank))
-        return OutputFiles(_own_file(self.json_path, rank), form)
+
+        def own(path: Path | None) -> Path | None:
+            return None if path is None else path.with_stem(f"{path.stem}.rank{rank}")
+
+        form = dataclasses.replace(self.form, file=own(self.form.file))
+        return OutputFiles(own(self.json_path), form)
 
 
 def report_run(
     course: GuardedRun, meeting: Meeting | None, files: OutputFiles, signals: StopSignals
 ) -> int:
-    """Tell what was seen; the exit code."""
+    """Report what the guards found, and return the exit code."""
     ending = course.ending
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()  # what the script said comes before what is said of it
+        sys.stdout.flush()  # the script's output comes before the report
     report = report_on(course)
     if meeting is None:
         _print_report(_note_rank(report), course.program, files)
@@ -613,7 +587,7 @@ def report_run(
     else:
         _hand_in(report, course, meeting, signals.hurried)
     if meeting is not None:
-        # The others may end now, and torchrun then ends this one, which is about to do so itself.
+        # When the other ranks end, torchrun sends SIGTERM to this one, which is ending anyway.
         signals.ignore_termination()
         if meeting.ranks.merges:
             meeting.close()
@@ -621,7 +595,7 @@ def report_run(
 
 
 def report_on(course: GuardedRun) -> RankReport:
-    """What this process saw. How the script itself ended is part of it."""
+    """The report of this process, including how the script ended."""
     verdict = Verdict(strict=course.strict)
     graphs: tuple[GraphCounts, ...] = ()
     if course.journal is not None:
@@ -645,14 +619,14 @@ def report_on(course: GuardedRun) -> RankReport:
 
 
 def _note_rank(report: RankReport) -> RankReport:
-    """Of a rank that the environment says nothing about, so that nothing could be merged."""
+    """Note that this is one of several ranks that could not be merged."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return report
     note = (
-        f"this is about rank {dist.get_rank()} of {dist.get_world_size()} alone: RANK and "
-        "WORLD_SIZE are not in the environment; start the ranks by torchrun for one report on all"
+        f"this report covers only rank {dist.get_rank()} of {dist.get_world_size()}: RANK and "
+        "WORLD_SIZE are not set; start the ranks with torchrun for one report on all"
     )
     verdict = report.verdict
     noted = msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
@@ -668,28 +642,24 @@ def _merge_reports(
     return merge_ranks(meeting.ranks, {**reports, meeting.ranks.rank: report})
 
 
-def _own_file(path: Path | None, rank: int) -> Path | None:
-    return None if path is None else path.with_stem(f"{path.stem}.rank{rank}")
-
-
 def _hand_in(
     report: RankReport, course: GuardedRun, meeting: Meeting, hurried: threading.Event
 ) -> None:
-    """Leave the telling to another rank; where that comes to nothing, tell all the same."""
+    """Send the report to the merging rank; print it here if that fails."""
     rank = meeting.ranks.rank
     click.echo(f"rank {rank}: {headline(report.verdict)}", err=True)
     try:
         meeting.hand_in(report.to_json())
     except OSError as error:
-        click.echo(f"rank {rank}: the report cannot be handed in: {error}", err=True)
+        click.echo(f"rank {rank}: the report cannot be handed over: {error}", err=True)
         _print_report(report, course.program, OutputFiles())
         return
     if report.verdict.passed:
         return
-    # torchrun ends all ranks when one ends with a failure: not before it was told of.
+    # torchrun ends all ranks when one fails, so wait until the report has been read.
     seconds = HURRIED_SECONDS if course.ending.words else WAIT_SECONDS
     if not meeting.wait_until_closed(seconds, hurried):
-        click.echo(f"rank {rank}: its report was not taken within {seconds:g} s", err=True)
+        click.echo(f"rank {rank}: its report was not read within {seconds:g} s", err=True)
         _print_report(report, course.program, OutputFiles())
 
 

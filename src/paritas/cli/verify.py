@@ -1,4 +1,4 @@
-"""`paritas verify`: a model of yours against what a compiler makes of it."""
+"""`paritas verify`: compare a model with its compiled form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paritas.results.findings import Verdict
 
-# What `torch.compile` is told; it says nothing about a candidate that the user makes.
+# Options of `torch.compile`, which --candidate replaces.
 _COMPILES = ("backend", "mode", "dynamic", "fullgraph")
 
 
@@ -46,32 +46,34 @@ class VerifyOptions(BuildOptions):
     no_lift: bool
 
 
-@click.command(short_help="Compare a model with what a compiler makes of it.")
+@click.command(short_help="Compare a model with its compiled form.")
 @click.argument("factory", metavar="package.module:factory")
 @inputs_option
-@click.option("--backend", default="inductor", show_default=True, help="Of torch.compile.")
-@click.option("--mode", help="Of torch.compile, for example max-autotune.")
-@click.option("--dynamic/--no-dynamic", default=None, help="Of torch.compile: dynamic shapes.")
-@click.option("--fullgraph", is_flag=True, help="Of torch.compile: refuse graph breaks.")
+@click.option(
+    "--backend", default="inductor", show_default=True, help="The backend of torch.compile."
+)
+@click.option("--mode", help="The mode of torch.compile, for example max-autotune.")
+@click.option("--dynamic/--no-dynamic", default=None, help="torch.compile with dynamic shapes.")
+@click.option("--fullgraph", is_flag=True, help="torch.compile without graph breaks.")
 @click.option(
     "--candidate",
     metavar="NAME|MODULE:FUNCTION",
-    help="In place of torch.compile: onnxruntime, aot_inductor, export or export-decomposed; or a "
-    "function that is given a copy of the model and returns what to compare it with.",
+    help="Instead of torch.compile: onnxruntime, aot_inductor, export or export-decomposed; or a "
+    "function that takes a copy of the model and returns the candidate.",
 )
 @dtype_option
 @device_option
 @train_option
 @strict_option
-@click.option("--no-gradients", is_flag=True, help="Leave gradients out.")
-@click.option("--no-lift", is_flag=True, help="Leave the float64 comparison out: faster, weaker.")
+@click.option("--no-gradients", is_flag=True, help="Do not compare gradients.")
+@click.option("--no-lift", is_flag=True, help="Skip the float64 comparison: faster, but weaker.")
 @json_option()
 @format_options
 @click.pass_context
 def verify(
     ctx: click.Context, /, factory: str, json_path: Path | None, form: OutputFormat, **given: Any
 ) -> None:
-    """Compare a model with what a compiler makes of it.
+    """Compare a model with its compiled form.
 
     The factory takes no arguments and returns (model, inputs), where inputs is a list of
     positional inputs, a paritas.Inputs(args, kwargs), or a list of these; with --inputs it may
@@ -83,7 +85,7 @@ def verify(
     """
     options = VerifyOptions(**given)
     if options.candidate is not None:
-        replaced = f"--candidate {options.candidate!r}, which takes the place of torch.compile"
+        replaced = f"--candidate {options.candidate!r}, which replaces torch.compile"
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
     _check_forms(factory, options)
     verdict = _run(factory, options)
@@ -93,7 +95,7 @@ def verify(
 
 
 def _check_forms(factory: str, options: VerifyOptions) -> None:
-    """A slip of the pen is told at once, before torch is imported."""
+    """Report a typo before torch is imported."""
     from paritas.candidates.names import check_name, is_named
     from paritas.cli.loading import check_forms
 

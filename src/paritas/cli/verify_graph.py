@@ -1,4 +1,4 @@
-"""`paritas verify-graph`: every operator of a graph, whole against split over ranks."""
+"""`paritas verify-graph`: compare every operator of a graph with its splits over ranks."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ if TYPE_CHECKING:
     from paritas.results.graph_reports import GraphReport
     from paritas.results.progress import Progress
 
-# Those of `paritas.graphs.calls`.
+# Copied from `paritas.graphs.calls`, which imports torch.
 SOURCES = ("declared", "library", "discover", "all")
 
 
 class RankCounts(click.ParamType[tuple[int, ...]]):
-    """Numbers of ranks, with commas between them."""
+    """Numbers of ranks, separated by commas."""
 
     name = "N[,N...]"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Read them."""
+        """Parse them."""
         try:
             numbers = tuple(int(part) for part in str(value).split(","))
         except ValueError:
             numbers = ()
         if not numbers or min(numbers) < 2:  # noqa: PLR2004
-            self.fail(f"{value!r} is no number of ranks from 2 on, as in 2 or 2,4", param, ctx)
+            self.fail(
+                f"the number of ranks must be 2 or more, as in 2 or 2,4; got {value!r}", param, ctx
+            )
         return numbers
 
 
@@ -57,32 +59,32 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
     required=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where the results go; a run that was cut short there goes on, and another graph is "
-    "registered beside those that DIR holds.",
+    help="Where the results go. An interrupted run there is resumed; another graph is added to "
+    "those in DIR.",
 )
 @click.option(
     "--options",
     type=click.Choice(SOURCES),
-    help="Where splits come from; by default from the graph, else from the library.",
+    help="Where splits come from. Default: the graph, else the library.",
 )
-@click.option("--ranks", type=RankCounts(), default="2", show_default=True, help="Over how many.")
+@click.option("--ranks", type=RankCounts(), default="2", show_default=True, help="Rank counts.")
 @click.option(
-    "--cap", type=click.IntRange(1), metavar="N", help="Shorten dimensions that are longer."
+    "--cap", type=click.IntRange(1), metavar="N", help="Shorten longer dimensions to this length."
 )
 @click.option(
     "--inputs",
     metavar="FILE|DUMP|module:function",
-    help="Inputs of the graph (.safetensors, .pt, a function), or a dump: operators are given the "
-    "values of such a run.",
+    help="Inputs of the graph (.safetensors, .pt, a function), or a dump: operators then run on "
+    "the values of that run.",
 )
 @click.option(
     "--import",
     "imports",
     multiple=True,
     metavar="MODULE",
-    help="Brings operators, annotations and functions of yours; may be repeated.",
+    help="Import this module first: it defines your operators or annotations; may be repeated.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of values that are drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random values.")
 @click.option("--strict", is_flag=True, help="Count unstable splits as failures.")
 @device_option
 @confirm_option
@@ -91,15 +93,15 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
     default="processes",
     show_default=True,
     metavar="processes|dask://HOST:PORT",
-    help="Who does the work.",
+    help="Where the work runs.",
 )
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="How many workers; 1 by default.")
-@click.option("--overwrite", is_flag=True, help="Start anew, whatever DIR holds.")
-@click.option("--no-html", is_flag=True, help="Leave report.html out.")
-@click.option("--quiet", is_flag=True, help="Print the verdict's line alone, and no progress.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Number of workers. Default: 1.")
+@click.option("--overwrite", is_flag=True, help="Start over and discard earlier results in DIR.")
+@click.option("--no-html", is_flag=True, help="Do not write report.html.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict line, no progress.")
 @format_options
 @click.pass_context
-def verify_graph(  # noqa: PLR0913  (what is not handed on)
+def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     ctx: click.Context,
     /,
     *,
@@ -113,13 +115,13 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
     form: OutputFormat,
     **asked: Any,
 ) -> None:
-    """Check every operator of a graph: alone, and split over ranks in each way that it can be.
+    """Check every operator of a graph: unsplit, and with every split over ranks that it allows.
 
-    Identical calls are checked once and counted. A file is only read: nothing in it is run but
-    torch's operators, and what --import names.
+    Identical calls are checked once and counted. Code in a graph file is not executed: only torch's
+    operators and the modules of --import run.
 
-    Written to DIR are results.json, results.csv, report.html and, for each failure, a script that
-    shows it (repro/). Graphs that DIR holds results of stay in them, and operators that were
+    The command writes results.json, results.csv and report.html to DIR and, for each failure, a
+    script that reproduces it (repro/). Results of other graphs in DIR are kept, and operators
     verified for one of them are not verified again.
 
     Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
@@ -140,9 +142,10 @@ def verify_graph(  # noqa: PLR0913  (what is not handed on)
         )
     except KeyboardInterrupt:
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
-        click.echo(f"interrupted{done}; the same command goes on from there", err=True)
+        click.echo(f"interrupted{done}; run the same command to resume", err=True)
         ctx.exit(INTERRUPTED)
-    _show(report, graph, None if quiet else _written(outdir, html=not no_html), form)
+    names = (*([] if no_html else ["report.html"]), "results.csv", "results.json")
+    _show(report, graph, None if quiet else [str(outdir / name) for name in names], form)
     ctx.exit(report.exit_code)
 
 
@@ -162,9 +165,9 @@ def _run(
 
     with progress(quiet=quiet) as show:
 
-        def tell(told: Progress) -> None:
-            last[:] = [told]
-            show(told)
+        def tell(step: Progress) -> None:
+            last[:] = [step]
+            show(step)
 
         if device is not None:
             from paritas.execution.subjects import usable_device
@@ -177,13 +180,8 @@ def _run(
         return verify.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
 
 
-def _written(outdir: Path, *, html: bool) -> list[str]:
-    names = (*(["report.html"] if html else []), "results.csv", "results.json")
-    return [str(outdir / name) for name in names]
-
-
 def _show(report: GraphReport, graph: str, files: list[str] | None, form: OutputFormat) -> None:
-    """Print it; the verdict's line alone where no files are to be named."""
+    """Print the report with its files; only the verdict line if `files` is None."""
     from rich.console import Console
 
     from paritas.reports.annotations import graph_account

@@ -1,4 +1,4 @@
-"""`paritas verify-parallel`: a model on one device against the same model under a parallel plan."""
+"""`paritas verify-parallel`: compare a model with itself under a parallel plan."""
 
 from __future__ import annotations
 
@@ -55,52 +55,54 @@ class ParallelOptions:
     "--plan",
     required=True,
     metavar="ddp|fsdp|MODULE:NAME",
-    help="A dict of parallel styles, or a function of the model and the mesh that gives the "
-    "parallel model (None: it changed the model).",
+    help="A dict of parallel styles, or a function that takes the model and the mesh and returns "
+    "the parallel model (None if it changed the model in place).",
 )
 @inputs_option
 @click.option(
     "--loss",
     metavar="MODULE:FUNCTION",
-    help="Function of the output and the inputs. Without: the output if it is a scalar, else a "
+    help="Function of the output and the inputs. Default: the output if it is a scalar, else a "
     "weighted mean of it.",
 )
 @click.option(
     "--optimizer",
     metavar="MODULE:FUNCTION",
-    help="Function of the parameters, such as torch.optim:AdamW. Without: SGD with momentum.",
+    help="Function of the parameters, such as torch.optim:AdamW. Default: SGD with momentum.",
 )
 @click.option(
     "--mesh",
     type=Mesh(),
-    help="Number of ranks, or the axes of a mesh by name. Default: 2; under torchrun, all of it.",
+    help="Number of ranks, or the axes of a mesh. Default: 2; under torchrun, all ranks.",
 )
 @click.option(
     "--split",
     metavar="AXIS",
     multiple=True,
-    help="Axis whose ranks have different samples of a batch; repeatable. Default: all for ddp "
-    "and fsdp, none otherwise.",
+    help="Mesh axis whose ranks get different samples of a batch; may be repeated. Default: all "
+    "axes for ddp and fsdp, otherwise none.",
 )
-@click.option("--steps", type=click.IntRange(1), default=2, show_default=True, help="To train.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=2, show_default=True, help="Training steps."
+)
 @click.option(
     "--ranks",
     type=click.Choice(("simulated", "gloo")),
     default="simulated",
     show_default=True,
-    help="Threads of this process, or processes of their own.",
+    help="simulated: threads of this process; gloo: one process per rank.",
 )
 @dtype_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=120.0,
     show_default=True,
-    help="Seconds that the ranks have for a run.",
+    help="Time limit for one run of the ranks, in seconds.",
 )
 @strict_option
-@json_option(here_alone=True)
+@json_option(first_rank_only=True)
 @format_options
 @click.pass_context
 def verify_parallel(
@@ -108,9 +110,9 @@ def verify_parallel(
 ) -> None:
     """Compare a model on one device with the same model under a parallel plan.
 
-    The factory takes no arguments and returns (model, inputs), or with --inputs the model alone.
-    Losses, outputs, gradients, buffers and the parameters after each step are compared, and what
-    ranks should have alike, between them. Started by torchrun, its ranks are used.
+    The factory takes no arguments and returns (model, inputs), or only the model with --inputs.
+    Losses, outputs, gradients, buffers and the parameters after each step are compared, and
+    replicated values are compared between ranks. Under torchrun, its ranks are used.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
@@ -120,23 +122,23 @@ def verify_parallel(
     here = Ranks.from_environment(os.environ)
     if here is not None and was_given(ctx, "ranks"):
         ctx.fail(
-            f"--ranks {options.ranks} under torchrun (RANK={here.rank} is set), which brings its "
-            "own ranks; leave the option out, or torchrun"
+            f"torchrun already starts the ranks (RANK={here.rank} is set): drop "
+            f"--ranks {options.ranks}, or run without torchrun"
         )
     _check_forms(factory, options)
-    speaks = here is None or here.rank == 0
     from paritas.cli.building import joined
 
+    reports = here is None or here.rank == 0
     with joined(here):
         verdict = _run(factory, options, here)
-        if speaks:
+        if reports:
             write_json(json_path, verdict.to_json)
             emit_verdict(verdict, form, "verify-parallel", factory)
     ctx.exit(verdict.exit_code)
 
 
 def _check_forms(factory: str, options: ParallelOptions) -> None:
-    """A slip of the pen is told at once, before torch is imported."""
+    """Report a typo before torch is imported."""
     from paritas.cli.loading import check_form, check_forms
     from paritas.errors import UsageError
 
@@ -145,39 +147,32 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
     if options.plan in NAMED_PLANS:
         return
     if ":" not in options.plan:
-        known = " and ".join(NAMED_PLANS)
+        known = ", ".join(NAMED_PLANS)
         raise UsageError(
-            f"--plan {options.plan!r}: known by name are {known}; for one of your own give "
-            "package.module:name"
+            f"--plan {options.plan!r} is unknown; give {known} or your own package.module:name"
         )
     check_form(options.plan, "--plan")
 
 
 def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
-    if here is not None and here.rank != 0:
-        return _verify(factory, options, here, lambda _: None)
-    with progress() as tell:
-        return _verify(factory, options, here, tell)
-
-
-def _verify(factory: str, options: ParallelOptions, here: Ranks | None, tell: Any) -> Verdict:
     from paritas.cli.building import build_parallel
     from paritas.parallel import verify
 
-    tell(f"building {factory}")
-    built = build_parallel(factory, options, here)
-    return verify.verify_parallel(
-        built.model,
-        built.plan,
-        built.inputs,
-        built.mesh,
-        loss=built.loss,
-        optimizer=built.optimizer,
-        steps=options.steps,
-        split=options.split or None,
-        ranks=options.ranks if here is None else "here",
-        seed=options.seed,
-        strict=options.strict,
-        timeout=options.timeout,
-        on_progress=tell,
-    )
+    with progress(quiet=here is not None and here.rank != 0) as tell:
+        tell(f"building {factory}")
+        built = build_parallel(factory, options, here)
+        return verify.verify_parallel(
+            built.model,
+            built.plan,
+            built.inputs,
+            built.mesh,
+            loss=built.loss,
+            optimizer=built.optimizer,
+            steps=options.steps,
+            split=options.split or None,
+            ranks=options.ranks if here is None else "here",
+            seed=options.seed,
+            strict=options.strict,
+            timeout=options.timeout,
+            on_progress=tell,
+        )

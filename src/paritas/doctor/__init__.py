@@ -1,1 +1,1 @@
-"""Whether this machine, this torch and paritas fit together: what `paritas doctor` checks."""
+"""The checks of `paritas doctor`: does paritas work on this machine, with this torch?"""

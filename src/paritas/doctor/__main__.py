@@ -1,6 +1,6 @@
 """`python -m paritas.doctor [--quick]`: a line of JSON for each check that involves torch.
 
-In a process of its own: whatever torch does there, even a crash, is reported by the parent.
+It runs in a process of its own: the parent reports even a crash of torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def examine(*, quick: bool) -> Iterator[Check]:
-    """Look at torch, at the hooks into it, and ask the questions of the self-test."""
+    """Check torch and the hooks into it, and run the self-test."""
     from paritas.doctor import probes, self_test
     from paritas.doctor.examination import MISSING, OK, Check, find_compiler
 
@@ -24,7 +24,7 @@ def examine(*, quick: bool) -> Iterator[Check]:
     yield from self_test.devices()
     backend = "aot_eager"
     if quick:
-        yield Check("torch", "torch.compile", MISSING, "not tried: --quick was asked for")
+        yield Check("torch", "torch.compile", MISSING, "not tried because of --quick")
     else:
         for check in self_test.compiling(has_compiler=find_compiler()[1] is not None):
             backend = "inductor" if check.state == OK else backend
@@ -34,7 +34,7 @@ def examine(*, quick: bool) -> Iterator[Check]:
 
 
 def main() -> None:
-    """Write the lines to what is stdout at the start; whatever else is printed goes to stderr."""
+    """Write the lines to stdout; redirect all other output to stderr."""
     with os.fdopen(os.dup(1), "w") as lines:
         os.dup2(2, 1)
         for check in examine(quick="--quick" in sys.argv[1:]):

@@ -1,6 +1,6 @@
-"""Everything that `paritas doctor` checks, as it is found.
+"""All checks of `paritas doctor`.
 
-Imports no torch: what involves torch runs in a process of its own.
+Imports no torch: checks that involve torch run in a process of their own.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-# --- One check. Standard library alone: it has to work where little else does ---------------------
+# --- One check; only the standard library, which works even in a broken environment ---------------
 
 State = Literal["ok", "failed", "not available"]
 OK: State = "ok"
 FAILED: State = "failed"
 MISSING: State = "not available"
-# In the order in which they are looked at, and shown.
+# In the order in which they are run and shown.
 GROUPS = ("versions", "machine", "folders", "compiler", "torch", "hooks into torch", "self-test")
 _LONGEST = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """How one thing was found.
+    """One check and its result.
 
     Attributes:
-        group: of `GROUPS`.
-        name: what was looked at.
-        state: `not available` is no failure: paritas does without it, and `advice` says how.
-        found: the version, the size, the answer, or what was raised.
-        advice: what to do about it; empty if nothing has to be done.
+        group: one of `GROUPS`.
+        name: what was checked.
+        state: `not available` is not a failure: paritas works without it.
+        found: the version, the size, the result, or the exception.
+        advice: what to do; empty if nothing has to be done.
     """
 
     group: str
@@ -60,32 +60,36 @@ class Check:
     advice: str = ""
 
     def to_line(self) -> str:
-        """As one line of JSON."""
+        """Encode as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_line(cls, line: str) -> Check:
-        """Read what `to_line` wrote."""
+        """Decode a line of `to_line`."""
         fields: dict[str, Any] = json.loads(line)
         return cls(**fields)
 
 
-def run_check(group: str, name: str, look: Callable[[], Check], advice: str) -> Check:
-    """What `look` says; whatever it raises is a check that failed, and never ends the others."""
+# What was found if it is ok; otherwise also the state and the advice.
+Found = str | tuple[State, str, str]
+
+
+def run_check(group: str, name: str, look: Callable[[], Found], advice: str) -> Check:
+    """Run a check; an exception becomes a failed check and does not stop the others."""
     try:
-        return look()
+        found = look()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  (it becomes a failed check; SystemExit, too)
-        found = in_one_line(error, _LONGEST, whole=True)
-        return Check(group, name, FAILED, found[:_LONGEST], advice)
+    except BaseException as error:  # noqa: BLE001  (it becomes a failed check; also SystemExit)
+        found = FAILED, in_one_line(error, _LONGEST, whole=True)[:_LONGEST], advice
+    return Check(group, name, *((OK, found) if isinstance(found, str) else found))
 
 
 # --- The machine without torch: versions, cores, memory, folders, compilers -----------------------
 
-# Besides torch, which is asked itself.
+# The version of torch is checked in the other process.
 PACKAGES = ("click", "jinja2", "msgspec", "numpy", "rich", "safetensors", "xxhash")
-# What inductor asks for on a machine of this kind, if CXX names no other.
+# The compiler that inductor uses unless CXX is set.
 _USUAL_COMPILER = "clang++" if sys.platform == "darwin" else "g++"
 COMPILED_CODE = "compiled code"
 _SECONDS = 20
@@ -93,17 +97,12 @@ _GIB = 1024**3
 
 
 def package_versions() -> Iterator[Check]:
-    """Python, paritas and what it is built on."""
+    """Python, paritas and the packages that it needs."""
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check("versions", "python", OK, found)
     for name in ("paritas", *PACKAGES):
-        yield run_check(
-            "versions", name, functools.partial(_package_version, name), f"pip install {name}"
-        )
-
-
-def _package_version(name: str) -> Check:
-    return Check("versions", name, OK, metadata.version(name))
+        look = functools.partial(metadata.version, name)
+        yield run_check("versions", name, look, f"pip install {name}")
 
 
 def machine_resources() -> Iterator[Check]:
@@ -112,107 +111,99 @@ def machine_resources() -> Iterator[Check]:
     yield run_check("machine", "memory", _memory, "")
 
 
-def _cores() -> Check:
+def _cores() -> Found:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Check("machine", "cores", OK, f"{usable} of {os.cpu_count()}")
+    return f"{usable} of {os.cpu_count()}"
 
 
-def _memory() -> Check:
+def _memory() -> Found:
     if "SC_PHYS_PAGES" not in os.sysconf_names:
-        return Check("machine", "memory", MISSING, "this system does not tell")
+        return MISSING, "unknown on this system", ""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Check("machine", "memory", OK, f"{total / _GIB:.1f} GiB")
+    return f"{total / _GIB:.1f} GiB"
 
 
 def folders() -> Iterator[Check]:
-    """Whether what has to be written can be."""
+    """Whether the folders for temporary files and compiled code are writable."""
     advice = "set TMPDIR to a writable folder"
     yield run_check("folders", "temporary files", lambda: _temporary_folder(advice), advice)
     more = "set TORCHINDUCTOR_CACHE_DIR to a writable folder"
     yield run_check("folders", COMPILED_CODE, lambda: _compiled_code_folder(more), more)
 
 
-def _temporary_folder(advice: str) -> Check:
+def _temporary_folder(advice: str) -> Found:
     found = tempfile.gettempdir()
     asked = os.environ.get("TMPDIR")
     if asked and Path(asked).absolute() != Path(found):
-        text = f"TMPDIR={asked} cannot be written; {found} is used"
-        return Check("folders", "temporary files", FAILED, text, advice)
-    return _check_writable("temporary files", Path(found), advice)
+        return FAILED, f"TMPDIR={asked} is not writable; {found} is used instead", advice
+    return _check_writable(Path(found), advice)
 
 
-def _compiled_code_folder(advice: str) -> Check:
+def _compiled_code_folder(advice: str) -> Found:
     given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     usual = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    return _check_writable(COMPILED_CODE, Path(given) if given else usual, advice)
+    return _check_writable(Path(given) if given else usual, advice)
 
 
-def _check_writable(name: str, folder: Path, advice: str) -> Check:
-    """Try it, in the nearest folder above that exists: asking for permission tells less."""
+def _check_writable(folder: Path, advice: str) -> Found:
+    """Write a file in the nearest existing parent: permission bits alone are not reliable."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        text = f"{folder} cannot be written: {error.strerror}"
-        return Check("folders", name, FAILED, text, advice)
-    free = shutil.disk_usage(there).free
-    return Check("folders", name, OK, f"{folder}, {free / _GIB:.1f} GiB free")
-
-
-# --- compilers ------------------------------------------------------------------------------------
+        return FAILED, f"{folder} is not writable: {error.strerror}", advice
+    return f"{folder}, {shutil.disk_usage(there).free / _GIB:.1f} GiB free"
 
 
 def find_compiler() -> tuple[str, str | None]:
-    """The C++ compiler that torch.compile would call, by name, and where it is, if it is."""
+    """The name of the C++ compiler that torch.compile uses, and its path, if it exists."""
     name = os.environ.get("CXX") or _USUAL_COMPILER
     return name, shutil.which(name)
 
 
 def compilers() -> Iterator[Check]:
-    """The C++ compiler, and the headers of Python that its code includes."""
-    advice = f"install {_USUAL_COMPILER}, or let CXX name another; without, use backend='aot_eager'"
+    """The C++ compiler, and the Python headers that compiled code includes."""
+    advice = f"install {_USUAL_COMPILER}, or set CXX to another; without one, use 'aot_eager'"
     yield run_check("compiler", "C++ compiler", lambda: _compiler(advice), advice)
-    yield run_check("compiler", "headers of Python", _headers, "")
+    yield run_check("compiler", "Python headers", _headers, "")
 
 
-def _compiler(advice: str) -> Check:
+def _compiler(advice: str) -> Found:
     name, path = find_compiler()
     if path is None and os.environ.get("CXX"):
-        advice = "let CXX name a C++ compiler, or unset it"
-        return Check("compiler", "C++ compiler", FAILED, f"CXX={name} is not there", advice)
+        return FAILED, f"CXX={name} does not exist", "set CXX to a C++ compiler, or unset it"
     if path is None:
-        return Check("compiler", "C++ compiler", MISSING, f"no {name}", advice)
-    told = subprocess.run(
+        return MISSING, f"{name} is not installed", advice
+    done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
     )
-    first = (told.stdout or told.stderr).partition("\n")[0]
-    if told.returncode:
-        found = f"{path} --version ends with {told.returncode}: {first}"
-        return Check("compiler", "C++ compiler", FAILED, found, advice)
-    return Check("compiler", "C++ compiler", OK, first or path)
+    first = (done.stdout or done.stderr).partition("\n")[0]
+    if done.returncode:
+        return FAILED, f"{path} --version exits with {done.returncode}: {first}", advice
+    return first or path
 
 
-def _headers() -> Check:
+def _headers() -> Found:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if header.is_file():
-        return Check("compiler", "headers of Python", OK, str(header.parent))
+        return str(header.parent)
     advice = "install Python's development package, such as python3-dev; compiled code needs it"
-    return Check("compiler", "headers of Python", MISSING, f"no {header}", advice)
+    return MISSING, f"{header} does not exist", advice
 
 
 # --- The examination ------------------------------------------------------------------------------
 
-# For all that torch takes part in; on two cores with nothing cached and a load of 15 it took 100.
+# For all checks that involve torch; on two busy cores with empty caches they took 100.
 SECONDS = 600.0
 SELF_TEST = "self-test"
-# What is only looked at when it failed: everything after that was not.
+# A check that only exists if it failed; the checks after it were not run.
 PROCESS = "process"
 _LAST_LINES = 3
 
 
 def examine(*, quick: bool) -> Iterator[Check]:
-    """Look at the machine here, and at torch in a process of its own."""
+    """Check the machine here, and torch in a process of its own."""
     yield from package_versions()
     yield from machine_resources()
     usable = True
@@ -222,7 +213,7 @@ def examine(*, quick: bool) -> Iterator[Check]:
     yield from compilers()
     with contextlib.ExitStack() as stack:
         instead = {}
-        if not usable:  # it was told; without another folder, torch would fail at everything
+        if not usable:  # already reported; without another folder, every check of torch would fail
             with contextlib.suppress(OSError):
                 folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
                 instead["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(folder)
@@ -230,14 +221,14 @@ def examine(*, quick: bool) -> Iterator[Check]:
 
 
 def exit_code(checks: Sequence[Check]) -> int:
-    """0 all is well, 1 something failed, 3 the self-test did not come to its end."""
+    """0 everything works, 1 something failed, 3 the self-test did not finish."""
     if any(check.name == PROCESS for check in checks):
         return 3
     return 1 if any(check.state == FAILED for check in checks) else 0
 
 
 def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Check]:
-    # -P: what lies in the working directory is not what is installed.
+    # -P: do not import modules from the working directory.
     command = ["-P", "-m", "paritas.doctor", *(["--quick"] if quick else [])]
     said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     last, late = "the start", threading.Event()
@@ -247,7 +238,7 @@ def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Chec
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # Compiling in the child itself takes less time than starting workers for it.
+        # Compiling in the child itself is faster than starting workers.
         env={"TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, **environment},
     ) as child:
         listening = threading.Thread(target=_listen, args=(child, said), daemon=True)
@@ -267,17 +258,17 @@ def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Chec
                 child.wait()
         finally:
             timer.cancel()
-            child.kill()  # of one that nobody listens to any more; of one that ended, nothing
+            child.kill()  # no effect if it has ended
             listening.join(timeout=1)
     if child.returncode or nonsense:
         why = _describe_exit(child.returncode)
         if late.is_set():
-            why = f"did not end within {SECONDS:g} s"
+            why = f"did not finish within {SECONDS:g} s"
         elif nonsense:
-            why = f"said {nonsense!r:.80}, which is no answer,"
+            why = f"printed {nonsense!r:.80}, which is not a check,"
         text = " | ".join(line for line in said if line)
         found = f"it {why} after {last!r}" + (f": {text}" if text else "")
-        advice = f"see what python {' '.join(command)} says"
+        advice = f"run python {' '.join(command)} to see its output"
         yield Check(SELF_TEST, PROCESS, FAILED, found, advice)
 
 

@@ -1,4 +1,4 @@
-"""Probes of the private APIs of torch that paritas relies on: does each answer as expected?"""
+"""Probes of the private APIs of torch that paritas uses: does each behave as expected?"""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas._torch.global_state import quietly
-from paritas.doctor.examination import OK, Check, run_check
+from paritas.doctor.examination import run_check
 from paritas.doctor.self_test import expect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.doctor.examination import Check
+
 
 # --- Running operators ----------------------------------------------------------------------------
 
-# Each imports what it probes, so that a module that cannot be imported fails alone.
+# Each probe imports its own subject: an import error fails only that probe.
 
 ATEN = torch.ops.aten
 UNIT = 2.0**-24
@@ -31,7 +33,7 @@ def _draw_values(*shape: int) -> torch.Tensor:
 
 
 def accumulation() -> None:
-    """The error of a sum is foretold from the arguments of the operator that makes it."""
+    """The error of a sum is predicted from the arguments of its operator."""
     from paritas.precision.accumulation import UnperturbedCall, accumulation
 
     x = _draw_values(4, 64)
@@ -41,7 +43,7 @@ def accumulation() -> None:
 
 
 def attention() -> None:
-    """The attention kernels have the arguments that their plain forms read, and agree with one."""
+    """Attention kernels take the expected arguments and agree with plain attention."""
     from paritas._torch.kernels import BACKWARD, FORWARD, wide_attention
 
     for op in sorted(FORWARD | BACKWARD, key=str):
@@ -54,7 +56,7 @@ def attention() -> None:
 
 
 def cancelling() -> None:
-    """Sums that lose digits in float64 are told from those that lose none."""
+    """Sums that lose digits in float64 are distinguished from exact sums."""
     from paritas.precision.perturbing import is_exact_in_any_order
 
     terms = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -64,7 +66,7 @@ def cancelling() -> None:
 
 
 def decisions() -> None:
-    """What a rounding to integers was decided by is remembered."""
+    """The value before a rounding to integers is recorded."""
     from paritas.precision.lifting import LiftMode
 
     mode = LiftMode(torch.float32, torch.float32, remember_decisions=True)
@@ -76,21 +78,21 @@ def decisions() -> None:
 
 
 def default_dtypes() -> None:
-    """A mode hears of a tensor made without a dtype, and of one that was rounded before."""
+    """A mode sees tensors created without a dtype, and those that are already rounded."""
     from paritas.precision.lifting import LiftMode
 
     mode = LiftMode(torch.float32, torch.float32)
     with mode:
         made = [torch.ones(2), torch.arange(0, 1, 0.5), torch.arange(2) / 3]
-    expect("dtypes of what states none", {value.dtype for value in made}, {torch.float64})
+    expect("default dtypes", {value.dtype for value in made}, {torch.float64})
     expect("a default that no mode can see", mode.asked_default, wanted=False)
     with mode:
         torch.tensor(0.1)
-    expect("a number that was rounded before", mode.asked_default)
+    expect("a number that was already rounded", mode.asked_default)
 
 
 def equality() -> None:
-    """A graph that asks for equality of floats is given a tolerant one."""
+    """Comparisons of floats for equality in a graph are made tolerant."""
     from paritas._torch.eager_graphs import nearly_equal, with_tolerant_equality
     from paritas._torch.graphs import trace_calls
 
@@ -108,7 +110,7 @@ def foreach() -> None:
 
 
 def hooks() -> None:
-    """The hooks of a tensor can be seen, and so can a backward that is differentiable only once."""
+    """Hooks of a tensor are visible, and so is a backward that is differentiable only once."""
     from paritas._torch.tensors import (
         accumulation_hooks,
         copy_hooks,
@@ -121,17 +123,17 @@ def hooks() -> None:
     x.register_post_accumulate_grad_hook(lambda _: None)
     copy_hooks(x, other)
     expect("a hook on a gradient", gradient_hooks(other), (torch.neg,))
-    expect("hooks on the accumulation of one", len(accumulation_hooks(other)), 1)
+    expect("hooks on the accumulation of a gradient", len(accumulation_hooks(other)), 1)
     double = torch.autograd.function.once_differentiable(lambda _, gradient: gradient * 2)
     try:
         refuse_once_differentiable([double(None, x).sin()])
     except RuntimeError:
         return
-    expect("a backward that is differentiable only once", "let through", "refused")
+    expect("a backward that is differentiable only once", "accepted", "refused")
 
 
 def indexing() -> None:
-    """Indices out of range are brought into it."""
+    """Indices out of range are brought into range."""
     from paritas._torch.replaying import in_bounds
 
     given = (torch.zeros(3, 4), 1, torch.tensor([[0, -1, 9]]))
@@ -139,7 +141,7 @@ def indexing() -> None:
 
 
 def kernel_checks() -> None:
-    """Kernels that believe their arguments still name them so."""
+    """Kernels that do not validate their arguments have the expected argument names."""
     from paritas._torch.named_operators import fits_kernel, operator_named
 
     taken = {name for name, _ in operator_named("aten.embedding_dense_backward.default").takes}
@@ -149,7 +151,7 @@ def kernel_checks() -> None:
 
 
 def kernels() -> None:
-    """Torch's own float64 kernels are told from those with float32 constants inside."""
+    """True float64 kernels are distinguished from those with float32 constants inside."""
     from paritas._torch.kernels import GROUPED, float64_kernel
 
     kernel = float64_kernel(ATEN.gelu.default, (_draw_values(8).double(),))
@@ -160,19 +162,19 @@ def kernels() -> None:
 
 
 def last_sums() -> None:
-    """What a lifted run's last sum must round is known by the memory that it lies in."""
+    """The rounding of a lifted run's last sum is found by its memory address."""
     from paritas.precision.lifting import LiftMode
 
     mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
     with mode:
         total = _draw_values(64, 3).sum(0)
     known = mode.least_noise_of(total)
-    # A sum of few numbers may happen to fit float32, and then it has no rounding.
+    # A sum of a few numbers may be exact in float32.
     expect("rounding of a sum", known is not None and bool((known > 0).any()))
 
 
 def lifting() -> None:
-    """Every operator passes through a mode that computes in float64, forward and backward."""
+    """A mode computes every operator in float64, forward and backward."""
     from paritas.precision.lifting import LiftMode
 
     weight, x = _draw_values(4, 4), _draw_values(3, 4).double().requires_grad_()
@@ -187,17 +189,17 @@ def lifting() -> None:
 
 
 def modules() -> None:
-    """The tensors of a module can be put into their places without registering them."""
+    """Tensors of a module can be replaced without registering them."""
     from paritas._torch.tensors import INTERNALS, tensor_slots
 
     layer, other = torch.nn.Linear(2, 2), torch.zeros(2)
     tensor_slots(layer)[0]["bias"] = other
-    expect("a parameter that was put into a module", layer.bias is other)
+    expect("a replaced parameter of a module", layer.bias is other)
     expect("a module's own attributes", sorted(vars(layer).keys() - INTERNALS)[:1], ["in_features"])
 
 
 def named_operators() -> None:
-    """An operator is found by its name, and its cost is foretold without running it."""
+    """An operator is found by its name, and its cost is predicted without running it."""
     from paritas._torch.named_operators import operator_named
 
     found = operator_named("aten.mm.default")
@@ -206,16 +208,16 @@ def named_operators() -> None:
 
 
 def operators() -> None:
-    """An operator's schema says what it writes to, views and draws."""
+    """An operator's schema says whether it mutates, views or is random."""
     from paritas._torch.operators import traits
 
-    expect("what add_ writes to", traits(ATEN.add_.Tensor).mutates, {0, "self"})
+    expect("what add_ mutates", traits(ATEN.add_.Tensor).mutates, {0, "self"})
     expect("whether t is a view", traits(ATEN.t.default).view)
-    expect("whether rand draws", traits(ATEN.rand.default).random)
+    expect("whether rand is random", traits(ATEN.rand.default).random)
 
 
 def perturbing() -> None:
-    """A perturbed run differs by the rounding of the precision that it stands for."""
+    """A perturbed run differs by the rounding of the simulated precision."""
     from paritas.precision.perturbing import PerturbMode
 
     x, weight = _draw_values(16, 16).double(), _draw_values(16, 16)
@@ -227,7 +229,7 @@ def perturbing() -> None:
 
 
 def sparse() -> None:
-    """The values of a sparse tensor are changed where they are."""
+    """The values of a sparse tensor are changed in place."""
     from paritas._torch.tensors import as_dense, map_values
 
     places = torch.eye(3).to_sparse()
@@ -253,7 +255,7 @@ def _node_names(module: Any) -> list[str]:
 
 
 def _look_at_captured(look: Any) -> Any:
-    """What is seen in a graph that Dynamo captured of a module, before it is gone."""
+    """Apply `look` to a graph that Dynamo captures, while it exists."""
     seen: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -268,22 +270,22 @@ def _look_at_captured(look: Any) -> Any:
 
 
 def draw_keys() -> None:
-    """Inductor's random operators take what keys are read from."""
+    """Inductor's random operators take the expected keys."""
     from paritas._torch import replaying as keys
 
     for op in (keys.SEED, keys.SEEDS, ATEN.rand.default):
-        expect(f"whether {op} draws", keys.may_draw(op))
-    expect("whether inductor_random draws by itself", keys.may_draw(keys.RANDOM), wanted=False)
+        expect(f"whether {op} is random", keys.may_draw(op))
+    expect("whether inductor_random is random", keys.may_draw(keys.RANDOM), wanted=False)
 
 
 def exported_programs() -> None:
-    """A graph's values are foretold without running it, and the range of a symbol is told."""
+    """The values of a graph and the range of a symbol are predicted without running it."""
     from paritas._torch.graphs import is_operator, predict_values, symbol_ranges
 
     expect("whether relu is an operator", is_operator(ATEN.relu.default))
     graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4)))
     shapes = [tuple(value.shape) for value in predict_values(graph, [torch.ones(2, 3)]).values()]
-    expect("foretold shapes", shapes, [(2, 3), (2, 4)])
+    expect("predicted shapes", shapes, [(2, 3), (2, 4)])
     length = torch.export.Dim("length", min=3, max=64)
     program = torch.export.export(
         torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: length},)
@@ -292,7 +294,7 @@ def exported_programs() -> None:
 
 
 def exported_lifting() -> None:
-    """An exported program's casts to less than float64 are widened."""
+    """Casts of an exported program are widened to float64."""
     from paritas.precision.widening import lift_captured
 
     class Casting(torch.nn.Module):
@@ -303,12 +305,12 @@ def exported_lifting() -> None:
     program, leaks = lift_captured(
         torch.export.export(Casting(), (x,)), (x,), frozenset({torch.float32})
     )
-    expect("what could not be lifted", sorted(leaks), [])
+    expect("parts that could not be lifted", sorted(leaks), [])
     expect("the dtype of a lifted program", program.module()(x).dtype, torch.float64)
 
 
 def frozen() -> None:
-    """A graph is known to be the same until it changes."""
+    """A change of a graph is detected."""
     from paritas._torch.frozen_graphs import Fingerprint
 
     module = _trace_wave()
@@ -320,7 +322,7 @@ def frozen() -> None:
 
 
 def graphs() -> None:
-    """A captured node knows the module it was called in."""
+    """A captured node records the module that called it."""
     from paritas._torch import graphs as fx
 
     copied = fx.copy_graph(_trace_wave())
@@ -330,16 +332,16 @@ def graphs() -> None:
 
 
 def higher_order() -> None:
-    """The operators with bodies are those that have plain forms."""
+    """Operators with plain forms are higher-order operators."""
     from paritas._torch.eager_graphs import PLAIN_FORMS
     from paritas._torch.graphs import is_higher_order
 
     for op in PLAIN_FORMS:
-        expect(f"whether {op} takes a body", is_higher_order(op))
+        expect(f"whether {op} is a higher-order operator", is_higher_order(op))
 
 
 def naming() -> None:
-    """The inputs of a captured graph are named as in the user's program."""
+    """Inputs of a captured graph have the names of the user's program."""
     from paritas._torch.graphs import captured_input_names
 
     names = {name.rpartition(".")[2] for name in _look_at_captured(captured_input_names)}
@@ -347,17 +349,17 @@ def naming() -> None:
 
 
 def overwriting() -> None:
-    """A traced graph is rewritten to write results over operands."""
-    from paritas._torch.eager_graphs import overwrite_operands as lean
+    """A traced graph is rewritten to overwrite its operands."""
+    from paritas._torch.eager_graphs import overwrite_operands
 
-    found = lean(_trace_wave())
+    found = overwrite_operands(_trace_wave())
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
     same = found is not None and bool(torch.equal(found(x)[0], _wave(x)))
-    expect("a lean graph's values", same)
+    expect("whether the values of a rewritten graph are right", same)
 
 
 def random_twins() -> None:
-    """Inductor's random operators are told from torch's."""
+    """Inductor's random operators are distinguished from torch's."""
     from paritas._torch.eager_graphs import draws_by_inductor
 
     for name in ("inductor_seeds", "inductor_random", "inductor_randint"):
@@ -366,17 +368,17 @@ def random_twins() -> None:
 
 
 def replaying() -> None:
-    """A frozen graph runs node by node to the same values."""
+    """A frozen graph that runs node by node gives the same values."""
     from paritas._torch.frozen_graphs import freeze
     from paritas._torch.replaying import replay
 
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
     (result,) = replay(freeze(_trace_wave()), [x], {})
-    expect("a replayed graph's values", bool(torch.equal(result, _wave(x))))
+    expect("whether the values of a replayed graph are right", bool(torch.equal(result, _wave(x))))
 
 
 def selecting() -> None:
-    """Single nodes can be marked for compilation, and inductor has the option that heeds it."""
+    """Single nodes can be marked for compilation, and inductor has the option to respect that."""
     from paritas._torch.inductor import ONLY_MARKED, compilable, current_settings, with_compiled
 
     expect("the option of inductor", ONLY_MARKED.keys() <= current_settings().keys())
@@ -398,7 +400,7 @@ def tapping() -> None:
 
 
 def tracing() -> None:
-    """A function is traced to one flat graph of operators, its gradients among them."""
+    """A function and its gradients are traced to one flat graph of operators."""
     from paritas._torch.graphs import trace_calls
 
     def step(x: torch.Tensor) -> Any:
@@ -410,7 +412,7 @@ def tracing() -> None:
 
 
 def watching() -> None:
-    """Operators of an eager program are seen, and none after one stopped looking."""
+    """Operators of an eager program are observed until the watch ends."""
     from paritas._torch import watching as watch
 
     seen: list[str] = []
@@ -428,9 +430,9 @@ def watching() -> None:
     end = watch.push_watch(Watcher())
     (torch.ones(2, 2) @ torch.ones(2, 2)).tanh()
     expect("whether the watch ended", end())
-    expect("modes that were left behind", watch.mode_depth(), 0)
+    expect("remaining modes", watch.mode_depth(), 0)
     wanted = {"aten.mm.default", "aten.tanh.default"}
-    expect("operators that were seen", wanted <= set(seen))
+    expect("whether the operators were observed", wanted <= set(seen))
 
 
 def widening() -> None:
@@ -441,16 +443,16 @@ def widening() -> None:
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
     found = None if wide is None else wide(x)[0]
     same = found is not None and bool(torch.equal(found, _wave(x.double())))
-    expect("a widened graph's values", same)
+    expect("whether the values of a widened graph are right", same)
 
 
 # --- Dynamo and Inductor --------------------------------------------------------------------------
 
-# Nothing here needs a C++ compiler: where code is generated, it calls torch's own kernels alone.
+# Nothing here needs a C++ compiler: generated code calls only torch's own kernels.
 
 
 class _Listener:
-    """Hears of nothing; is there to be installed."""
+    """Accepts every call and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_args, **_kwargs: None
@@ -460,18 +462,18 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x @ y
 
 
-def _hear_buffers() -> list[Any]:
-    """What Inductor's code for one matrix product tells of its buffers."""
+def _observe_buffers() -> list[Any]:
+    """The buffers of Inductor's code for one matrix product."""
     from paritas._torch import buffers, inductor
 
-    heard: list[Any] = []
+    observed: list[Any] = []
 
     def watch(lowered: Any, compiled: Any) -> Any:
         code: list[Any] = []
 
         def call(args: list[Any]) -> Any:
             if not code:
-                code.append(buffers.compile_listening(lowered, heard.append))
+                code.append(buffers.compile_listening(lowered, observed.append))
                 code[0](list(args))
             return compiled(args)
 
@@ -485,18 +487,18 @@ def _hear_buffers() -> list[Any]:
     with torch.no_grad():
         torch.compile(_product, backend=backend)(torch.eye(3), torch.eye(3))
     torch.compiler.reset()
-    return heard
+    return observed
 
 
 def ahead_of_time() -> None:
-    """Inductor offers to compile an exported program into a package; that takes a compiler."""
+    """Inductor has the functions that compile an exported program into a package."""
     inductor = importlib.import_module("torch._inductor")
     for name in ("aoti_compile_and_package", "aoti_load_package"):
         expect(f"torch._inductor.{name}", callable(getattr(inductor, name, None)))
 
 
 def arrival() -> None:
-    """Torch asks for a callback before it compiles."""
+    """Torch calls a hook before it compiles."""
     from paritas._torch.arrival import MODULE, compile_hook
 
     expect("the hook", callable(compile_hook(importlib.import_module(MODULE))))
@@ -510,19 +512,19 @@ def backends() -> None:
 
 
 def buffer_nodes() -> None:
-    """A buffer of generated code is traced back to the node it stands for."""
-    nodes = [seen.buffer.nodes for seen in _hear_buffers() if seen.side == "output"]
+    """A buffer of generated code is traced back to its node."""
+    nodes = [seen.buffer.nodes for seen in _observe_buffers() if seen.side == "output"]
     expect("nodes of the buffers", nodes, [("mm",)])
 
 
 def buffers() -> None:
-    """Generated code tells of every buffer that its kernels read and write."""
-    sides = [seen.side for seen in _hear_buffers()]
-    expect("buffers that were heard of", sides, ["input", "input", "output"])
+    """Generated code reports every buffer that its kernels read and write."""
+    sides = [seen.side for seen in _observe_buffers()]
+    expect("observed buffers", sides, ["input", "input", "output"])
 
 
 def compiled() -> None:
-    """The backend behind a compiled callable is found, and what it was made of."""
+    """The backend and the original function of a compiled callable are found."""
     from paritas._torch.dynamo import backend_name, backends_of, original_of
 
     run = torch.compile(_wave, backend="eager")
@@ -532,7 +534,7 @@ def compiled() -> None:
 
 
 def fusion_options() -> None:
-    """Inductor's passes announce themselves by name, and its options for fusion exist."""
+    """Inductor's passes have names, and its options for fusion exist."""
     from paritas._torch.inductor import current_settings, graph_passes, kernel_names, kernel_options
 
     expect("the pass remove_noop_ops", "remove_noop_ops" in graph_passes())
@@ -541,7 +543,7 @@ def fusion_options() -> None:
 
 
 def inductor() -> None:
-    """Inductor's settings can be changed for a while, and it has those that are changed."""
+    """Inductor's settings can be changed temporarily."""
     from paritas._torch.inductor import current_settings, using_settings
 
     before = current_settings()
@@ -551,7 +553,7 @@ def inductor() -> None:
 
 
 def passes() -> None:
-    """Every stage of the compiler at which passes run can be listened to."""
+    """Every stage of the compiler at which passes run can be observed."""
     from paritas._torch.passes import listening_to_passes
 
     with listening_to_passes(_Listener()):
@@ -567,11 +569,11 @@ def stance() -> None:
     with replacing_backends(lambda _: counting):
         torch.compile(_wave, backend="eager")(torch.ones(2))
     torch.compiler.reset()
-    expect("graphs that the other backend was given", counting.graphs, 1)
+    expect("graphs that the other backend got", counting.graphs, 1)
 
 
 def quiet() -> None:
-    """Torch logs through handlers of its own, which leave out what it logs of runs of ours."""
+    """Torch's log handlers can drop messages about runs of paritas."""
     import logging
 
     from paritas._torch.global_state import quietly
@@ -579,12 +581,12 @@ def quiet() -> None:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "of ours", (), None)
     with quietly():
-        heard = [bool(handler.filter(record)) for handler in log.handlers]
-    expect("whether each handler of torch's hears it", heard, [False] * max(1, len(heard)))
+        logged = [bool(handler.filter(record)) for handler in log.handlers]
+    expect("whether each handler logs it", logged, [False] * max(1, len(logged)))
 
 
 def stances() -> None:
-    """While a stance is taken nothing is compiled, and afterwards it is again."""
+    """Nothing is compiled under the stance force_eager, and code is compiled again after it."""
     from paritas._torch.dynamo import CountingBackend
     from paritas._torch.global_state import taking_stance
 
@@ -593,21 +595,21 @@ def stances() -> None:
     wave = torch.compile(_wave, backend=counting)
     with taking_stance("force_eager"):
         wave(torch.ones(2))
-    expect("graphs compiled within the stance", counting.graphs, 0)
+    expect("graphs compiled under the stance", counting.graphs, 0)
     wave(torch.ones(2))
     torch.compiler.reset()
     expect("graphs compiled after it", counting.graphs, 1)
 
 
 def variables() -> None:
-    """Lines of generated code are of the kinds that are known."""
+    """Lines of generated code have known kinds."""
     from paritas._torch.generated_code import line_kinds
 
     expect("the kind of a kernel's line", isinstance(line_kinds().call, type))
 
 
 def wrapper_lines() -> None:
-    """The methods of Inductor's that write lines of code can be listened to."""
+    """Inductor's methods that write lines of code can be observed."""
     from paritas._torch.generated_code import WrapperLines, instrumenting
 
     with instrumenting(WrapperLines("none")):
@@ -618,7 +620,7 @@ def wrapper_lines() -> None:
 
 
 def placements() -> None:
-    """A plain tensor is told from a distributed one, whose placements are read."""
+    """Plain and distributed tensors are distinguished, and placements are read."""
     from torch.distributed.tensor import DTensor, Shard
 
     from paritas._torch.simulated_ranks import of_ranks, simulated_ranks
@@ -632,7 +634,7 @@ def placements() -> None:
 
 
 def rank_lifting() -> None:
-    """What ranks compute is lifted to float64 as any other program is."""
+    """Programs of ranks are lifted to float64 like other programs."""
     from paritas.precision.lifting import RankLiftMode
 
     with RankLiftMode(torch.float32, torch.float32):
@@ -641,7 +643,7 @@ def rank_lifting() -> None:
 
 
 def sharding_rules() -> None:
-    """It is seen when DTensor moves the arguments of an operator."""
+    """Redistributions of an operator's arguments by DTensor are observed."""
     from torch.distributed.tensor import DTensor, Partial
 
     from paritas._torch.simulated_ranks import of_ranks, simulated_ranks, watch_redistribution
@@ -651,12 +653,12 @@ def sharding_rules() -> None:
         terms = DTensor.from_local(local, mesh, [Partial()], run_check=False)
         with watch_redistribution() as moved:
             torch.relu(terms)
-    # Once DTensor knows a call by heart, it moves arguments without saying for which operator.
-    expect("how many operators had their arguments moved", len(moved), 1)
+    # Once DTensor has cached a call, it no longer reports the operator.
+    expect("the number of operators with redistributed arguments", len(moved), 1)
 
 
 def simulated_ranks() -> None:
-    """Threads can be ranks that take part in collectives."""
+    """Threads can act as ranks in collectives."""
     from paritas._torch.simulated_ranks import run_in_threads
 
     def program(rank: int) -> Any:
@@ -671,32 +673,31 @@ def simulated_ranks() -> None:
 # --- Running the probes ---------------------------------------------------------------------------
 
 GROUP = "hooks into torch"
-# Every public function above, by its name; every module of `paritas._torch` has one at least.
+# Every public function above, by name; each module of `paritas._torch` has at least one.
 PROBES: dict[str, Callable[[], None]] = {
     name: probe
     for name, probe in list(globals().items())
     if inspect.isfunction(probe) and probe.__module__ == __name__ and not name.startswith("_")
 }
 ADVICE = (
-    "what rests on this hook cannot be trusted with this torch; use one that paritas is tested "
-    "with, or a newer paritas"
+    "results that depend on this hook cannot be trusted with this torch; use a version that "
+    "paritas is tested with, or a newer paritas"
 )
 
 
 def run_probes() -> Iterator[Check]:
-    """Run every probe; one that fails does not keep the others from running."""
+    """Run every probe; one that fails does not stop the others."""
     for name, probe in PROBES.items():
-        yield run_check(GROUP, name, functools.partial(_run_probe, name, probe), ADVICE)
+        yield run_check(GROUP, name, functools.partial(_run_probe, probe), ADVICE)
 
 
-def _run_probe(name: str, probe: Callable[[], None]) -> Check:
+def _run_probe(probe: Callable[[], None]) -> str:
     try:
-        with quietly():  # what torch says of itself is no answer
+        with quietly():
             probe()
     except BaseException:
-        # What it left half done must not spoil the next.
+        # A failed probe must not affect the next one.
         with contextlib.suppress(Exception):
             torch.compiler.reset()
         raise
-    words = " ".join((probe.__doc__ or "").split())
-    return Check(GROUP, name, OK, words)
+    return " ".join((probe.__doc__ or "").split())

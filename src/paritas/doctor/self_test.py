@@ -1,4 +1,4 @@
-"""Does torch answer as expected, and does paritas still find what it should?"""
+"""Does torch behave as expected, and does paritas find known faults?"""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from paritas.results.findings import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.doctor.examination import Found
     from paritas.results.findings import Verdict
 
 
-# --- An answer that is not the expected one -------------------------------------------------------
+# --- Expectations ---------------------------------------------------------------------------------
 
 
 class UnexpectedAnswerError(AssertionError):
-    """Torch answered, but not what paritas was written for."""
+    """Torch behaves differently than paritas expects."""
 
 
-def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  (an answer)
-    """Raise, showing the answer, unless it is the one that is wanted."""
+def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  (a value)
+    """Raise `UnexpectedAnswerError` unless the value is the expected one."""
     if found != wanted:
         raise UnexpectedAnswerError(f"{what}: {found!r:.120}, expected {wanted!r:.120}")
 
@@ -39,13 +40,13 @@ def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  
 # --- Torch itself: version, devices, whether it can compile ---------------------------------------
 
 TORCH_GROUP = "torch"
-# What the tests run with.
+# The versions that the tests run with.
 OLDEST, NEWEST = (2, 11), (2, 13)
 _GIB = 1024**3
 
 
 def torch_versions() -> Iterator[Check]:
-    """Torch's, and triton's, which it compiles with on a GPU."""
+    """The versions of torch and of triton, its compiler for GPUs."""
     yield run_check(TORCH_GROUP, "torch", _torch_version, f"install torch {_tested_versions()}")
     yield run_check(TORCH_GROUP, "triton", _triton_version, "reinstall triton, or remove it")
 
@@ -54,73 +55,62 @@ def _tested_versions() -> str:
     return f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
-def _torch_version() -> Check:
+def _torch_version() -> Found:
     found = str(torch.__version__)
+    advice = f"paritas is tested with torch {_tested_versions()}: see the hooks below"
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None:
-        advice = f"paritas is tested with torch {_tested_versions()}: look at the hooks below"
-        return Check(TORCH_GROUP, "torch", OK, f"{found}, a version of its own", advice)
+        return OK, f"{found}, an unknown version", advice
     version = int(numbers[1]), int(numbers[2])
     if version < OLDEST:
-        advice = f"paritas needs torch {_tested_versions()}"
-        return Check(TORCH_GROUP, "torch", FAILED, f"{found} is too old", advice)
+        return FAILED, f"{found} is too old", f"paritas needs torch {_tested_versions()}"
     if version > NEWEST:
-        advice = f"paritas is tested with torch {_tested_versions()}: look at the hooks below"
-        return Check(TORCH_GROUP, "torch", OK, f"{found}, newer than any tested", advice)
-    return Check(TORCH_GROUP, "torch", OK, found)
+        return OK, f"{found}, newer than any tested version", advice
+    return found
 
 
-def _triton_version() -> Check:
+def _triton_version() -> Found:
     if importlib.util.find_spec("triton") is None:
         advice = "only compiling for a GPU needs it" if _accelerator() else ""
-        return Check(TORCH_GROUP, "triton", MISSING, "not installed", advice)
+        return MISSING, "not installed", advice
     triton: Any = importlib.import_module("triton")
-    return Check(TORCH_GROUP, "triton", OK, str(triton.__version__))
+    return str(triton.__version__)
 
 
 def devices() -> Iterator[Check]:
-    """What there is besides the CPU."""
-    yield run_check(
-        TORCH_GROUP,
-        "accelerator",
-        _count_devices,
-        "the driver does not answer: see torch.cuda.init()",
-    )
+    """Devices other than the CPU."""
+    advice = "the driver does not respond: see torch.cuda.init()"
+    yield run_check(TORCH_GROUP, "accelerator", _count_devices, advice)
 
 
 def _accelerator() -> bool:
     return bool(torch.accelerator.is_available())
 
 
-def _count_devices() -> Check:
+def _count_devices() -> Found:
     if not _accelerator():
-        return Check(TORCH_GROUP, "accelerator", MISSING, "none: everything runs on the CPU")
+        return MISSING, "none: everything runs on the CPU", ""
     kind = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    # A device that is listed need not answer.
+    # A device that is listed may still not work.
     expect("a sum on it", float(torch.ones(4, device=kind).sum()), 4.0)
     found = f"{count} of {kind.type}" if kind is not None else str(count)
-    return Check(TORCH_GROUP, "accelerator", OK, f"{found}: {name}" if name else found)
+    return f"{found}: {name}" if name else found
 
 
 def compiling(*, has_compiler: bool) -> Iterator[Check]:
-    """Whether inductor makes code for the CPU that runs: of a function nobody has compiled yet."""
+    """Whether inductor can compile a function for the CPU."""
     if not has_compiler:
-        found = "there is no C++ compiler"
         advice = "the self-test below uses aot_eager, which compiles nothing"
-        yield Check(TORCH_GROUP, "torch.compile", MISSING, found, advice)
+        yield Check(TORCH_GROUP, "torch.compile", MISSING, "there is no C++ compiler", advice)
         return
-    yield run_check(
-        TORCH_GROUP,
-        "torch.compile",
-        _try_compiling,
-        "see the last lines of what it says with TORCH_LOGS",
-    )
+    advice = "set TORCH_LOGS and see the last lines of its output"
+    yield run_check(TORCH_GROUP, "torch.compile", _try_compiling, advice)
 
 
-def _try_compiling() -> Check:
-    # A constant of its own, so that no cache has the code.
+def _try_compiling() -> Found:
+    # A unique constant, so the code is in no cache.
     constant = 1 + (time.time_ns() % 10**9) / 10**10
     began = time.monotonic()
 
@@ -131,28 +121,28 @@ def _try_compiling() -> Check:
     torch.compiler.reset()
     result = torch.compile(function, backend="inductor")(x)
     torch.compiler.reset()
-    expect("what compiled code gives", bool(torch.allclose(result, function(x))))
-    took = time.monotonic() - began
-    return Check(TORCH_GROUP, "torch.compile", OK, f"compiled and ran a function in {took:.1f} s")
+    expect("whether compiled code is right", bool(torch.allclose(result, function(x))))
+    return f"compiled and ran a function in {time.monotonic() - began:.1f} s"
 
 
-# --- The self-test: a small question of each kind, whose answer is known --------------------------
+# --- The self-test: small cases with known results ------------------------------------------------
 
 SELF_TEST_GROUP = "self-test"
-ADVICE = "do not trust a verdict of this installation; report this with paritas doctor --json"
+ADVICE = "do not trust verdicts of this installation; report this with paritas doctor --json"
 
 
 def run_self_test(backend: str) -> Iterator[Check]:
-    """Ask every question; one that fails does not keep the others from being asked."""
-    for name, ask in STEPS.items():
-        yield run_check(SELF_TEST_GROUP, name, functools.partial(_ask, name, ask, backend), ADVICE)
+    """Run every step; one that fails does not stop the others."""
+    for name, step in STEPS.items():
+        look = functools.partial(_run_step, step, backend)
+        yield run_check(SELF_TEST_GROUP, name, look, ADVICE)
 
 
-def _ask(name: str, ask: Callable[[str], str], backend: str) -> Check:
+def _run_step(step: Callable[[str], str], backend: str) -> str:
     torch.manual_seed(0)
     try:
-        with quietly():  # of what torch says of itself
-            return Check(SELF_TEST_GROUP, name, OK, ask(backend))
+        with quietly():
+            return step(backend)
     finally:
         torch.compiler.reset()
 
@@ -177,13 +167,13 @@ def right_candidate(backend: str) -> str:
 
 
 def wrong_candidate(_backend: str) -> str:
-    """One that is off by a thousandth fails."""
+    """A candidate that is off by a thousandth fails."""
     from paritas.checks import verify
 
     model, x = _model()
     verdict = verify.verify([x], model, lambda x: model(x) * 1.001, _quiet_config())
     expect("the status of a wrong candidate", verdict.status, Status.DIFFERENT)
-    return f"{_describe_verdict(verdict)}, as it should be"
+    return f"{_describe_verdict(verdict)}, as expected"
 
 
 def _quiet_config() -> Any:
@@ -193,7 +183,7 @@ def _quiet_config() -> Any:
 
 
 def guarded_graph(_backend: str) -> str:
-    """A graph passes its guard, and a wrong one of the same program does not."""
+    """A correct graph passes its guard, and a wrong one fails."""
     from paritas.checks.guard import guard
 
     model, x = _model()
@@ -212,7 +202,7 @@ def guarded_graph(_backend: str) -> str:
 
 
 def dumps(_backend: str) -> str:
-    """What was recorded is read back and compared."""
+    """Recorded dumps can be read and compared."""
     from paritas.comparison.compare import compare
     from paritas.recording.capture import capture
 
@@ -232,7 +222,7 @@ def dumps(_backend: str) -> str:
 
 
 def partition(_backend: str) -> str:
-    """A split that is right passes, and one that is not fails."""
+    """A right split passes, and a wrong one fails."""
     from paritas.partition import TensorInfo, VerifyConfig, check_partition
 
     def split(operator: str, **kwargs: int) -> Status:

@@ -505,6 +505,7 @@ class _Splits:
             idx=option.idx,
             dim=option.dim,
             split=option.split,
+            identifier=option.recipe.identifier,
             rule=option.rule,
             origin=option.origin,
             ranks=ranks,

@@ -1,7 +1,4 @@
-"""What a test asks for through the pytest plugin, and its options; no torch is imported here.
-
-`_paritas_pytest` holds the hooks themselves.
-"""
+"""The pytest plugin's options; imports no torch. `_paritas_pytest` has the hooks."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ if TYPE_CHECKING:
     import pytest
 
 
-# --- Whether there is anything to do: the standard library alone ----------------------------------
+# --- Whether there is anything to do: only the standard library -----------------------------------
 
-# The name of a check's property in a report, and in JUnit XML.
+# The name of the property that carries an outcome, in test reports and in JUnit XML.
 PROPERTY = "paritas"
 _VARIABLES = "PARITAS_PYTEST_"
 
 
 def may_have_settings(root: Path) -> bool:
-    """Whether it is worth reading settings."""
+    """Whether there may be settings: a quick test that imports nothing."""
     if any(name.startswith(_VARIABLES) for name in os.environ) or "PARITAS_CONFIG" in os.environ:
         return True
     return any(map(_mentions_paritas, (root, *root.parents)))
@@ -53,16 +50,16 @@ _PATHS = ("golden_dir", "report")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PluginOptions:
-    """The options of one run of pytest.
+    """The options of one pytest run.
 
     Attributes:
-        root: what paths in the summary are relative to.
-        guard: check every `torch.compile` of the suite.
-        every: of the graphs of the suite, check each n-th call, or a share of the calls.
-        strict: count `unstable` as a failure, wherever a test does not say otherwise.
-        update: write goldens instead of failing on them.
-        golden_dir: where goldens lie; None for a folder beside each test.
-        report: where a page for each failure goes; None for no pages.
+        root: paths in the summary are relative to it.
+        guard: check every `torch.compile` in the suite.
+        every: check every n-th call of a graph, or a share of the calls.
+        strict: count `unstable` as a failure unless a test overrides it.
+        update: write goldens instead of failing.
+        golden_dir: the folder of goldens; None for a folder beside each test.
+        report: the folder for pages about failures; None for no pages.
     """
 
     root: Path
@@ -75,23 +72,20 @@ class PluginOptions:
 
     @classmethod
     def of(cls, config: pytest.Config) -> PluginOptions:
-        """Read them; the command line wins.
+        """Read the options; the command line overrides the settings.
 
         Raises:
-            UsageError: a setting is unknown, or its value is not what the option takes.
+            UsageError: a setting is unknown, or its value does not fit the option.
         """
+        settings: dict[str, Any] = {}
+        if may_have_settings(config.rootpath):
+            from paritas.settings import load
+
+            settings = load(config.rootpath).for_command("pytest")
         known = {field.name for field in dataclasses.fields(cls)} - {"root"}
-        said = {name: value for name, value in _settings(config).items() if name in known}
+        given = {name: value for name, value in settings.items() if name in known}
         for name in known:
             value = config.getoption(f"paritas_{name}", None)
             if value is not None:
-                said[name] = Path(value).absolute() if name in _PATHS else value
-        return cls(root=config.rootpath, **said)
-
-
-def _settings(config: pytest.Config) -> dict[str, Any]:
-    if not may_have_settings(config.rootpath):
-        return {}
-    from paritas.settings import load
-
-    return load(config.rootpath).for_command("pytest")
+                given[name] = Path(value).absolute() if name in _PATHS else value
+        return cls(root=config.rootpath, **given)

@@ -1,4 +1,4 @@
-"""How the checks of tests ended: where goldens lie, short outcomes, the summary at the end."""
+"""Outcomes of the checks in tests: folders of goldens, outcomes in short, the final summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from paritas.errors import UsageError
 from paritas.pytest import PROPERTY
-from paritas.reports.files import write_verdict, write_whole
+from paritas.reports.files import write_whole
 from paritas.results.findings import Status
 from paritas.results.wording import counted
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from paritas.results.findings import Verdict
 
 
-# --- Where goldens lie ----------------------------------------------------------------------------
+# --- Folders of goldens ---------------------------------------------------------------------------
 
 GOLDEN = "golden"
-# What a dump has at its top, by which a golden is known from a folder of them.
+# A golden is a dump, which contains this folder.
 _RANK = "rank0"
 _PLAIN = re.compile(r"[^A-Za-z0-9_.\[\]=-]+")
 LONGEST_NAME = 80
@@ -40,8 +40,8 @@ def test_folder(root: Path, golden_dir: Path | None, test: str) -> Path:
     """The folder of a test's goldens.
 
     Args:
-        root: what the name of the test is relative to.
-        golden_dir: where goldens lie; None for a folder beside the test.
+        root: node ids are relative to it.
+        golden_dir: the folder of all goldens; None for a folder beside the test.
         test: its node id, `tests/test_model.py::TestFusion::test_norm[bfloat16]`.
     """
     file, _, name = test.partition("::")
@@ -49,7 +49,6 @@ def test_folder(root: Path, golden_dir: Path | None, test: str) -> Path:
     inside = safe_name(name.replace("::", "."))
     if golden_dir is None:
         return root / path.parent / GOLDEN / path.stem / inside
-    # What lies outside of the root is told apart by its hash alone.
     parts = path.with_suffix("").parts
     return golden_dir / safe_name("/".join(parts)) / inside
 
@@ -58,15 +57,15 @@ def golden_folder(tests: Path, name: str) -> Path:
     """The folder of one golden.
 
     Raises:
-        UsageError: the name is none.
+        UsageError: the name is empty.
     """
     if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"a golden needs a name, not {name!r}; give one that the test has once")
+        raise UsageError(f"the name of a golden must be a non-empty string, got {name!r}")
     return tests / safe_name(name)
 
 
 def safe_name(text: str) -> str:
-    """A name for a folder on any system; what had to be changed is told apart by its hash."""
+    """A folder name that is valid on any system; a hash keeps changed names distinct."""
     plain = _PLAIN.sub("_", text).strip(".")[:LONGEST_NAME]
     if plain == text:
         return plain
@@ -76,13 +75,13 @@ def safe_name(text: str) -> str:
 def unused_goldens(
     passed: Iterable[Path], whole: Iterable[tuple[Path, Collection[Path]]], used: Collection[Path]
 ) -> list[Path]:
-    """Goldens that no test asked for, as far as this run can tell.
+    """Goldens that this run shows to be unused.
 
     Args:
-        passed: the folders of tests that passed: what they did not ask for, they no longer need.
-        whole: per test file of which every test was collected, the folder of its goldens, and the
-            folders of its tests: any other is of a test that is no more.
-        used: the goldens that were asked for.
+        passed: the folders of tests that passed: they need no goldens that they did not use.
+        whole: for each fully collected test file, the folder of its goldens and the folders of its
+            tests: any other folder belongs to a test that no longer exists.
+        used: the goldens that were used.
     """
     unused = [path for folder in passed for path in _goldens_below(folder) if path not in used]
     for folder, tests in whole:
@@ -99,15 +98,14 @@ def _folders(path: Path) -> list[Path]:
     return [below for below in path.iterdir() if below.is_dir()] if path.is_dir() else []
 
 
-# --- One outcome, short enough to travel with the test's report -----------------------------------
+# --- One outcome, short enough for the test's report ----------------------------------------------
 
-# pytest hands `user_properties` on to JUnit XML, and xdist hands them to its controller: the
-# summary is made of the same lines that a build server reads. Nothing here needs torch, so that a
-# controller that runs no test stays light.
+# pytest copies `user_properties` to JUnit XML, and xdist sends them to its controller, which needs
+# no torch to print the summary.
 
-# A line is for a table or a build server: the whole verdict is in the test's own failure.
+# For a table or a build server: the whole verdict is in the test's failure message.
 LONGEST_LINE = 300
-# In place of a test, for what ran while none did.
+# Instead of a test, for code that ran outside of tests.
 OUTSIDE = "outside of tests"
 
 CheckKind = Literal["verify", "guard", "golden", "suite guard"]
@@ -117,19 +115,16 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One verdict in short.
 
     Attributes:
-        kind: what gave it: `parity.verify`, `parity.guard`, `parity.golden` or `--paritas-guard`.
-        status: the verdict's, as a word.
-        passed: whether it counts as a pass.
-        compared: how many items were compared.
-        enabled: off, nothing was compared because that was asked for.
+        kind: `parity.verify`, `parity.guard`, `parity.golden` or `--paritas-guard`.
+        enabled: if not, the check was disabled and nothing was compared.
         name: of the golden, or of the guarded backend.
         worst: the gravest finding in one line, or "".
-        graphs: how many compiled graphs were checked.
-        calls: how many calls of them there were.
-        checked: how many of those were checked.
-        written: of a golden, `written` or `changed` where its files are new.
+        graphs: the number of compiled graphs that were checked.
+        calls: the number of their calls.
+        checked: the number of calls that were checked.
+        written: `written` or `changed` if the golden was updated.
         golden: the folder of the golden, relative to the root of the run.
-        page: the HTML page about it, relative likewise, or "".
+        page: its HTML page, relative to the root of the run, or "".
     """
 
     kind: CheckKind
@@ -148,7 +143,7 @@ class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def what(self) -> str:
-        """Which check it is of."""
+        """The name of the check."""
         return f"{self.kind} {self.name}".strip()
 
     def encode(self) -> str:
@@ -170,7 +165,7 @@ def outcome_of(kind: CheckKind, verdict: Verdict) -> CheckOutcome:
 
 
 def outcomes_in(properties: Iterable[tuple[str, object]]) -> Iterator[CheckOutcome]:
-    """Those among the properties of a report."""
+    """The outcomes among the properties of a report."""
     for name, value in properties:
         if name == PROPERTY and isinstance(value, str):
             yield msgspec.json.decode(value, type=CheckOutcome)
@@ -181,34 +176,26 @@ def _worst_line(path: str, reason: str) -> str:
     return words if len(words) <= LONGEST_LINE else f"{words[: LONGEST_LINE - 1]}…"
 
 
-# --- Writing outcomes down ------------------------------------------------------------------------
+# --- Recording outcomes ---------------------------------------------------------------------------
 
 
-class Recorder:
-    """Takes the verdicts of one test, in the order in which they are given."""
-
-    def __init__(self, item: pytest.Item, options: PluginOptions) -> None:
-        """`item` is the test."""
-        self.item = item
-        self.options = options
-
-    def record(self, kind: CheckKind, verdict: Verdict, **facts: Any) -> CheckOutcome:
-        """Attach a verdict to the test's report; `facts` are further fields of the outcome."""
-        number = sum(name == PROPERTY for name, _ in self.item.user_properties)
-        title = self.item.nodeid
-        outcome = short_outcome(kind, verdict, self.options, title, number, **facts)
-        self.item.user_properties.append((PROPERTY, outcome.encode()))
-        return outcome
+def record_outcome(
+    item: pytest.Item, options: PluginOptions, kind: CheckKind, verdict: Verdict, **facts: Any
+) -> None:
+    """Attach a verdict to a test's report; `facts` are further fields of the outcome."""
+    number = sum(name == PROPERTY for name, _ in item.user_properties)
+    outcome = short_outcome(kind, verdict, options, item.nodeid, number, **facts)
+    item.user_properties.append((PROPERTY, outcome.encode()))
 
 
 def short_outcome(
     kind: CheckKind, verdict: Verdict, options: PluginOptions, title: str, number: int, **facts: Any
 ) -> CheckOutcome:
-    """A verdict in short, with a page of its own if it fails and pages were asked for.
+    """A verdict in short; it also writes a page if the verdict fails and pages are wanted.
 
     Args:
-        title: what the page is about, the node id of the test.
-        number: which verdict of the test it is, from 0.
+        title: of the page, the node id of the test.
+        number: of the verdict in the test, from 0.
         facts: further fields of the outcome.
     """
     outcome = msgspec.structs.replace(outcome_of(kind, verdict), **facts)
@@ -218,36 +205,30 @@ def short_outcome(
     return msgspec.structs.replace(outcome, page=os.path.relpath(page, options.root))
 
 
-# --- A page and a JSON file for each verdict that does not pass, and a list of all ----------------
+# --- A page and a JSON file for each failed verdict, and an index of all --------------------------
 
 
 def write_page(
     folder: Path, verdict: Verdict, outcome: CheckOutcome, test: str, number: int
 ) -> Path:
-    """Write the page of one verdict, and beside it the JSON with every finding.
-
-    Args:
-        folder: where it goes; it is made.
-        test: the node id.
-        number: which verdict of the test it is.
-    """
+    """Write the page of one verdict, and beside it the JSON with every finding."""
     from paritas.reports.pages import verdict_page
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        message = f"--paritas-report {str(folder)!r}: {error.strerror or error}; name a folder"
+        message = f"--paritas-report {str(folder)!r}: {error.strerror or error}; give a folder"
         raise UsageError(message) from error
     path = folder / f"{safe_name(test.replace('/', '.').replace('::', '.'))}-{number}.html"
-    beside = path.with_suffix(".json")
-    write_verdict(beside, verdict)
-    page = verdict_page(verdict, test, outcome.what, beside.name)
+    data = path.with_suffix(".json")
+    write_whole(data, verdict.to_json())
+    page = verdict_page(verdict, test, outcome.what, data.name)
     write_whole(path, page.encode(errors="backslashreplace"))
     return path
 
 
-def write_index(folder: Path, told: Sequence[ReportedOutcome]) -> None:
-    """Write the list of the pages of a run."""
+def write_index(folder: Path, outcomes: Sequence[ReportedOutcome]) -> None:
+    """Write the index of the pages of a run."""
     from paritas.reports.pages import PageLink, index_page
 
     links = [
@@ -258,14 +239,14 @@ def write_index(folder: Path, told: Sequence[ReportedOutcome]) -> None:
             worst=one.outcome.worst,
             href=one.outcome.page.replace("\\", "/").rpartition("/")[2],
         )
-        for one in told
+        for one in outcomes
         if one.outcome.page
     ]
-    page = index_page(links, verdicts=len(told))
+    page = index_page(links, verdicts=len(outcomes))
     write_whole(folder / "index.html", page.encode(errors="backslashreplace"))
 
 
-# --- The lines that pytest prints at its end ------------------------------------------------------
+# --- The summary that pytest prints at its end ----------------------------------------------------
 
 # Gravest first.
 STATUSES = tuple(reversed(Status))
@@ -274,23 +255,23 @@ _IN_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD")
 
 
 class ReportedOutcome(NamedTuple):
-    """One outcome and the test that it is of."""
+    """An outcome and its test."""
 
     test: str
     outcome: CheckOutcome
 
 
 def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> None:
-    """Print the summary, and write the list of pages.
+    """Print the summary, and write the index of pages.
 
     Args:
         terminal: pytest's reporter.
-        reports: of every phase of every test, and of what was collected.
+        reports: of every phase of every test, and of collection.
     """
-    told = [
+    outcomes = [
         ReportedOutcome(report.nodeid, outcome)
         for report in reports
-        if getattr(report, "when", "") == "teardown"  # which has those of all phases
+        if getattr(report, "when", "") == "teardown"  # it has the outcomes of all phases
         for outcome in outcomes_in(report.user_properties)
     ]
     passed = [
@@ -298,12 +279,11 @@ def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> No
         for report in reports
         if getattr(report, "when", "") == "call" and report.outcome == "passed"
     ]
-    options = session.options
-    lines = summary_lines(told, passed, session.account, options)
-    if options.report is not None:
-        pages = [*told, *(ReportedOutcome(OUTSIDE, outcome) for outcome in session.account.outside)]
-        if any(one.outcome.page for one in pages):
-            write_index(options.report, pages)
+    account, options = session.account, session.options
+    outcomes += [ReportedOutcome(OUTSIDE, outcome) for outcome in account.outside]
+    if options.report is not None and any(one.outcome.page for one in outcomes):
+        write_index(options.report, outcomes)
+    lines = summary_lines(outcomes, passed, account, options)
     if lines:
         terminal.section("paritas")
         for line in lines:
@@ -311,42 +291,41 @@ def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> No
 
 
 def summary_lines(
-    told: Sequence[ReportedOutcome],
+    outcomes: Sequence[ReportedOutcome],
     passed: Sequence[str],
     account: RunAccount,
     options: PluginOptions,
 ) -> list[str]:
-    """Nothing where nothing was asked.
+    """The lines of the summary; empty if no test checked parity.
 
     Args:
-        told: of every test of the run.
-        passed: tests that passed.
-        account: what no single test can tell.
+        outcomes: of every test of the run, and of code outside of tests.
+        passed: the tests that passed.
+        account: what belongs to no single test.
         options: of the run.
     """
-    everything = [*told, *(ReportedOutcome(OUTSIDE, outcome) for outcome in account.outside)]
-    lines = [*_verdicts(everything), *_guarded(everything, options), *_goldens(everything)]
+    lines = [*_verdicts(outcomes), *_guarded(outcomes, options), *_goldens(outcomes)]
     lines += [f"note: {note}" for note in account.notes]
-    lines += _failures(everything)
-    lines += _pages(everything, options)
-    lines += _unused(everything, passed, account, options)
+    lines += _failures(outcomes)
+    lines += _pages(outcomes, options)
+    lines += _unused(outcomes, passed, account, options)
     return lines
 
 
-def _verdicts(told: Sequence[ReportedOutcome]) -> Iterator[str]:
-    judged = [one for one in told if one.outcome.enabled]
-    off = len(told) - len(judged)
+def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    judged = [one for one in outcomes if one.outcome.enabled]
+    off = len(outcomes) - len(judged)
     if judged:
         counts = Counter(one.outcome.status for one in judged)
         each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
         tests = counted(len({one.test for one in judged}), "test")
         yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
     if off:
-        yield f"{counted(off, 'check')} switched off: nothing was compared there"
+        yield f"{counted(off, 'check')} disabled: nothing was compared there"
 
 
-def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
-    guards = [one.outcome for one in told if one.outcome.kind in {"guard", "suite guard"}]
+def _guarded(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
+    guards = [one.outcome for one in outcomes if one.outcome.kind in {"guard", "suite guard"}]
     if guards:
         graphs, calls, checked = (
             sum(getattr(outcome, name) for outcome in guards)
@@ -355,54 +334,54 @@ def _guarded(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterato
         called = counted(calls, "call")
         yield f"guarded: {counted(graphs, 'graph')}, {checked} of {called} checked"
     elif options.guard:
-        yield "guarded: nothing, because no test called anything that torch.compile made"
+        yield "guarded: nothing, because no test called a compiled function"
 
 
-def _goldens(told: Sequence[ReportedOutcome]) -> Iterator[str]:
-    goldens = [one for one in told if one.outcome.kind == "golden"]
+def _goldens(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    goldens = [one for one in outcomes if one.outcome.kind == "golden"]
     new = [one for one in goldens if one.outcome.written]
     if not new:
         return
     counts = Counter(one.outcome.written for one in new)
     each = ", ".join(f"{counts[word]} {word}" for word in ("written", "changed") if counts[word])
-    yield f"goldens: {each}, {len(goldens) - len(new)} kept as they are"
+    yield f"goldens: {each}, {len(goldens) - len(new)} unchanged"
     for one in new[:MOST_SHOWN]:
         was = f" (it was off: {one.outcome.worst})" if one.outcome.worst else ""
         yield f"  {one.outcome.written}: {one.outcome.golden}{was}"
     if len(new) > MOST_SHOWN:
         yield f"  and {len(new) - MOST_SHOWN} more"
     if any(os.environ.get(name) for name in _IN_CI):
-        yield "  this looks like a build server: goldens are lost there unless they are committed"
+        yield "  this looks like a build server: new goldens are lost unless they are committed"
 
 
-def _failures(told: Sequence[ReportedOutcome]) -> Iterator[str]:
-    failed = [one for one in told if one.outcome.enabled and not one.outcome.passed]
+def _failures(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
+    failed = [one for one in outcomes if one.outcome.enabled and not one.outcome.passed]
     for test, outcome in failed[:MOST_SHOWN]:
         yield f"{outcome.status}: {test} ({outcome.what}) {outcome.worst}".rstrip()
     if len(failed) > MOST_SHOWN:
-        yield f"and {len(failed) - MOST_SHOWN} more that do not pass"
+        yield f"and {len(failed) - MOST_SHOWN} more failures"
 
 
-def _pages(told: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
-    pages = [one.outcome.page for one in told if one.outcome.page]
+def _pages(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
+    pages = [one.outcome.page for one in outcomes if one.outcome.page]
     if pages and options.report is not None:
         index = os.path.relpath(options.report / "index.html", Path.cwd())
-        yield f"{counted(len(pages), 'page')} about what does not pass: {index}"
+        yield f"{counted(len(pages), 'page')} about failures: {index}"
 
 
 def _unused(
-    told: Sequence[ReportedOutcome],
+    outcomes: Sequence[ReportedOutcome],
     passed: Sequence[str],
     account: RunAccount,
     options: PluginOptions,
 ) -> Iterator[str]:
-    used = {options.root / one.outcome.golden for one in told if one.outcome.golden}
+    used = {options.root / one.outcome.golden for one in outcomes if one.outcome.golden}
     used = {Path(os.path.normpath(path)) for path in used}
     folders = [test_folder(options.root, options.golden_dir, test) for test in passed]
     whole = [(Path(file), {Path(test) for test in tests}) for file, tests in account.files.items()]
     unused = unused_goldens(folders, whole, used)
     for path in unused[:MOST_SHOWN]:
         near = os.path.relpath(path, options.root)
-        yield f"unused golden: {near}; no test asks for it, so delete it or find out why"
+        yield f"unused golden: {near}; no test uses it, so delete it or find out why"
     if len(unused) > MOST_SHOWN:
-        yield f"and {len(unused) - MOST_SHOWN} more goldens that no test asks for"
+        yield f"and {len(unused) - MOST_SHOWN} more unused goldens"

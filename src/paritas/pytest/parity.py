@@ -1,10 +1,11 @@
-"""The `parity` fixture: what a test can ask, its marks, and goldens."""
+"""The part of the plugin that needs torch: the `parity` fixture, goldens, the suite's journal."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import datetime as dt
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import msgspec
 import torch
 
 from paritas.checks.guard_settings import GuardSettings
+from paritas.checks.guarded_calls import GraphEntry, GuardJournal
 from paritas.dumps.reading import Dump
 from paritas.dumps.writing import DumpWriter
 from paritas.errors import MismatchError, UsageError, did_you_mean
@@ -23,18 +25,20 @@ from paritas.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.numerics.contents import Opaque
 from paritas.numerics.flattening import flattened
 from paritas.numerics.judge import Checks, check_pair
-from paritas.pytest.outcomes import Recorder, golden_folder, outcome_of, test_folder
+from paritas.pytest.outcomes import golden_folder, outcome_of, record_outcome, test_folder
+from paritas.pytest.session import CheckedCalls
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import Item, harness
 from paritas.results.wording import enumerated
 from paritas.settings.versions import own_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pytest
 
+    from paritas.checks.failures import FailedGraph
     from paritas.checks.guard import Guard
     from paritas.pytest import PluginOptions
 
@@ -42,35 +46,35 @@ if TYPE_CHECKING:
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------
 
 VERIFY_NAMES = frozenset(field.name for field in dataclasses.fields(VerifyConfig))
-# Not read off `paritas.guard` itself, which imports all of the compiler.
+# Not taken from `paritas.guard` itself, which imports the compiler.
 _GUARD_FIELDS = frozenset(field.name for field in dataclasses.fields(GuardSettings)) - {"seed"}
 GUARD_NAMES = _GUARD_FIELDS | {"enabled", "options"}
 
 
 def settings_of(item: pytest.Item) -> dict[str, Any]:
-    """What the marks of a test say, for `verify` and `guard` together.
+    """The settings in the marks of a test, for `verify` and `guard` together.
 
     Raises:
-        UsageError: a name is unknown, a value is not what it takes, or comes without its name.
+        UsageError: a name is unknown, a value is wrong, or a value has no name.
     """
     settings: dict[str, Any] = {}
     marks = list(item.iter_markers("parity"))  # the nearest first
     for mark in reversed(marks):
         if mark.args:
             raise UsageError(
-                f"@pytest.mark.parity of {item.nodeid} has {mark.args[0]!r:.80} without a name; "
-                "write name=value, such as strict=True"
+                f"@pytest.mark.parity of {item.nodeid} has a positional value "
+                f"{mark.args[0]!r:.80}; write name=value, such as strict=True"
             )
         settings |= mark.kwargs
     check_names(settings, f"@pytest.mark.parity of {item.nodeid}")
-    # Made and thrown away: a wrong value is told before the test runs.
+    # Discarded: this reports a wrong value before the test runs.
     VerifyConfig(**{name: value for name, value in settings.items() if name in VERIFY_NAMES})
     GuardSettings(**{name: value for name, value in settings.items() if name in _GUARD_FIELDS})
     return settings
 
 
 def check_names(settings: dict[str, Any], place: str) -> None:
-    """Refuse a name that neither `verify` nor `guard` knows, and tell its nearest."""
+    """Raise `UsageError` for a name that neither `verify` nor `guard` knows."""
     known = sorted(VERIFY_NAMES | GUARD_NAMES)
     for name in settings:
         if name not in known:
@@ -95,11 +99,11 @@ _NO_GOLDEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Golden:
-    """A tree of values, flat.
+    """A flattened tree of values.
 
     Attributes:
-        values: by their path: tensors on the CPU, and what Python writes as a literal.
-        containers: the class of each container, by its path.
+        values: tensors on the CPU and plain Python values, by path.
+        containers: the class of each container, by path.
     """
 
     values: dict[str, Any]
@@ -107,10 +111,10 @@ class Golden:
 
 
 def golden_of(tree: Any) -> Golden:
-    """What is kept of a tree.
+    """Flatten a tree of values.
 
     Raises:
-        UsageError: a value is neither a tensor nor a number, a string or None.
+        UsageError: a value is not a tensor, a number, a string or None.
     """
     values: dict[str, Any] = {}
     flat = flattened(tree, _ROOT)
@@ -120,17 +124,18 @@ def golden_of(tree: Any) -> Golden:
         elif type(leaf) in _AS_TEXT:
             values[path] = leaf
         else:
+            kind = type(leaf.value if isinstance(leaf, Opaque) else leaf).__name__
             raise UsageError(
-                f"a golden cannot hold {path}, a {_class_name(leaf)}: give tensors, numbers, "
-                "strings and None, in lists, tuples, dicts or dataclasses"
+                f"a golden cannot store {path}, a {kind}: give tensors, numbers, strings and None, "
+                "in lists, tuples, dicts or dataclasses"
             )
     if not values:
-        raise UsageError(f"a golden of {tree!r:.80} would hold no value; give it at least one")
+        raise UsageError(f"a golden of {tree!r:.80} would be empty; give it at least one value")
     return Golden(values, {path: kind.name for path, kind in flat.kinds.items()})
 
 
 def write_golden(path: Path, golden: Golden, test: str) -> None:
-    """Write it as a dump, in place of one that is there."""
+    """Write it as a dump; an existing one is replaced."""
     header = Header(
         run=run_identity(0, 1),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -145,27 +150,30 @@ def write_golden(path: Path, golden: Golden, test: str) -> None:
     for sequence, (name, value) in enumerate(golden.values.items()):
         site = Site(source="file", level="tensor", name=name)
         if isinstance(value, torch.Tensor):
-            stored = as_stored(value)
-            entry = Entry(
-                sequence=sequence, step=0, site=site, tensor=_tensor_facts(value), stored=stored
+            facts = TensorFacts(
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
+                stride=tuple(value.stride()),
             )
+            stored = as_stored(value)
+            entry = Entry(sequence=sequence, step=0, site=site, tensor=facts, stored=stored)
         else:
             entry = Entry(sequence=sequence, step=0, site=site, value=repr(value))
         writer.add(entry)
     writer.close(header)
-    (writer.folder / LOCK).unlink(missing_ok=True)  # a golden goes into a repository
+    (writer.folder / LOCK).unlink(missing_ok=True)  # goldens are committed to a repository
 
 
 def read_golden(path: Path) -> Golden:
-    """Read it back; nothing in it is trusted, and none of it is run.
+    """Read it; the file is not trusted, and no code in it is executed.
 
     Raises:
-        UsageError: it is damaged, or was not written to its end.
+        UsageError: it is damaged or incomplete.
     """
     dump = Dump.open(path)
     header = dump.header(0)
     if dump.problems or not header.closed:
-        why = "; ".join(dump.problems) or "it was not written to its end"
+        why = "; ".join(dump.problems) or "it is incomplete"
         raise UsageError(f"{path} cannot be used: {why}")
     values: dict[str, Any] = {}
     try:
@@ -176,7 +184,7 @@ def read_golden(path: Path) -> Golden:
                 dump.read(record) if is_tensor else ast.literal_eval(record.value or "")
             )
     except _NO_GOLDEN as error:
-        raise UsageError(f"{path} is no golden: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{path} is not a golden: {type(error).__name__}: {error}") from error
     return Golden(values, classes)
 
 
@@ -187,21 +195,21 @@ def judge_golden(
     *,
     strict: bool = False,
 ) -> Verdict:
-    """Compare what a test has now with what it had: names, containers, dtypes, shapes, values.
+    """Compare stored and present values: names, containers, dtypes, shapes, values.
 
-    There is no program to measure noise with, so that floats are judged by their dtype alone.
+    There is no program to measure noise with, so floats are judged by their dtype alone.
     """
     findings: list[Finding] = []
     notes: list[str] = []
     gone = [path for path in golden.values if path not in present.values]
     new = [path for path in present.values if path not in golden.values]
     if gone or new:
-        told = [f"{len(gone)} gone ({enumerated(gone, _MOST_NAMED)})"] if gone else []
-        told += [f"{len(new)} new ({enumerated(new, _MOST_NAMED)})"] if new else []
-        findings.append(_structure(f"the values have other names: {', '.join(told)}"))
+        changes = [f"{len(gone)} missing ({enumerated(gone, _MOST_NAMED)})"] if gone else []
+        changes += [f"{len(new)} new ({enumerated(new, _MOST_NAMED)})"] if new else []
+        findings.append(_structure(f"the values have other names: {', '.join(changes)}"))
     for path in dict.fromkeys((*golden.containers, *present.containers)):
         if path in golden.values and path not in golden.containers:
-            continue  # what a number was, older goldens do not say
+            continue  # older goldens do not store the class of a number
         before, now = (side.containers.get(path, "a value") for side in (golden, present))
         if before != now:
             findings.append(_structure(f"{path} is {now} instead of {before}"))
@@ -224,28 +232,16 @@ def judge_golden(
 
 
 def missing_golden(name: str, reason: str) -> Verdict:
-    """Nothing to compare with is no pass."""
+    """The verdict without a golden to compare with: unverified."""
     found = Finding(
         item=harness(f"golden {name!r}"),
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason=reason,
-        advice="run pytest with --paritas-update to write it, look at what it holds (paritas "
+        advice="run pytest with --paritas-update to write it, check its content (paritas "
         "inspect), and commit it",
     )
     return Verdict(findings=(found,))
-
-
-def _tensor_facts(tensor: torch.Tensor) -> TensorFacts:
-    return TensorFacts(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()),
-    )
-
-
-def _class_name(leaf: Any) -> str:
-    return type(leaf.value if isinstance(leaf, Opaque) else leaf).__name__
 
 
 def _structure(reason: str) -> Finding:
@@ -253,22 +249,105 @@ def _structure(reason: str) -> Finding:
     return Finding(item=item, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
 
 
+# --- The journal of `--paritas-guard` -------------------------------------------------------------
+
+
+class SuiteJournal(GuardJournal):
+    """Counts graphs over the whole run, and keeps findings on one page per phase of a test.
+
+    Attributes:
+        raised: calls in which the compiled code and its graph both raised. There is nothing to
+            compare, and whether the error was expected is for the test to decide.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self._page = _Page(strict=strict)
+        self.raised = 0
+
+    def turn(self, *, strict: bool) -> CheckedCalls | None:
+        """Start a new page; return the calls on the old one, None if it is empty."""
+        with self._lock:
+            page, self._page = self._page, _Page(strict=strict)
+            page.passes, self.passes = self.passes, 0
+            page.splits, self.splits = self.splits, 0
+            calls = sum(entry.calls for entry in self.graphs)
+            for entry in self.graphs:
+                entry.calls = 0
+        if not page.has_something:
+            return None
+        checked = sum(entry.checked for entry in page.graphs)
+        return CheckedCalls(page.verdict(), len(page.graphs), calls, checked)
+
+    def enter(self, label: str, source: str = "", unguarded: str = "") -> GraphEntry:
+        """Enter a graph; it is on the page only once it is called, or cannot be guarded."""
+        with self._lock:
+            if unguarded:
+                return self._page.enter(label, source, unguarded)
+            return super().enter(label, source)
+
+    def note_call(self, entry: GraphEntry, part: Verdict) -> None:
+        """Record a checked call on the current page."""
+        both_raised = (
+            finding.aspect is Aspect.EXCEPTION and finding.status is Status.UNVERIFIED
+            for finding in part.findings
+        )
+        with self._lock:
+            if part.findings and all(both_raised):
+                self.raised += 1
+                return
+            self._page.note_call(self._page.entry_like(entry), part)
+
+    def add(self, findings: Iterable[Finding], notes: Iterable[str] = ()) -> None:
+        """Add findings to the current page."""
+        with self._lock:
+            self._page.add(findings, notes)
+
+    def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
+        """Keep a failing call as long as its page."""
+        with self._lock:
+            return self._page.keep(label, make)
+
+    def verdict(self) -> Verdict:
+        """The verdict on the current page."""
+        with self._lock:
+            return self._page.verdict()
+
+
+class _Page(GuardJournal):
+    """The calls between two turns."""
+
+    def __init__(self, *, strict: bool) -> None:
+        super().__init__(strict=strict)
+        self._entries: dict[str, GraphEntry] = {}
+
+    @property
+    def has_something(self) -> bool:
+        """Whether anything was checked, could not be checked, or has a finding."""
+        return bool(self.graphs or self._findings or self.passes or self.splits)
+
+    def entry_like(self, entry: GraphEntry) -> GraphEntry:
+        """This page's own entry for a graph."""
+        if entry.label not in self._entries:
+            self._entries[entry.label] = self.enter(entry.label, entry.source)
+        return self._entries[entry.label]
+
+
 # --- The fixture ----------------------------------------------------------------------------------
 
 
 class Parity:
-    """Checks of one test. Each verdict goes into the test's report, whether it passes or not.
+    """The checks of one test. Each verdict goes into the test's report.
 
     Attributes:
-        settings: what `@pytest.mark.parity(...)` says, of the test, its class and its module.
+        settings: from `@pytest.mark.parity(...)` on the test, its class and its module.
     """
 
     def __init__(self, item: pytest.Item, options: PluginOptions) -> None:
-        """`item` is the test."""
         self.settings = {"strict": options.strict, **settings_of(item)}
         self._item = item
         self._options = options
-        self._recorder = Recorder(item, options)
+        self._record = functools.partial(record_outcome, item, options)
         self._guards: list[Guard] = []
         self._goldens: set[str] = set()
 
@@ -287,11 +366,11 @@ class Parity:
                 `Inputs`.
             model: the reference, an `nn.Module` or any callable.
             candidate: an `nn.Module` or any callable.
-            config: what to compare, in place of what the marks say.
-            settings: fields of `VerifyConfig`, before those of `config` or of the marks.
+            config: replaces the settings of the marks.
+            settings: fields of `VerifyConfig`, which override `config` or the marks.
 
         Returns:
-            The verdict; one that does not pass only where `raise_on_mismatch` is off.
+            The verdict; it can be a failure only if `raise_on_mismatch` is off.
 
         Raises:
             MismatchError: the verdict does not pass.
@@ -302,22 +381,24 @@ class Parity:
         if not isinstance(config, VerifyConfig | None):
             raise UsageError(f"config must be a VerifyConfig, not {config!r:.120}")
         marked = {name: self.settings[name] for name in self.settings if name in VERIFY_NAMES}
-        before = marked if config is None else vars(config)
-        asked = VerifyConfig.from_options(**(before | settings))
-        quiet = dataclasses.replace(asked, raise_on_mismatch=False)
+        base = marked if config is None else vars(config)
+        wanted = VerifyConfig.from_options(**(base | settings))
+        quiet = dataclasses.replace(wanted, raise_on_mismatch=False)
         verdict = verify(inputs, model, candidate, quiet)
-        self._recorder.record("verify", verdict)
-        if asked.raise_on_mismatch and verdict.enabled and not verdict.passed:
+        self._record("verify", verdict)
+        if wanted.raise_on_mismatch and verdict.enabled and not verdict.passed:
             raise MismatchError(str(verdict), verdict)
         return verdict
 
     def guard(self, backend: str | Callable[..., Any] = "inductor", **settings: Any) -> Guard:
-        """A backend for `torch.compile` that checks every graph; the test fails at its end.
+        """A backend for `torch.compile` that checks every graph.
+
+        By default the test continues after a mismatch and fails at its end; `on_mismatch` changes
+        that.
 
         Args:
             backend: a name that `torch.compile` knows, or a function.
-            settings: of `paritas.guard`, before those of the marks. Unless `on_mismatch` says
-                otherwise, the test goes on after a mismatch, and fails when it ends.
+            settings: of `paritas.guard`, which override those of the marks.
         """
         from paritas.checks.guard import guard
 
@@ -329,22 +410,22 @@ class Parity:
     def golden(
         self, tensor_tree: Any, name: str, *, value_checker: ValueChecker | None = None
     ) -> Verdict:
-        """Fail the test unless these values are those that were stored under this name.
+        """Fail the test unless these values equal those stored under this name.
 
-        They are stored beside the test, in `golden/<test file>/<test>/<name>`, by a run of pytest
-        with `--paritas-update`.
+        A pytest run with `--paritas-update` stores them beside the test, in
+        `golden/<test file>/<test>/<name>`.
 
         Args:
             tensor_tree: tensors, numbers and strings in lists, tuples, dicts or dataclasses.
-            name: of the golden, once in a test.
-            value_checker: in place of the one that the marks name, or the automatic one.
+            name: of the golden, unique in a test.
+            value_checker: replaces the one of the marks, or the automatic one.
 
         Raises:
             MismatchError: they differ by more than rounding, or nothing is stored.
         """
         __tracebackhide__ = True
         if name in self._goldens:
-            raise UsageError(f"this test has a golden {name!r} already; give each its own name")
+            raise UsageError(f"this test already has a golden {name!r}; give each its own name")
         options = self._options
         tests = test_folder(options.root, options.golden_dir, self._item.nodeid)
         path = golden_folder(tests, name)
@@ -352,28 +433,24 @@ class Parity:
         present = golden_of(tensor_tree)
         before = self._judge_golden(path, name, present, value_checker)
         facts: dict[str, Any] = {"name": name, "golden": self._near(path)}
-        if not options.update or before.passed:
-            self._recorder.record("golden", before, **facts)
-            if not before.passed:
-                raise MismatchError(str(before), before)
-            return before
-        # What was there is told beside what is there now: an update is for reading, too.
-        is_new = not path.exists()
-        write_golden(path, present, self._item.nodeid)
-        verdict = self._judge_golden(path, name, present, value_checker)
-        facts["written"] = "written" if is_new else "changed"
-        if not is_new:
-            facts["worst"] = outcome_of("golden", before).worst
-        self._recorder.record("golden", verdict, **facts)
+        verdict = before
+        if options.update and not before.passed:
+            is_new = not path.exists()
+            write_golden(path, present, self._item.nodeid)
+            verdict = self._judge_golden(path, name, present, value_checker)
+            facts["written"] = "written" if is_new else "changed"
+            if not is_new:  # the summary shows what changed
+                facts["worst"] = outcome_of("golden", before).worst
+        self._record("golden", verdict, **facts)
         if not verdict.passed:
             raise MismatchError(str(verdict), verdict)
         return verdict
 
     def conclude(self, *, interrupted: bool) -> list[Verdict]:
-        """Judge the guards that the test was given; gives the verdicts that do not pass.
+        """Judge the guards of the test; return the verdicts that do not pass.
 
         Args:
-            interrupted: the test did not come to its end, so that a guard may not have been used.
+            interrupted: the test did not finish, so a guard may not have been used.
         """
         failed: list[Verdict] = []
         guards, self._guards = self._guards, []
@@ -382,7 +459,7 @@ class Parity:
             if interrupted and not graphs:
                 continue
             verdict = _verdict_of(made)
-            self._recorder.record(
+            self._record(
                 "guard",
                 verdict,
                 name=made.backend.name,
@@ -398,16 +475,15 @@ class Parity:
         self, path: Path, name: str, present: Golden, value_checker: ValueChecker | None
     ) -> Verdict:
         if not path.exists():
-            return missing_golden(name, f"there is none at {self._near(path)}")
-        marked = {key: self.settings[key] for key in ("value_checker",) if key in self.settings}
-        if value_checker is not None:
-            marked["value_checker"] = value_checker
-        checkers = VerifyConfig(**marked).checkers
+            return missing_golden(name, f"{self._near(path)} does not exist")
+        checker = self.settings.get("value_checker") if value_checker is None else value_checker
+        config = VerifyConfig() if checker is None else VerifyConfig(value_checker=checker)
         try:
             stored = read_golden(path)
         except UsageError as error:
             return missing_golden(name, str(error))
-        return judge_golden(stored, present, checkers, strict=bool(self.settings["strict"]))
+        strict = bool(self.settings["strict"])
+        return judge_golden(stored, present, config.checkers, strict=strict)
 
     def _near(self, path: Path) -> str:
         """Relative to the root of the run, which is the same on every worker."""
@@ -415,9 +491,9 @@ class Parity:
 
 
 def _verdict_of(made: Guard) -> Verdict:
-    """Of a guard that never saw a graph, too: nothing compared is no pass."""
+    """The verdict of a guard; unverified if it was never used."""
     if not made.enabled:
-        note = "the guard was switched off: nothing was compared"
+        note = "the guard was disabled: nothing was compared"
         return Verdict(notes=(note,), enabled=False)
     if made.journal.graphs:
         return made.verdict()
@@ -426,6 +502,6 @@ def _verdict_of(made: Guard) -> Verdict:
         aspect=Aspect.HARNESS,
         status=Status.UNVERIFIED,
         reason="the test compiled nothing with it",
-        advice="pass it on: torch.compile(model, backend=parity.guard(...)), and call the result",
+        advice="use it: torch.compile(model, backend=parity.guard(...)), and call the result",
     )
     return Verdict(findings=(found,), coverage=Coverage(), notes=made.verdict().notes)

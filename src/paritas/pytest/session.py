@@ -1,4 +1,4 @@
-"""One run of pytest: the guard over all of it, and what belongs to no single test."""
+"""One pytest run: the guard for the whole suite, and what belongs to no single test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import msgspec
 
 from paritas.checks.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
 from paritas.errors import UsageError
-from paritas.pytest.outcomes import OUTSIDE, CheckOutcome, test_folder
+from paritas.pytest.outcomes import (
+    OUTSIDE,
+    CheckOutcome,
+    record_outcome,
+    short_outcome,
+    test_folder,
+)
 from paritas.results.wording import counted
 
 if TYPE_CHECKING:
@@ -19,19 +25,18 @@ if TYPE_CHECKING:
     import pytest
 
     from paritas.pytest import PluginOptions
-    from paritas.pytest.parity import Parity
-    from paritas.pytest.suite_journal import SuiteJournal
+    from paritas.pytest.parity import Parity, SuiteJournal
     from paritas.results.findings import Verdict
 
 
 # --- `--paritas-guard` ----------------------------------------------------------------------------
 
-# Compiled code outlives the test that compiled it. What a call of it shows belongs to the test that
-# called, so that the journal of the guards has a page for each phase of each test, and turns it.
+# Compiled code outlives the test that compiled it, but a finding belongs to the test that called
+# the code. So the journal of the guards starts a new page for each phase of each test.
 
 
 class CheckedCalls(NamedTuple):
-    """What was checked between two turns of the page."""
+    """The calls on one page of the journal."""
 
     verdict: Verdict
     graphs: int
@@ -39,24 +44,24 @@ class CheckedCalls(NamedTuple):
     checked: int
 
     def counts(self) -> dict[str, Any]:
-        """As fields of an outcome."""
+        """The fields of an outcome."""
         return {"graphs": self.graphs, "calls": self.calls, "checked": self.checked}
 
 
 class SuiteGuard:
-    """Guards from the first compiled call of the process on; torch is not imported before that."""
+    """Guards all compiled calls of the process; imports torch only at the first one."""
 
     def __init__(self, options: PluginOptions) -> None:
         """Check the settings.
 
         Raises:
-            UsageError: one is wrong, or guards are switched off in the environment.
+            UsageError: a setting is wrong, or the environment disables guards.
         """
         if not is_enabled(None):
             value = os.environ[SWITCH]
             raise UsageError(
-                f"--paritas-guard, but {SWITCH}={value} in the environment switches guards off; "
-                "unset it"
+                f"--paritas-guard has no effect: {SWITCH}={value} in the environment disables "
+                "guards; unset it"
             )
         self.settings = GuardSettings(
             on_mismatch="record", every=options.every, strict=options.strict
@@ -66,7 +71,7 @@ class SuiteGuard:
 
     @property
     def failure(self) -> Exception | None:
-        """Why nothing could be guarded; the test in which that came up may have passed over it."""
+        """Why nothing could be guarded; the test where it occurred may have ignored it."""
         return self._watch.failure
 
     def start(self) -> None:
@@ -74,23 +79,23 @@ class SuiteGuard:
         self._watch.start()
 
     def stop(self) -> tuple[str, ...]:
-        """Leave torch as it was; gives what is to be said of the run as a whole."""
+        """Restore torch, and return notes on the run as a whole."""
         self._watch.stop()
         if self.failure is not None:
-            return (f"after {self.failure}, nothing was guarded",)
+            return (f"nothing was guarded after an error: {self.failure}",)
         if self._journal is None:
             return ()
         notes = self._journal.verdict().notes
         if count := self._journal.raised:
             calls = counted(count, "call")
-            notes += (f"{calls} raised, the compiled code and its graph alike: nothing to compare",)
+            notes += (f"{calls} raised in the compiled code and in its graph: nothing to compare",)
         return notes
 
     def turn(self, *, strict: bool | None = None) -> CheckedCalls | None:
-        """What was checked since the last turn; None for nothing.
+        """Start a new page; return the calls on the old one, None if there are none.
 
         Args:
-            strict: whether `unstable` fails in what comes next; None for as the settings say.
+            strict: whether `unstable` fails on the new page; None: as in the settings.
         """
         if self._journal is None:
             return None
@@ -98,14 +103,14 @@ class SuiteGuard:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Leave what is compiled in here alone."""
+        """Do not guard what is compiled in this block."""
         from paritas._torch.dynamo import unguarded
 
         with unguarded():
             yield
 
     def _make_journal(self) -> SuiteJournal:
-        from paritas.pytest.suite_journal import SuiteJournal
+        from paritas.pytest.parity import SuiteJournal
 
         self._journal = SuiteJournal(strict=self.settings.strict)
         return self._journal
@@ -113,17 +118,17 @@ class SuiteGuard:
 
 # --- The run --------------------------------------------------------------------------------------
 
-NOTE = "paritas has found in what this test compiled:"
+NOTE = "paritas found this in the compiled code of the test:"
 
 
 class RunAccount(msgspec.Struct, kw_only=True):
-    """What a process tells at its end, besides the reports of its tests; a worker sends it.
+    """What a process reports at its end besides its tests; a worker of xdist sends it.
 
     Attributes:
-        outside: verdicts about what ran while no test did, at collection say.
-        notes: about the run as a whole.
-        files: per test file whose every test was collected, the folder of its goldens and those
-            of its tests.
+        outside: verdicts on code that ran outside of tests, for example at collection.
+        notes: on the run as a whole.
+        files: for each fully collected test file, the folder of its goldens and the folders of its
+            tests.
     """
 
     outside: list[CheckOutcome] = []
@@ -131,18 +136,18 @@ class RunAccount(msgspec.Struct, kw_only=True):
     files: dict[str, list[str]] = {}
 
     def merge(self, other: RunAccount) -> None:
-        """Add what another process tells."""
+        """Add the account of another process."""
         self.outside += other.outside
         self.notes += [note for note in other.notes if note not in self.notes]
         self.files |= other.files
 
     def encode(self) -> str:
-        """As text, which any channel between processes takes."""
+        """Encode as text."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> RunAccount:
-        """What `encode` wrote."""
+        """Decode the text of `encode`."""
         return msgspec.json.decode(text, type=cls)
 
 
@@ -150,7 +155,7 @@ class Session:
     """The state of one run, in the stash of its configuration."""
 
     def __init__(self, options: PluginOptions) -> None:
-        """Start the guard over the suite, where it was asked for.
+        """Start the guard for the suite if it is enabled.
 
         Raises:
             UsageError: a setting is wrong.
@@ -158,22 +163,15 @@ class Session:
         self.options = options
         self.account = RunAccount()
         self.suite: SuiteGuard | None = None
-        # Of the test that runs.
+        # Of the running test.
         self._parity: Parity | None = None
         self._marks: dict[str, Any] = {}
         if options.guard:
             self.suite = SuiteGuard(options)
             self.suite.start()
 
-    def _note_collected(self, tests: Iterable[str]) -> None:
-        """Remember which tests there are, of files that have goldens."""
-        for test in tests:
-            folder = test_folder(self.options.root, self.options.golden_dir, test)
-            if folder.parent.is_dir():
-                self.account.files.setdefault(str(folder.parent), []).append(str(folder))
-
     def parity_of(self, item: pytest.Item) -> Parity:
-        """What the fixture gives to a test."""
+        """The value of the fixture for a test."""
         from paritas.pytest.parity import Parity
 
         self._parity = Parity(item, self.options)
@@ -181,16 +179,19 @@ class Session:
 
     @property
     def has_failed_outside_tests(self) -> bool:
-        """Whether something is wrong that no test can be blamed for."""
+        """Whether something failed outside of tests."""
         return any(not outcome.passed for outcome in self.account.outside)
 
     def finish(self, tests: Iterable[str]) -> None:
-        """End the guard, and take what is left on its page.
+        """Stop the guard, and take the rest of its journal.
 
         Args:
-            tests: all that were collected, or none where that were not all.
+            tests: all collected tests; empty if only a part was collected.
         """
-        self._note_collected(tests)
+        for test in tests:
+            folder = test_folder(self.options.root, self.options.golden_dir, test)
+            if folder.parent.is_dir():
+                self.account.files.setdefault(str(folder.parent), []).append(str(folder))
         if self.suite is None:
             return
         self.take_outside()
@@ -202,20 +203,17 @@ class Session:
         self.suite = None
 
     def take_outside(self, *, strict: bool | None = None) -> None:
-        """What was checked since the last test ended belongs to none."""
+        """Record calls since the end of the last test, which belong to no test."""
         seen = None if self.suite is None else self.suite.turn(strict=strict)
         if seen is not None:
-            from paritas.pytest.outcomes import short_outcome
-
             number = len(self.account.outside)
-            counts = seen.counts()
             outcome = short_outcome(
-                "suite guard", seen.verdict, self.options, OUTSIDE, number, **counts
+                "suite guard", seen.verdict, self.options, OUTSIDE, number, **seen.counts()
             )
             self.account.outside.append(outcome)
 
     def watch(self, item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
-        """Let one phase of a test run, and fail it if a graph that ran in it is wrong."""
+        """Run one phase of a test, and fail it if a graph that ran in it is wrong."""
         __tracebackhide__ = True
         if phase == "setup":
             self._marks = {}
@@ -242,16 +240,14 @@ class Session:
         *,
         strict: bool | None = None,
     ) -> None:
-        """End a phase: with what the test itself raised, or else with what the guards found."""
+        """End a phase with the exception of the test, or else with the failures of the guards."""
         __tracebackhide__ = True
         failed: list[Verdict] = []
         if self._parity is not None and phase != "setup":
             failed += self._parity.conclude(interrupted=raised is not None)
         seen = None if self.suite is None else self.suite.turn(strict=strict)
         if seen is not None:
-            from paritas.pytest.outcomes import Recorder
-
-            Recorder(item, self.options).record("suite guard", seen.verdict, **seen.counts())
+            record_outcome(item, self.options, "suite guard", seen.verdict, **seen.counts())
             failed += [] if seen.verdict.passed else [seen.verdict]
         if phase == "teardown":
             self._parity = None
@@ -270,20 +266,20 @@ class Session:
 
 
 def _fail_test(failed: list[Verdict], raised: BaseException | None) -> None:
-    """Fail the test, unless it has failed by itself: then tell it beside that."""
+    """Fail the test, or add a note to its own exception."""
     import pytest
 
     from paritas.errors import MismatchError
 
-    told = "\n".join(map(str, failed))
+    text = "\n".join(map(str, failed))
     if raised is None or isinstance(raised, pytest.skip.Exception):
-        pytest.fail(told, pytrace=False)  # no line of the test's is to blame
+        pytest.fail(text, pytrace=False)  # no single line of the test is responsible
     if not isinstance(raised, MismatchError):
-        raised.add_note(f"{NOTE}\n{told}")
+        raised.add_note(f"{NOTE}\n{text}")
 
 
 def _read_marks(item: pytest.Item) -> dict[str, Any]:
-    """The settings of a test; torch stays away where it has none."""
+    """The settings of a test; torch is imported only if it has a mark."""
     if item.get_closest_marker("parity") is None:
         return {}
     import pytest

@@ -1,6 +1,6 @@
-"""What a command found, for the systems that run it: GitHub, SARIF and JUnit.
+"""The results of a command for CI systems: GitHub annotations, SARIF and JUnit.
 
-All three are written from the same records, one for each item, so that they cannot disagree.
+All three are written from the same records, one for each item.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Verdict
     from paritas.results.graph_reports import GraphReport, OperatorResult
 
-# Fails; passes with a warning; was left out on purpose; passes.
+# Fails; passes with a warning; was not compared on purpose; passes.
 Level = Literal["error", "warning", "note", "pass"]
 _SOURCE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:, in .*)?", re.DOTALL)
-# What XML cannot hold, JSON should not and a terminal would obey.
+# Characters that are invalid in XML or control a terminal.
 _UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONGEST_REASON = 160
 
@@ -44,14 +44,12 @@ class ItemAnnotation:
     """One compared item.
 
     Attributes:
-        level: how grave it is.
         rule: its status, and the pattern of the error if one was recognised: `different/scale`.
         item: what was compared; several annotations may be about one item.
-        title: the item and what is wrong with it, in a line.
-        message: everything else that is known, over several lines.
-        path: the source file, relative to the root of the repository; empty if there is none in it.
-        line: the line of that file.
-        code: the text of that line.
+        title: the item and its status, in one line.
+        message: everything else that is known, in several lines.
+        path: the source file, relative to the root of the repository; empty if it is not in it.
+        code: the text of the source line.
         place: the node, module or pass where the difference starts.
     """
 
@@ -73,16 +71,15 @@ class ItemAnnotation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-    """All that a command found.
+    """The result of a command.
 
     Attributes:
-        command: which, without `paritas`.
-        subject: what it was asked about, as it was given.
-        headline: the verdict in a line.
-        exit_code: what the command exits with; an annotation of level `error` stands behind each
-            that is not 0.
+        command: its name, without `paritas`.
+        subject: the command's argument.
+        headline: the verdict in one line.
+        exit_code: of the command; if it is not 0, at least one item has level `error`.
         items: in the order of the program.
-        file: where the subject itself is, relative to the root; empty if it is no file in there.
+        file: of the subject, relative to the root of the repository; empty if it is not in it.
     """
 
     command: str
@@ -95,26 +92,26 @@ class Account:
     def __post_init__(self) -> None:
         for name in ("subject", "headline", "file"):
             object.__setattr__(self, name, plain(getattr(self, name)))
-        # Fail closed: a failure that no item speaks of must not look like a success.
+        # Fail closed: a failure without an item must not look like a success.
         if self.exit_code and not any(one.level == "error" for one in self.items):
-            silent = ItemAnnotation(
+            missing = ItemAnnotation(
                 level="error",
                 rule=Status.UNVERIFIED.value,
                 item=self.subject,
                 title=self.headline,
             )
-            object.__setattr__(self, "items", (*self.items, silent))
+            object.__setattr__(self, "items", (*self.items, missing))
 
     @property
     def gravest_first(self) -> list[ItemAnnotation]:
         """Errors and warnings, the gravest first, otherwise in the order of the program."""
-        told = [one for one in self.items if one.level in {"error", "warning"}]
+        found = [one for one in self.items if one.level in {"error", "warning"}]
         order = {status.value: -status.gravity for status in Status}
-        return sorted(told, key=lambda one: (one.level != "error", order.get(one.status, 0)))
+        return sorted(found, key=lambda one: (one.level != "error", order.get(one.status, 0)))
 
 
 def verdict_account(verdict: Verdict, *, command: str, subject: str, file: str = "") -> Account:
-    """What `verify`, `run`, `partition` and `verify-parallel` give."""
+    """The result of `verify`, `run`, `partition` and `verify-parallel`."""
     items = [_annotate_finding(finding, strict=verdict.strict) for finding in verdict.findings]
     items += _annotate_left_out(verdict.coverage.skipped, "skipped")
     items += _annotate_left_out(verdict.coverage.not_selected, "not selected")
@@ -130,19 +127,18 @@ def verdict_account(verdict: Verdict, *, command: str, subject: str, file: str =
 
 
 def comparison_account(comparison: Comparison, *, subject: str) -> Account:
-    """What `compare` gives; rows that were wrong before they were computed come last."""
+    """The result of `compare`; rows that inherit their error come last."""
     mine = comparison.my.path
     file = "" if Path(mine).is_absolute() else mine
     account = verdict_account(comparison.verdict, command="compare", subject=subject, file=file)
     rows = len(comparison.rows)
-    pairs = list(zip(comparison.rows, account.items[:rows], strict=True))
-    ordered = [one for row, one in pairs if row.made != "before"]
-    ordered += [one for row, one in pairs if row.made == "before"]
+    pairs = zip(comparison.rows, account.items[:rows], strict=True)
+    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
     return dataclasses.replace(account, items=(*ordered, *account.items[rows:]))
 
 
 def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:
-    """What `verify-graph` gives: an item for each split of each distinct operator."""
+    """The result of `verify-graph`: an item for each split of each distinct operator."""
     words = f"{graphs.verdict_word(report)}: {graphs.verdict_words(report)}"
     return Account(
         command="verify-graph",
@@ -155,14 +151,14 @@ def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Accou
 
 
 def plain(text: str) -> str:
-    """The same text without characters that would break a document; they are spelled out."""
+    """Escape characters that would break a document."""
     return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found.group()):02x}", text.replace("\r", ""))
 
 
 def _annotate_finding(finding: Finding, *, strict: bool) -> ItemAnnotation:
     status, diagnosis = finding.status, finding.diagnosis
     level = _level(status, strict=strict)
-    if level == "pass":  # of these there may be a hundred thousand, and nobody reads more of them
+    if level == "pass":  # there may be a hundred thousand of them, and nobody reads the details
         title = f"{finding.path}: {status.value}"
         return ItemAnnotation(
             level=level, rule=status.value, item=plain(finding.path), title=plain(title)
@@ -204,10 +200,10 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
     path, line = _locate_source(site.source)
     calls = len(one.sites)
     where = f"{site.node}: {one.operator}"
-    likewise = f"{calls} calls of the graph are like this one" if calls > 1 else ""
+    same = f"the graph has {calls} calls like this one" if calls > 1 else ""
 
     def annotation(level: Level, status: str, item: str, *words: str) -> ItemAnnotation:
-        text = [words for words in (*words, one.signature, likewise) if words]
+        text = [words for words in (*words, one.signature, same) if words]
         return ItemAnnotation(
             level=level,
             rule=status,
@@ -223,23 +219,23 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
     for option in one.options:
         item = f"{where}, {graphs.option_words(option)}, {option.ranks} ranks"
         level = _level(option.status, strict=report.strict)
-        script = f"shown by {one.script}" if one.script and level == "error" else ""
+        script = f"reproduced by {one.script}" if one.script and level == "error" else ""
         rule = f"rule ({option.origin}): {option.rule}"
         yield annotation(level, option.status.value, item, option.reason, rule, script)
-    spoken = {_level(option.status, strict=report.strict) for option in one.options}
+    levels = {_level(option.status, strict=report.strict) for option in one.options}
     if one.outcome is CallOutcome.NOTHING:
         yield annotation("note", "skipped", where, one.reason)
     elif one.outcome is CallOutcome.VERIFIED and not one.options:
         yield annotation("pass", Status.EQUIVALENT.value, where, one.reason)
-    elif one.outcome is not CallOutcome.VERIFIED and "error" not in spoken:
+    elif one.outcome is not CallOutcome.VERIFIED and "error" not in levels:
         yield annotation("error", Status.UNVERIFIED.value, where, one.reason[:_LONGEST_REASON])
 
 
-# --- where ----------------------------------------------------------------------------------------
+# --- source files in the repository ---------------------------------------------------------------
 
 
 def _locate_source(source: str) -> tuple[str, int]:
-    """File and line of a source, the file relative to the root; nothing if it is not in there."""
+    """File and line of a source, relative to the root; ("", 0) if it is not in the repository."""
     found = _SOURCE.fullmatch(source)
     if found is None:
         return "", 0
@@ -248,11 +244,11 @@ def _locate_source(source: str) -> tuple[str, int]:
 
 
 def in_repository(file: str | os.PathLike[str]) -> str:
-    """A file as the repository knows it; empty if it is not in there."""
+    """The path of a file relative to the root; empty if it is not in the repository."""
     return _locate_file(os.fspath(file), Path.cwd(), os.environ.get("GITHUB_WORKSPACE") or "")
 
 
-@functools.lru_cache(maxsize=4096)  # many findings start on few lines
+@functools.lru_cache(maxsize=4096)  # many findings share a source line
 def _locate_file(file: str, here: Path, workspace: str) -> str:
     root, path = _repository_root(here, workspace), Path(file)
     for place in (here / path, root / path, *_imported_files(path)):
@@ -265,14 +261,14 @@ def _locate_file(file: str, here: Path, workspace: str) -> str:
 
 
 def _repository_root(here: Path, workspace: str) -> Path:
-    """The repository's folder, to which a system that shows its files resolves their paths."""
+    """The root of the repository: CI systems resolve paths against it."""
     if workspace and here.is_relative_to(workspace):
         return Path(workspace)
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 
 def _imported_files(path: Path) -> Iterator[Path]:
-    """Modules whose files end so: an exported graph knows of a file its folder and its name."""
+    """Files of imported modules that end in `path`: exported graphs store only folder and name."""
     if len(path.parts) > 1 and not path.is_absolute():
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         yield from (Path(file) for file in files if file and Path(file).match(str(path)))
@@ -280,7 +276,7 @@ def _imported_files(path: Path) -> Iterator[Path]:
 
 # --- GitHub: `::error file=...::message` in the output of a step ----------------------------------
 
-# Of one step, GitHub shows this many of each level and drops the rest without a word.
+# GitHub shows this many annotations of each level per step and silently drops the rest.
 MOST_LINES = 10
 _MOST_NAMED = 8
 
@@ -288,12 +284,12 @@ _MOST_NAMED = 8
 def github_lines(account: Account) -> str:
     """A line for each distinct failure and warning, the gravest first; nothing for a pass.
 
-    Items of one source line that are wrong in the same way share an annotation, and where there
-    are more than GitHub shows, the last one counts the rest.
+    Items with the same source line and the same rule share an annotation. If there are more than
+    GitHub shows, the last one counts the rest.
     """
     groups: dict[tuple[str, ...], list[ItemAnnotation]] = {}
     for one in account.gravest_first:
-        # By file and line; without one, by the words, of which the title has the item's name.
+        # By file and line, or else by the message.
         key = (one.path, str(one.line)) if one.path else ("", one.message or one.title)
         groups.setdefault((one.level, one.rule, *key), []).append(one)
     lines = []
@@ -319,38 +315,36 @@ def _github_line(same: list[ItemAnnotation]) -> str:
     properties["title"] = f"paritas: {first.title}"
     message = first.message or first.title
     if others:
-        message += f"\nlikewise: {enumerated([one.item for one in others], _MOST_NAMED)}"
-    given = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
-    return f"::{first.level} {given}::{_escape_message(message)}"
+        message += f"\nalso: {enumerated([one.item for one in others], _MOST_NAMED)}"
+    given = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
+    return f"::{first.level} {given}::{_escape(message)}"
 
 
-def _escape_message(text: str) -> str:
-    """A message, escaped: the percent sign first, which the others are escaped with."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _escape_property(text: str) -> str:
-    return _escape_message(text).replace(":", "%3A").replace(",", "%2C")
+def _escape(text: str, more: str = "") -> str:
+    return re.sub(f"[%\r\n{more}]", lambda found: f"%{ord(found.group()):02X}", text)
 
 
 # --- SARIF 2.1.0 ----------------------------------------------------------------------------------
 
-# Written are failures and warnings: such a system takes every result for something to look at.
+# Only failures and warnings: systems that read SARIF treat every result as a problem.
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-# As many as GitHub shows of a run; of more than five times that it refuses the file.
+# As many as GitHub shows of a run; it rejects files with more than five times that.
 MOST_RESULTS = 5000
 _SARIF_ROOT = "SRCROOT"
-# A later version of paritas may tell two items apart by other means.
+# The version is for a later paritas that may fingerprint items differently.
 _FINGERPRINT = "paritasItem/v1"
 
 
 def sarif_document(account: Account) -> str:
     """One run with a result for each failure and warning, the gravest first."""
-    told, left_out = account.gravest_first[:MOST_RESULTS], account.gravest_first[MOST_RESULTS:]
-    rules = sorted({one.rule for one in told})
+    found = account.gravest_first
+    shown, left_out = found[:MOST_RESULTS], len(found[MOST_RESULTS:])
+    rules = sorted({one.rule for one in shown})
+    words = f"{left_out} more results, none graver, are not listed here; see the report."
+    notifications = [{"level": "warning", "message": {"text": words}}] if left_out else []
     run = {
         "tool": {
             "driver": {
@@ -362,28 +356,21 @@ def sarif_document(account: Account) -> str:
         "automationDetails": {"id": f"paritas/{account.command}/{account.subject}/"},
         "invocations": [
             {
-                # It came to an answer; 3 says that something could not be compared.
+                # 3 means that something could not be compared.
                 "executionSuccessful": account.exit_code in {0, 1},
                 "exitCode": account.exit_code,
                 "exitCodeDescription": account.headline,
-                "toolExecutionNotifications": _counted(len(left_out)),
+                "toolExecutionNotifications": notifications,
             }
         ],
         "originalUriBaseIds": {
             _SARIF_ROOT: {"description": {"text": "The root of the repository."}},
         },
         "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(one, account, rules.index(one.rule)) for one in told],
+        "results": [_sarif_result(one, account, rules.index(one.rule)) for one in shown],
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def _counted(left_out: int) -> list[dict[str, Any]]:
-    if not left_out:
-        return []
-    words = f"{left_out} more results, none graver, are left out; the report has them."
-    return [{"level": "warning", "message": {"text": words}}]
 
 
 def _sarif_rule(rule: str) -> dict[str, Any]:
@@ -413,10 +400,10 @@ def _sarif_result(one: ItemAnnotation, account: Account, rule: int) -> dict[str,
 
 
 def _sarif_location(one: ItemAnnotation, account: Account) -> dict[str, Any]:
-    """Where it is in the source, and in the model.
+    """The location in the source, and in the model.
 
-    A result without an artifact is allowed, but GitHub refuses the whole file for it. What has no
-    line of its own is therefore put down to the file of the subject, or to its name.
+    SARIF allows results without an artifact, but GitHub rejects the whole file. An item without a
+    source line therefore gets the file or the name of the subject.
     """
     path = one.path or account.file or account.subject
     physical: dict[str, Any] = {"artifactLocation": {"uri": quote(path), "uriBaseId": _SARIF_ROOT}}
@@ -436,10 +423,10 @@ _JUNIT_ORDER = {"error": 0, "warning": 1, "pass": 2, "note": 3}
 
 
 def junit_document(account: Account) -> str:
-    """One suite, a case for each compared item, whatever of it was compared.
+    """One suite with a test case for each item.
 
-    `different` and `degraded` are failures, `unverified` is an error, what was left out is skipped.
-    `unstable` passes with its words in the output, unless it was asked to count as a failure.
+    `different` and `degraded` are failures, `unverified` is an error, items that were not compared
+    on purpose are skipped. `unstable` passes with its message in the output, unless strict.
     """
     items: dict[str, list[ItemAnnotation]] = {}
     for one in account.items:
@@ -463,22 +450,22 @@ def junit_document(account: Account) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(suites, encoding="unicode")}\n'
 
 
-def _junit_case(name: str, found: Sequence[ItemAnnotation], account: Account) -> ET.Element:
+def _junit_case(name: str, items: Sequence[ItemAnnotation], account: Account) -> ET.Element:
     ranked = sorted(
-        found, key=lambda one: (_JUNIT_ORDER[one.level], one.status == Status.UNVERIFIED)
+        items, key=lambda one: (_JUNIT_ORDER[one.level], one.status == Status.UNVERIFIED)
     )
     gravest = ranked[0]
     case = ET.Element("testcase", classname=f"paritas.{account.command}", name=name)
     if gravest.path:
         case.attrib.update(file=gravest.path, line=str(gravest.line))
-    told = [one for one in ranked if one.level in {"error", "warning"}]
-    text = "\n\n".join(f"{one.title}\n{one.message}".strip() for one in told)
+    found = [one for one in ranked if one.level in {"error", "warning"}]
+    text = "\n\n".join(f"{one.title}\n{one.message}".strip() for one in found)
     match gravest.level:
         case "error":
             kind = "error" if gravest.status == Status.UNVERIFIED else "failure"
-            ET.SubElement(
-                case, kind, type=gravest.rule, message=_junit_message(gravest)
-            ).text = text
+            reason = gravest.message.partition("\n")[0]
+            message = f"{gravest.title}: {reason}" if reason else gravest.title
+            ET.SubElement(case, kind, type=gravest.rule, message=message).text = text
         case "warning":
             ET.SubElement(case, "system-out").text = text
         case "note":
@@ -486,11 +473,6 @@ def _junit_case(name: str, found: Sequence[ItemAnnotation], account: Account) ->
         case "pass":
             pass
     return case
-
-
-def _junit_message(one: ItemAnnotation) -> str:
-    first = one.message.partition("\n")[0]
-    return f"{one.title}: {first}" if first else one.title
 
 
 # --- By name --------------------------------------------------------------------------------------

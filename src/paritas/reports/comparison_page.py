@@ -1,16 +1,16 @@
-"""The HTML page of a comparison, and the data that its scripts work on."""
+"""The HTML page of a comparison, and the data for its scripts."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict, deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.reports.pages import (
     DIGITS,
-    MEANINGS,
     SIGNS,
     PageLayout,
     comparison_headline,
@@ -26,25 +26,25 @@ from paritas.results.comparisons import beginnings
 from paritas.results.figures import Metrics
 from paritas.results.findings import Status
 from paritas.results.report import spell_nonfinite
-from paritas.results.wording import ranges
+from paritas.results.wording import MEANING, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, SideFacts
+    from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
 
 
 # --- The calls around the first divergence --------------------------------------------------------
 
 MOST_NODES = 150
-# Where no data flow is known: how many calls before and after are shown.
+# If the data flow is unknown: how many calls before and after are shown.
 _IN_ORDER = 8
 
 CallKey = tuple[int, int | None, str]
 
 
 def call_key(row: ComparisonRow) -> CallKey:
-    """Of which call a row is."""
+    """Identify the call that a row belongs to."""
     return (row.step, row.rank, row.call or row.name)
 
 
@@ -57,10 +57,7 @@ def group_calls(rows: Sequence[ComparisonRow]) -> dict[CallKey, list[ComparisonR
 
 
 def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, list[CallKey]]:
-    """The calls from whose values each was computed.
-
-    Data does not flow between steps or ranks as far as is recorded.
-    """
+    """For each call, the calls that computed its inputs, in the same step and rank."""
     homes = {row.index: call for call, rows in calls.items() for row in rows}
     found = {}
     for call, rows in calls.items():
@@ -70,9 +67,9 @@ def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, lis
 
 
 def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
-    """Nodes, nearest to the first divergence first, and edges between them.
+    """The graph around the first divergence, the nearest nodes first; None without a divergence.
 
-    A node is a call: all its inputs and outputs. Nothing where there is no divergence.
+    A node is a call with all its inputs and outputs.
     """
     begins = beginnings(comparison)
     if not begins:
@@ -85,7 +82,9 @@ def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
     edges = [(a, b) for b, sources in call_sources(members).items() for a in sources]
     flows = any(centre in edge for edge in edges)
     if not flows:
-        edges = _in_order(list(members), centre)
+        calls = list(members)
+        place = calls.index(centre)
+        edges = list(itertools.pairwise(calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]))
     chosen = _nearest(centre, edges)
     numbers = {call: place for place, call in enumerate(chosen)}
     places = {row.index: place for place, row in enumerate(comparison.rows)}
@@ -95,12 +94,6 @@ def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
         "nodes": [_graph_node(members[call], start.row, places) for call in chosen],
         "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
     }
-
-
-def _in_order(calls: list[CallKey], centre: CallKey) -> list[tuple[CallKey, CallKey]]:
-    place = calls.index(centre)
-    near = calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]
-    return list(itertools.pairwise(near))
 
 
 def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[CallKey]:
@@ -120,7 +113,7 @@ def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[
 def _graph_node(
     rows: list[ComparisonRow], start: ComparisonRow, places: dict[int, int]
 ) -> dict[str, Any]:
-    """A call: its gravest status, and the row to go to: the gravest of its outputs."""
+    """A call with its gravest status, and the row to link to: its gravest output."""
     outputs = [row for row in rows if row.side == "output"] or rows
     row = start if start in rows else max(outputs, key=lambda row: row.status.gravity)
     return {
@@ -135,11 +128,11 @@ def _graph_node(
 
 # --- The comparison as columns --------------------------------------------------------------------
 
-# In place of a rank, for what was put together from several.
+# Instead of a rank, for values that were assembled from several.
 JOINED = "joined"
 
 _NO_NUMBERS = {"max_abs_index"}
-# Of these only the distance from 1 tells anything: four digits would make 0.99996 a 1.
+# Only their distance from 1 matters: four digits would round 0.99996 to 1.
 _NEAR_ONE = {"cosine": 10, "pcc": 10}
 
 
@@ -151,17 +144,13 @@ def _of_figures(name: str) -> Callable[[ComparisonRow], float | None]:
     return lambda row: None if row.figures is None else getattr(row.figures, name)
 
 
-def _max_abs(row: ComparisonRow) -> float | None:
-    return None if row.figures is None else row.figures.max_abs
-
-
 def _extreme(
     side: SideFacts | None, row: ComparisonRow, measured_as: str, name: str
 ) -> float | None:
-    """As the dump says it, or else as it was measured."""
-    said: float | None = None if side is None else getattr(side, name)
-    if said is not None or row.figures is None:
-        return said
+    """The statistic in the dump, or else the measured one."""
+    stored: float | None = None if side is None else getattr(side, name)
+    if stored is not None or row.figures is None:
+        return stored
     found: float | None = getattr(getattr(row.figures, measured_as), name)
     return found
 
@@ -191,28 +180,16 @@ def _diagnosis_words(row: ComparisonRow) -> str:
     return found.sentence if found is not None else ""
 
 
+_TEXT_FIELDS = (
+    *("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel"),
+    *("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made"),
+)
 _TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
-    "name": lambda row: row.name,
+    **{name: attrgetter(name) for name in _TEXT_FIELDS},
     "rank": lambda row: JOINED if row.rank is None else str(row.rank),
-    "level": lambda row: row.level,
-    "phase": lambda row: row.phase,
-    "side": lambda row: row.side,
-    "op": lambda row: row.op,
-    "module": lambda row: row.module,
-    "line": lambda row: row.line,
-    "code": lambda row: row.code,
-    "graph": lambda row: row.graph,
-    "kernel": lambda row: row.kernel,
     "nodes": lambda row: ", ".join(row.nodes),
-    "matched_by": lambda row: row.matched_by,
     "aspect": lambda row: row.aspect.value,
-    "reason": lambda row: row.reason,
     "diagnosis": _diagnosis_words,
-    "advice": lambda row: row.advice,
-    "judged_by": lambda row: row.judged_by,
-    "limits": lambda row: row.limits,
-    "attributed": lambda row: row.attributed,
-    "made": lambda row: row.made,
     "worst_index": _worst_index,
     "slice": _slice_words,
 }
@@ -230,7 +207,7 @@ _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
 _NUMBERS: dict[str, Callable[[ComparisonRow], float | None]] = {
     "step": lambda row: row.step,
     "rel_l2": lambda row: row.rel_l2,
-    "max_abs": _max_abs,
+    "max_abs": _of_figures("max_abs"),
     "own": lambda row: row.own,
     "inherited": lambda row: row.inherited,
     "score": _of_score("excess"),
@@ -244,9 +221,10 @@ _NUMBERS: dict[str, Callable[[ComparisonRow], float | None]] = {
 
 
 def comparison_payload(comparison: Comparison) -> dict[str, Any]:
-    """The whole table, closer looks, and the graph around the first divergence."""
+    """The whole table, details of some rows, and the graph around the first divergence."""
     rows = comparison.rows
     places = {row.index: place for place, row in enumerate(rows)}
+    first, non_finite = comparison.first, comparison.first_non_finite
     return {
         "count": len(rows),
         "statuses": [status.value for status in Status],
@@ -259,14 +237,10 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
             for place, row in enumerate(rows)
             if row.detail is not None
         },
-        "first": _find_row(comparison.first, places),
-        "first_non_finite": _find_row(comparison.first_non_finite, places),
+        "first": None if first is None else places.get(first.row),
+        "first_non_finite": None if non_finite is None else places.get(non_finite.row),
         "graph": neighbourhood(comparison),
     }
-
-
-def _find_row(divergence: Divergence | None, places: dict[int, int]) -> int | None:
-    return None if divergence is None else places.get(divergence.row)
 
 
 def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
@@ -298,7 +272,7 @@ def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
 
 # --- The page -------------------------------------------------------------------------------------
 
-# On paper, and where scripts are switched off, the table is this many rows that fail.
+# On paper, and without scripts, the table shows this many failing rows.
 MOST_PRINTED = 200
 _LAYOUT = PageLayout(
     template="report.html.jinja",
@@ -327,7 +301,7 @@ _LAYOUT = PageLayout(
 
 
 def html_report(comparison: Comparison) -> str:
-    """The whole comparison as one HTML file that loads nothing from anywhere."""
+    """The whole comparison as one self-contained HTML file."""
     rows = comparison.rows
     counts = Counter(row.status for row in rows)
     failing = [
@@ -339,7 +313,7 @@ def html_report(comparison: Comparison) -> str:
         _LAYOUT,
         {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
         comparison=comparison,
-        statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
         signs=SIGNS,
         headline=comparison_headline(comparison),
         work=work_done(comparison),
@@ -351,10 +325,10 @@ def html_report(comparison: Comparison) -> str:
 
 
 def small_figure(value: float | None) -> str:
-    """A column of these is read by magnitude."""
+    """A number in scientific notation: columns of these are read by magnitude."""
     return "" if value is None else figure(value) if not value else f"{value:.2e}"
 
 
 def step_and_rank(row: ComparisonRow) -> str:
-    """Of a row, in a cell."""
+    """The step and rank of a row, for a cell."""
     return f"{row.step}/{JOINED if row.rank is None else row.rank}"

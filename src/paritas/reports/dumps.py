@@ -1,7 +1,7 @@
-"""Dumps, and comparisons of two of them, for a terminal.
+"""Dumps and comparisons of dumps for a terminal.
 
-For 80 columns and without colours, like `paritas.reports.terminal`. The last line is the answer in
-one line.
+Readable in 80 columns and without colours, like `paritas.reports.terminal`. The last line is the
+answer in one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paritas.reports.terminal import (
 )
 from paritas.results.comparisons import beginnings, finding_of
 from paritas.results.findings import Aspect, Status
-from paritas.results.wording import MEANING, MOST_SHOWN, counted, finding_lines, ranges, size
+from paritas.results.wording import MOST_SHOWN, counted, finding_lines, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         ExaminedRecord,
         NameFacts,
         NonFinite,
-        RankFacts,
     )
     from paritas.numerics.statistics import Statistics
     from paritas.results.comparisons import (
@@ -59,41 +58,38 @@ if TYPE_CHECKING:
 
 # --- A dump ---------------------------------------------------------------------------------------
 
-# For 80 columns and without colours, like `paritas.reports.terminal`. The last line says in one
-# line whether everything could be read.
-
-# More names than this, and the rest of them share a row: not the first ones, nor, if they can
-# be had, those with a NaN or an infinity.
+# Above this many names, the rest share a row; names with a NaN or infinity keep theirs if possible.
 MOST_NAMES = 40
 NAME_COLUMNS = ("name", "records", "value", "min", "max", "NaN/Inf")
-WIDEST_NAME = 30  # a longer one is broken behind its module
+WIDEST_NAME = 30  # a longer one is broken after its module
 NAME_LEGEND = (
-    "value, min, max: of the outputs, or of the inputs where no output is recorded\n"
-    "NaN/Inf: how many of the records hold one"
+    "value, min, max: of the outputs, or of the inputs if no output is recorded\n"
+    "NaN/Inf: the number of records that contain one"
 )
 _STATES = {"being written": "is still being written", "ended early": "was cut off, not closed"}
 
 
 def dump_report(summary: DumpSummary) -> Group:
-    """The whole of it; print with `crop=False`, so that the last line stays one line."""
+    """The whole report; print with `crop=False` to keep the last line in one piece."""
     parts: list[RenderableType] = [_heading(_facts(summary)), Text()]
     if summary.names:
-        parts += [
-            _chosen(summary),
-            name_table(summary.names),
-            Text(NAME_LEGEND, style="dim"),
-            Text(),
-        ]
+        amount = (
+            f"{counted(summary.selected, 'record')} under {counted(len(summary.names), 'name')}"
+        )
+        read = summary.from_payloads
+        source = f"; {read} have no statistics in the index, their values were read" if read else ""
+        table = name_table(summary.names)
+        parts += [Text(f"{amount}{source}"), table, Text(NAME_LEGEND, style="dim"), Text()]
     if summary.selected:
         parts += [*_finiteness(summary), Text()]
-    told = (listed("problem", summary.problems, 0), listed("note", summary.notes, 0))
-    parts += paragraph(itertools.chain(*told))
+    lists = (listed("problem", summary.problems, 0), listed("note", summary.notes, 0))
+    parts += paragraph(itertools.chain(*lists))
     parts.append(Text(dump_verdict_line(summary), no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
 def dump_verdict_line(summary: DumpSummary) -> str:
-    """Whether all of it is there and readable, in one line."""
+    """Whether the dump is complete and readable, in one line."""
     amount = f"{counted(summary.records, 'record')} of {counted(len(summary.ranks), 'rank')}"
     checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
     if summary.problems:
@@ -104,7 +100,7 @@ def dump_verdict_line(summary: DumpSummary) -> str:
 
 def _checksums(found: ChecksumFacts) -> str:
     if not found.values:
-        return "there are no stored values to check"
+        return "no stored values to check"
     of = f"of {counted(found.values, 'stored value')}"
     words = [
         f"{found.fit} {of} match their checksums" if found.fit else "",
@@ -116,11 +112,11 @@ def _checksums(found: ChecksumFacts) -> str:
     return ", ".join(filter(None, words))
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- the heading ----------------------------------------------------------------------------------
 
 
 def _heading(facts: Iterable[tuple[str, str]]) -> RenderableType:
-    """A label and what is said of it, line by line."""
+    """A label and its text on each line."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
@@ -139,8 +135,8 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     ]
     yield "run", ", ".join([header.run, *filter(None, made)])
     yield "ranks", _ranks(summary)
-    taps = "every node tapped, which may change the fusion" if header.taps else ""
-    is_ours = summary.kind == "paritas"  # of others' it is not known
+    taps = "every node recorded, which may change the fusion" if header.taps else ""
+    is_ours = summary.kind == "paritas"  # other tools do not record it
     fusion = f"fusion {header.fusion}" if is_ours and "fused" in summary.sources else ""
     sources = ", ".join(summary.sources or header.sources) or "none"
     yield "source", "; ".join(filter(None, [sources, fusion, taps]))
@@ -151,7 +147,7 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     yield "steps", ranges(summary.steps) or "none"
     levels = ", ".join(f"{count} {level}" for level, count in summary.levels.items())
     others = summary.records - summary.tensors
-    values = f"; {others} of them no tensor" if others else ""
+    values = f"; {others} of them not tensors" if others else ""
     yield "records", f"{summary.records}{f' ({levels})' if levels else ''}{values}"
     yield "on disk", f"{size(summary.bytes_on_disk)} in {counted(summary.files, 'file')}"
     if summary.payload_bytes:
@@ -166,18 +162,15 @@ def _ranks(summary: DumpSummary) -> str:
     there = ranges(facts.rank for facts in summary.ranks)
     words = [f"{there} (the run has {summary.header.world_size})"]
     if summary.missing:
-        words.append(f"nothing of {ranges(summary.missing)}")
+        words.append(f"missing: {ranges(summary.missing)}")
     unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
-    words += [_unclosed(facts) for facts in unclosed[:MOST_SHOWN]]
+    for facts in unclosed[:MOST_SHOWN]:
+        end = f", the last is {facts.last} of step {facts.last_step}" if facts.last else ""
+        records = counted(facts.records, "record")
+        words.append(f"rank {facts.rank} {_STATES[facts.state]} ({records}{end})")
     if len(unclosed) > MOST_SHOWN:
         words.append(f"{len(unclosed) - MOST_SHOWN} more are not closed")
     return "; ".join(words if unclosed else [*words, "closed"])
-
-
-def _unclosed(facts: RankFacts) -> str:
-    end = f"the last is {facts.last} of step {facts.last_step}" if facts.last else "none at all"
-    records = counted(facts.records, "record")
-    return f"rank {facts.rank} {_STATES[facts.state]} ({records}, {end})"
 
 
 def _dedupe(summary: DumpSummary) -> str:
@@ -197,29 +190,20 @@ def _observation(summary: DumpSummary) -> str:
             for item in (graphs[:MOST_SHOWN] if status != "unchanged" else [])
         ]
         of = f"{len(graphs)} of {counted(len(summary.observed), 'graph')}"
-        told = {
+        effect = {
             "changed": f"recording CHANGED the outputs of {of}",
-            "unchecked": f"not known of {of} whether recording changed the outputs",
+            "unchecked": f"not checked whether recording changed the outputs of {of}",
             "unchanged": f"recording did not change the outputs of {of}",
         }[status]
-        words.append(f"{told}{': ' if named else ''}{', '.join(named)}")
+        words.append(f"{effect}{': ' if named else ''}{', '.join(named)}")
     return "; ".join(words)
 
 
 # --- names ----------------------------------------------------------------------------------------
 
 
-def _chosen(summary: DumpSummary) -> RenderableType:
-    amount = f"{counted(summary.selected, 'record')} under {counted(len(summary.names), 'name')}"
-    read = summary.from_payloads
-    source = (
-        f"; statistics of {read} were not in the index and taken from the values" if read else ""
-    )
-    return Text(f"{amount}{source}")
-
-
 def name_table(names: Sequence[NameFacts]) -> Table:
-    """One row per name, in the order in which they were first recorded."""
+    """One row per name, in recording order."""
     table = small_table(padding=0)
     for column in NAME_COLUMNS:
         table.add_column(
@@ -234,16 +218,16 @@ def name_table(names: Sequence[NameFacts]) -> Table:
         ends = (number(facts.minimum), number(facts.maximum))
         table.add_row(Text(_name_words(facts)), str(facts.records), Text(_kinds(facts)), *ends, bad)
     if folded:
-        more = f"{len(folded)} more; --layer GLOB chooses"
+        more = f"{len(folded)} more; use --layer GLOB"
         table.add_row(more, str(sum(facts.records for facts in folded)), "", "", "", "")
     return table
 
 
 def _fold_names(names: Sequence[NameFacts]) -> tuple[list[NameFacts], list[NameFacts]]:
-    """Which have a row of their own, and which share one."""
+    """The names with a row of their own, and the rest."""
     if len(names) <= MOST_NAMES:
         return list(names), []
-    # The first ones tell where it starts, so they stay even where most are not finite.
+    # The first names show where it starts, so they stay even if many others are not finite.
     first = MOST_NAMES // 2
     places = sorted(
         range(len(names)), key=lambda place: place >= first and not names[place].non_finite
@@ -272,15 +256,12 @@ def _kinds(facts: NameFacts) -> str:
 def _finiteness(summary: DumpSummary) -> Iterator[RenderableType]:
     found = summary.non_finite
     if not found:
-        yield Text("every value is finite" if _has_numbers(summary) else "no statistics to go by")
+        has_numbers = any(facts.minimum is not None for facts in summary.names)
+        yield Text("every value is finite" if has_numbers else "no statistics are available")
     for item in found[:MOST_SHOWN]:
         yield from _non_finite(item)
     if len(found) > MOST_SHOWN:
         yield Text(f"and {len(found) - MOST_SHOWN} more on other ranks")
-
-
-def _has_numbers(summary: DumpSummary) -> bool:
-    return any(facts.minimum is not None for facts in summary.names)
 
 
 def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
@@ -301,14 +282,14 @@ def _origin(item: NonFinite) -> str:
     inputs = f"{counted(item.inputs, 'recorded input')} of this call"
     if item.origin == "made":
         finite = "is finite" if item.inputs == 1 else "are finite"
-        module = ", so its code or its parameters did it" if item.site.level == "module" else ""
-        return f"made here: the {inputs} {finite}{module}"
+        cause = ", so its code or parameters caused it" if item.site.level == "module" else ""
+        return f"made here: the {inputs} {finite}{cause}"
     tensors = f"{counted(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
     earlier = f"{tensors} recorded before it"
     if item.origin == "unknown":
-        return f"made here or not: no input of this call is recorded; {earlier}"
+        return f"unknown whether it was made here: no input of this call is recorded; {earlier}"
     if item.is_given:
-        return f"not made here: the call was given it; {earlier}"
+        return f"not made here: it is an input of the call; {earlier}"
     verb = "is" if item.bad_inputs == 1 else "are"
     return f"not made here: {item.bad_inputs} of the {inputs} {verb} not finite"
 
@@ -317,9 +298,9 @@ def _origin(item: NonFinite) -> str:
 
 
 def record_lines(examined: ExaminedRecord, width: int = 80) -> list[str]:
-    """One record: where it is from, and what it holds."""
+    """One record: where it is from, and what it contains."""
     record = examined.record
-    lines = (f"rank {record.rank} step {record.step} {record.id}", f"  {_held(examined)}")
+    lines = (f"rank {record.rank} step {record.step} {record.id}", f"  {_content(examined)}")
     return [
         part
         for line in lines
@@ -329,7 +310,7 @@ def record_lines(examined: ExaminedRecord, width: int = 80) -> list[str]:
     ]
 
 
-def _held(examined: ExaminedRecord) -> str:
+def _content(examined: ExaminedRecord) -> str:
     record = examined.record
     if not record.is_tensor:
         return str(record.value)
@@ -353,26 +334,24 @@ def _statistics(statistics: Statistics) -> Iterator[str]:
 
 
 def number(value: float | None) -> str:
-    """Four digits, or a dash where there is none."""
+    """Four digits, or a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 # --- A comparison of two dumps --------------------------------------------------------------------
 
-# For 80 columns and without colours, like `paritas.reports.terminal`, whose last line it shares.
-
 MOST_ROWS = 24
-_NEAR_THEIR_LIMITS = 6  # of rows that pass, where none fails
-_FOLLOWERS = 8  # rows whose difference came in with their inputs
+_NEAR_THEIR_LIMITS = 6  # rows to show if all pass
+_FOLLOWERS = 8  # rows to show that inherit their difference
 ROW_COLUMNS = ("status", "item", "off by", "own", "came in", "worst / allowed")
 ROW_LEGENDS = {
-    "item": "item: without what all have in common; the whole name is in comparison.csv",
-    "off by": "off by: size of the difference over the golden side's, or a count of values",
-    "own": "own, came in: the part of it that was made here, and that of the inputs",
+    "item": "item: without the common parts; the full name is in comparison.csv",
+    "off by": "off by: norm of the difference / norm of the golden value, or a count of values",
+    "own": "own, came in: the part that was added here, and the part from the inputs",
     "worst / allowed": "worst / allowed: in multiples of rounding noise",
 }
 _HOW_ATTRIBUTED = {
-    "replayed": "told by running the operator again in float64",
+    "replayed": "measured by running the operator again in float64",
     "estimated": "estimated from the errors of its inputs",
     "": "",
 }
@@ -383,18 +362,18 @@ _TITLES = {
 }
 _KINDS = {
     "made": "made here",
-    "given": "not made here: it was in what the program was given",
-    "unclear": "the first row that fails; whether it was made here cannot be told",
+    "given": "not made here: it was in the inputs of the program",
+    "unclear": "the first row that fails; it is unknown whether it was made here",
 }
 _NEXT = {
-    "made": "look at this operator first: what comes after it inherits the error",
-    "given": "compare what made the inputs, or give both programs the same ones",
+    "made": "look at this operator first: later ones inherit the error",
+    "given": "compare what made the inputs, or give both programs the same inputs",
     "unclear": "record the inputs of this call on both sides, and compare again",
 }
 
 
 def comparison_report(comparison: Comparison, *remarked: str) -> Group:
-    """The whole of it, with remarks of the caller's; print with `crop=False`."""
+    """The whole report with the caller's remarks; print with `crop=False`."""
     verdict = comparison.verdict
     parts: list[RenderableType] = [_heading(_compared(comparison)), Text()]
     if comparison.rows:
@@ -408,33 +387,34 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
             if column.header in ROW_LEGENDS
         ]
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
-    begin = beginnings(comparison)
-    for told in (
-        itertools.chain.from_iterable(map(divergence_lines, begin)),
+    problems = (
+        listed("problem in my dump", comparison.my.problems),
+        listed("problem in the golden dump", comparison.golden.problems),
+    )
+    for lines in (
+        itertools.chain.from_iterable(map(divergence_lines, beginnings(comparison))),
         _other_failures(comparison, verdict),
-        _problems(comparison),
+        itertools.chain(*problems),
     ):
-        parts += paragraph(told)
+        parts += paragraph(lines)
     parts += remarks(verdict)
     parts += [Text(words) for words in remarked]
     return Group(*parts, comparison_verdict_line(comparison))
 
 
 def comparison_verdict_line(comparison: Comparison) -> Text:
-    """The verdict in one line; equal statistics, or digests, are not equal bits."""
-    line = last_line(comparison.verdict)
+    """The verdict in one line; equal statistics or digests do not mean equal bits."""
     few = comparison.of_summaries
     unread = Counter(row.judged_by for row in comparison.rows if row.is_by_digest)
-    if not few and not unread:
-        return line
-    same = "is the same in all that is recorded" if few else "has equal digests"
-    words = [line.plain.replace(MEANING[Status.IDENTICAL], same)]
-    words += [f"{few} by statistics alone"] if few else []
-    words += [f"{count} by {how}" for how, count in unread.items()]
-    return Text(", ".join(words), line.style, no_wrap=True, overflow="ignore")
+    identical = ""
+    if few or unread:
+        identical = "is the same in everything recorded" if few else "has equal digests"
+    remarks = [f"{few} by statistics only"] if few else []
+    remarks += [f"{count} by {how}" for how, count in unread.items()]
+    return last_line(comparison.verdict, *remarks, identical=identical)
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- the heading and the counts -------------------------------------------------------------------
 
 
 def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
@@ -461,7 +441,7 @@ def _dump_words(dump: DumpFacts) -> str:
 
 
 def count_table(comparison: Comparison) -> Table:
-    """How many rows ended how, gravest first, by phase and level."""
+    """The number of rows of each status, gravest first, by phase and level."""
     counts = Counter((row.status, row.phase, row.level) for row in comparison.rows)
     kinds = list(dict.fromkeys((row.phase, row.level) for row in comparison.rows))
     table = small_table()
@@ -480,12 +460,12 @@ def count_table(comparison: Comparison) -> Table:
 
 
 def _gravest(comparison: Comparison) -> list[ComparisonRow]:
-    """Rows worth a line: where it begins, then by gravity; those that only inherit it last."""
+    """Rows to show: where it begins, then by gravity; those that only inherit it last."""
     begin = {one.row.index for one in beginnings(comparison)}
-    wanting = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
-    if wanting:
+    grave = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
+    if grave:
         return sorted(
-            wanting,
+            grave,
             key=lambda row: (row.index not in begin, row.made == "before", -row.status.gravity),
         )
     near = sorted(comparison.rows, key=lambda row: -(row.score.excess if row.score else 0.0))
@@ -493,7 +473,7 @@ def _gravest(comparison: Comparison) -> list[ComparisonRow]:
 
 
 def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
-    """The first of these rows, and how many more there are."""
+    """A table of the first rows; its last row counts the rest."""
     begin = {one.row.index for one in beginnings(comparison)}
     followers = [row for row in rows if row.made == "before" and row.index not in begin]
     shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
@@ -514,13 +494,13 @@ def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
     more = len(rows) - len(shown)
     if more:
         left = min(more, len(followers))  # they come last
-        words = f"{more} more" + (f", of which {left} inherit it" if left else "")
+        words = f"{more} more" + (f", {left} of them inherit it" if left else "")
         table.add_row("", words, *("" for _ in filled[2:]))
     return table
 
 
 class _Shortening:
-    """Names in a narrow column: what most rows have in common goes without saying."""
+    """Shortens names for a narrow column by what most rows have in common."""
 
     def __init__(self, comparison: Comparison) -> None:
         graphs = {row.graph for row in comparison.rows if row.graph}
@@ -529,7 +509,7 @@ class _Shortening:
         self._ranks = len({row.rank for row in comparison.rows}) > 1
 
     def __call__(self, row: ComparisonRow) -> str:
-        """The name, with step and rank where there are several."""
+        """The name, with step and rank if there are several."""
         name = row.name.removeprefix("forward/").removesuffix("/output.0")
         name = name.replace(self._graph, "", 1) if self._graph else name
         name = re.sub(r"#0(?=/|$)", "", name)
@@ -547,9 +527,9 @@ def _figure(value: float | None) -> str:
 
 
 def divergence_lines(begins: Beginning) -> Iterator[RenderableType]:
-    """One of them in words: what, how many, the worst, where, who made it, what to do."""
+    """One divergence: what, how many, the worst, where, what made it, what to do."""
     row, divergence = begins.row, begins.divergence
-    # The place and what to do are told below, after the figures.
+    # Its location and advice come below, after the figures.
     bare = msgspec.structs.replace(row, made="", line="", advice="")
     heading, *lines = finding_lines(finding_of(bare))
     yield Text(f"{_TITLES[begins.of]}: {heading.strip()}", style=STYLES[row.status])
@@ -586,27 +566,22 @@ def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator
     if matched or judged:
         yield ", ".join(filter(None, (matched, judged)))
     if row.limits:
-        yield f"it cannot show everything: {row.limits}"
+        yield f"limits of this check: {row.limits}"
 
 
 # --- the rest -------------------------------------------------------------------------------------
 
 
 def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
-    """What failed and follows from nothing above: what could not be compared, or is unstable."""
+    """Failures that do not follow from a divergence: not comparable, or unstable."""
     begin = {one.row.index for one in beginnings(comparison)}
-    told = [
+    found = [
         finding_of(row)
         for row in comparison.rows
         if row.index not in begin
-        # Those without a counterpart are listed as unmatched.
+        # Rows without a counterpart are listed as unmatched.
         and row.my is not None
         and row.golden is not None
         and (row.status is Status.UNVERIFIED or not begin)
     ]
-    yield from details(msgspec.structs.replace(verdict, findings=tuple(told)))
-
-
-def _problems(comparison: Comparison) -> Iterator[RenderableType]:
-    yield from listed("problem in my dump", comparison.my.problems)
-    yield from listed("problem in the golden dump", comparison.golden.problems)
+    yield from details(msgspec.structs.replace(verdict, findings=tuple(found)))

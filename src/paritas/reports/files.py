@@ -1,4 +1,4 @@
-"""Files of results, written whole or not at all; the folder of a comparison."""
+"""Writing result files atomically; the output folder of a comparison."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from paritas.results.comparisons import Comparison
-    from paritas.results.findings import Verdict
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UsageError` now, not after a long run, where the file could not be written."""
+    """Raise `UsageError` now, not after a long run, if the file cannot be written."""
     if path.is_dir():
-        raise UsageError(f"cannot write {str(path)!r}: it is a directory; name a file in it")
+        raise UsageError(f"cannot write {str(path)!r}: it is a directory; give a file")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -30,38 +29,33 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
-def write_verdict(path: Path, verdict: Verdict) -> None:
-    """Write what `Verdict.from_json` reads."""
-    write_whole(path, verdict.to_json())
-
-
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of text, with the end of its last line; a reader never sees half of it."""
+    """Write a text file and a final newline atomically."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(content + b"\n")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of the file when the block has ended.
+    """Yield a temporary path, which replaces the file at the end of the block.
 
     Raises:
         UsageError: it cannot be written.
     """
-    # Not `tempfile`, which would leave the file readable to its owner alone.
+    # Not `tempfile`, which makes files readable only by their owner.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         yield unfinished
         unfinished.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:  # Ctrl-C, too, leaves no part of it
+    finally:  # also after Ctrl-C
         unfinished.unlink(missing_ok=True)
 
 
 # --- The folder of a comparison -------------------------------------------------------------------
 
-# `comparison.json` holds all of it; the others are made from that, and can be made again.
+# `comparison.json` contains everything; the other files are made from it.
 
 COMPARISON_JSON, CSV, PARQUET, HTML = (
     "comparison.json",
@@ -73,64 +67,52 @@ _ALL = (COMPARISON_JSON, CSV, PARQUET, HTML)
 
 
 def check_output(folder: Path, *, overwrite: bool = False, parquet: bool = False) -> None:
-    """Find out before a long run whether its results could be written; nothing is created.
+    """Check before a long run whether its results can be written; nothing is created.
 
     Raises:
-        UsageError: the folder is a file or cannot be written to, holds an earlier comparison, or
-            what writes Parquet is missing.
+        UsageError: the folder is a file, is not writable or contains an earlier comparison, or
+            the package that writes Parquet is missing.
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; name a folder")
+        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; give a folder")
     there = {name for name in _ALL if os.path.lexists(folder / name)}
     check_names(str(folder), there, overwrite=overwrite)
     for name in _ALL:
         if (folder / name).is_dir():
             raise UsageError(f"cannot write {str(folder / name)!r}: it is a directory")
-    above = next(parent for parent in _upwards(folder) if parent.exists())
-    check_writable(above / f"{COMPARISON_JSON}.tried")
+    whole = folder.absolute()
+    existing = next(parent for parent in (whole, *whole.parents) if parent.exists())
+    check_writable(existing / f"{COMPARISON_JSON}.tried")
     if parquet:
         from paritas.reports.tables import check_installed
 
         check_installed()
 
 
-def check_names(place: str, there: Collection[str], *, overwrite: bool) -> None:
-    """Refuse a place in which files of an earlier comparison are.
-
-    Raises:
-        UsageError: so it is, and they are not to be replaced.
-    """
-    earlier = [name for name in _ALL if name in there]
+def check_names(folder: str, names: Collection[str], *, overwrite: bool) -> None:
+    """Raise `UsageError` if a folder contains an earlier comparison, unless it may be replaced."""
+    earlier = [name for name in _ALL if name in names]
     if earlier and not overwrite:
         raise UsageError(
-            f"{place!r} holds an earlier comparison ({', '.join(earlier)}): name another "
+            f"{folder!r} contains an earlier comparison ({', '.join(earlier)}): give another "
             "folder, or replace it with --overwrite"
         )
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    whole = folder.absolute()
-    yield whole
-    yield from whole.parents
 
 
 def write_all(
     folder: Path, comparison: Comparison, *, parquet: bool = False, html: bool = True
 ) -> tuple[Path, ...]:
-    """Write a comparison to a folder, which is created; each file whole or not at all.
+    """Write a comparison to a folder, which is created; return the files, the report first.
 
-    Everything is rendered before the first file is touched. Files of an earlier comparison are
-    replaced, and those that are not asked for this time are taken away: they would not fit.
-
-    Returns:
-        The files, that for people first.
+    Everything is rendered before the first file is written. Files of an earlier comparison are
+    replaced, or deleted if this one does not write them.
     """
     from paritas.reports.tables import comparison_csv
 
-    contents = {COMPARISON_JSON: _encoded(comparison), CSV: comparison_csv(comparison).encode()}
+    contents = {COMPARISON_JSON: _encode(comparison), CSV: comparison_csv(comparison).encode()}
     if html:
-        contents[HTML] = _rendered(comparison)
-    _create(folder)
+        contents[HTML] = _render(comparison)
+    create_folder(folder)
     if parquet:
         from paritas.reports.tables import write_parquet
 
@@ -144,47 +126,48 @@ def write_all(
     return tuple(folder / name for name in written)
 
 
-def _create(folder: Path) -> None:
+def create_folder(folder: Path) -> None:
+    """Create a folder and its parents; raise `UsageError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create {str(folder)!r}: {error.strerror or error}") from error
 
 
-def _encoded(comparison: Comparison) -> bytes:
+def _encode(comparison: Comparison) -> bytes:
     try:
         return comparison.to_json()
-    except UnicodeEncodeError:  # a file's name need not be text; the results are worth keeping
+    except UnicodeEncodeError:  # a file name that is not valid text
         from paritas.results.report import spell_nonfinite
 
         plain = spell_nonfinite(msgspec.to_builtins(comparison))
-        return msgspec.json.encode(_spelled(plain))
+        return msgspec.json.encode(_escape_surrogates(plain))
 
 
-def _spelled(value: Any) -> Any:
+def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {key: _spelled(item) for key, item in value.items()}
-    return [_spelled(item) for item in value] if isinstance(value, list) else value
+        return {key: _escape_surrogates(item) for key, item in value.items()}
+    return [_escape_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
-def _rendered(comparison: Comparison) -> bytes:
+def _render(comparison: Comparison) -> bytes:
     from paritas.reports.comparison_page import html_report
 
     return html_report(comparison).encode(errors="backslashreplace").removesuffix(b"\n")
 
 
 def write_html(path: Path, comparison: Comparison) -> None:
-    """Make the report of a comparison again."""
-    write_whole(path, _rendered(comparison))
+    """Write the HTML report of a comparison."""
+    write_whole(path, _render(comparison))
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a comparison, given its folder or its file of JSON.
+    """Read a comparison from its folder or its JSON file.
 
     Raises:
-        UsageError: it is not there, or damaged; the message says which.
+        UsageError: it does not exist or is damaged; the message says which.
     """
     from paritas.results.comparisons import FORMAT, Comparison
 
@@ -192,23 +175,21 @@ def read_comparison(path: Path) -> Comparison:
     try:
         comparison = Comparison.from_json(file.read_bytes())
     except FileNotFoundError:
-        where = (
-            f"the folder {str(path)!r} has no {COMPARISON_JSON}"
-            if path.is_dir()
-            else f"no {str(path)!r}"
-        )
-        raise UsageError(f"{where}: give what `paritas compare --output` wrote") from None
+        where = f"{str(path)!r} does not exist"
+        if path.is_dir():
+            where = f"the folder {str(path)!r} has no {COMPARISON_JSON}"
+        raise UsageError(f"{where}: give an output folder of `paritas compare`") from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (UsageError, RecursionError) as error:
-        raise UsageError(f"{file} is damaged or of another version: {error}") from None
+        raise UsageError(f"{file} is damaged or from another version: {error}") from None
     known = {row.index for row in comparison.rows}
     for first in (comparison.first, comparison.first_non_finite):
         if first is not None and first.row not in known:
-            raise UsageError(f"{file} is damaged: it speaks of row {first.row}, which it has not")
+            raise UsageError(f"{file} is damaged: it refers to row {first.row}, which is missing")
     if comparison.format != FORMAT:
         raise UsageError(
-            f"{file} has format {comparison.format}, and this paritas reads format {FORMAT}: read "
-            f"it with paritas {comparison.paritas or 'of the version that wrote it'}"
+            f"{file} has format {comparison.format}, but this paritas reads format {FORMAT}: use "
+            f"paritas {comparison.paritas or 'in the version that wrote it'}"
         )
     return comparison

@@ -1,4 +1,4 @@
-"""The HTML page of a graph whose operators were checked, and the data of its scripts."""
+"""The HTML page of a checked graph, and the data for its scripts."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paritas.results.findings import Finding, Status
-    from paritas.results.graph_reports import CallSite, GraphReport, OperatorResult, OptionResult
+    from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
 
 
-# --- Rules, drawn: which dimensions were split, and how that ended --------------------------------
-
-# A rule is shown as it is written; the name of each dimension carries the status of its split.
+# --- Rules with the status of each split dimension ------------------------------------------------
 
 TokenKind = Literal["split", "whole", "text"]
 
@@ -52,12 +50,11 @@ _STAR = re.compile(r"\*\d+")
 
 @dataclasses.dataclass(frozen=True)
 class RuleToken:
-    """A piece of a rule.
+    """A piece of a rule: a dimension that was split, one that was not, or text between them.
 
     Attributes:
-        kind: a dimension that was split, one that was not, or what stands between.
         status: the gravest of its splits.
-        hint: these in words.
+        hint: its splits in words.
     """
 
     text: str
@@ -68,11 +65,7 @@ class RuleToken:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnRule:
-    """A rule with what became of its dimensions.
-
-    Attributes:
-        loose: splits whose dimension cannot be found in the rule's text.
-    """
+    """A rule as tokens; `loose` are splits whose dimension is not in the rule's text."""
 
     rule: str
     origins: tuple[str, ...]
@@ -82,12 +75,12 @@ class DrawnRule:
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """Operators of one name whose rules ended alike.
+    """Operators with the same name and the same results of their rules.
 
     Attributes:
-        place: of the first of them among the operators of the report.
-        calls: of all of them together.
-        kinds: how many kinds of arguments there are.
+        place: the index of the first one among the operators of the report.
+        calls: their total number of calls.
+        kinds: the number of distinct signatures.
     """
 
     operator: str
@@ -98,7 +91,7 @@ class Overview:
 
 
 def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
-    """Which dimensions of which operator can be split; those that are wrong first."""
+    """Which dimensions of which operator can be split; wrong ones first."""
     found: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
     for place, one in enumerate(operators):
         if not one.options:
@@ -113,14 +106,14 @@ def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
 
 
 def _gravity(row: Overview) -> int:
-    # What passes keeps the order of the graph.
+    # 0 for all that pass, which keeps them in the order of the graph.
     tokens = [token for rule in row.rules for token in (*rule.tokens, *rule.loose)]
     grave = [token.status.gravity for token in tokens if token.status and not token.status.passes()]
     return max(grave, default=0)
 
 
 def drawn_rules(options: Iterable[OptionResult]) -> tuple[DrawnRule, ...]:
-    """Each rule once, in the order in which they come."""
+    """Each rule once, in order."""
     by_rule: dict[str, list[OptionResult]] = {}
     for option in options:
         by_rule.setdefault(option.rule, []).append(option)
@@ -139,14 +132,13 @@ def _draw_rule(rule: str, options: list[OptionResult]) -> DrawnRule:
 
 
 def _name(option: OptionResult) -> str:
-    """The dimension's name: the last word of `split by k`; all dimensions of a star are one."""
-    words = option.split.split()
-    name = words[-1] if words else f"idx {option.idx}, dim {option.dim}"
+    """The name of the split dimension; all dimensions of a star share one."""
+    name = option.identifier or option.split or f"idx {option.idx}, dim {option.dim}"
     return "*" if _STAR.fullmatch(name) else name
 
 
 def _tokens(rule: str, splits: dict[str, list[OptionResult]]) -> Iterator[RuleToken]:
-    """What stands behind a semicolon are arguments: of them only names that are split are shown."""
+    """The tokens of a rule; after a semicolon come arguments, which are text unless split."""
     end = 0
     dims = rule.partition(";")[0]
     for found in _NAME.finditer(rule):
@@ -200,7 +192,7 @@ def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
         "notes": one.notes,
         "script": one.script,
         "seconds": one.seconds,
-        "sites": [_encode_site(site) for site in one.sites],
+        "sites": [[site.node, site.source, site.code, site.module] for site in one.sites],
         "options": [_encode_option(option, strict=strict) for option in one.options],
         "rules": [
             {
@@ -211,10 +203,6 @@ def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
             for rule in drawn_rules(one.options)
         ],
     }
-
-
-def _encode_site(site: CallSite) -> list[str]:
-    return [site.node, site.source, site.code, site.module]
 
 
 def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
@@ -245,7 +233,7 @@ def _encode_finding(finding: Finding) -> dict[str, Any]:
         "value": value,
         "off_by": off_by,
         "worst": worst,
-        # The first line says again which one it is.
+        # The first line repeats the item.
         "words": [line.strip() for line in finding_lines(finding)[1:]],
     }
 
@@ -256,13 +244,13 @@ def _encode_token(token: RuleToken) -> list[str]:
 
 # --- The page -------------------------------------------------------------------------------------
 
-# The others are in the table; of these the first are unfolded.
+# Failures described in full, and how many of them are unfolded; the table has all.
 MOST_STORIES = 50
 MOST_OPEN = 3
-# Operators that have a reason in common.
+# Operators named for one reason.
 MOST_NAMED = 8
 
-# Beside the colour, so that nobody depends on it.
+# Shown beside the colour for people who cannot see it.
 OUTCOME_SIGNS = {
     CallOutcome.VERIFIED: "✓",
     CallOutcome.NOTHING: "–",
@@ -292,13 +280,13 @@ _LAYOUT = PageLayout(
 
 
 def write_graph_page(report: GraphReport, path: Path) -> None:
-    """Write the page to a file, whole or not at all."""
+    """Write the page to a file atomically."""
     page = graph_page(report).encode(errors="backslashreplace")
     write_whole(path, page.removesuffix(b"\n"))
 
 
 def graph_page(report: GraphReport) -> str:
-    """The whole report as one HTML file that loads nothing from anywhere."""
+    """The whole report as one self-contained HTML file."""
     counts = report.counts()
     missing = report.calls - sum(counts.values())
     wrong = failing(report)
@@ -353,7 +341,7 @@ def graph_page(report: GraphReport) -> str:
 
 
 def graph_page_name(number: int) -> str:
-    """The page of a graph that is not that of the folder's latest run."""
+    """The page of a graph other than that of the folder's latest run."""
     return f"report_{number}.html"
 
 
@@ -362,12 +350,12 @@ def _modules(one: OperatorResult) -> str:
 
 
 def _loss(value: float | None) -> str:
-    """It is compared with its neighbour: more digits than elsewhere."""
+    """A loss with more digits than elsewhere, to compare it with the one beside it."""
     return "" if value is None else "NaN" if math.isnan(value) else f"{value:.9g}"
 
 
 def _gap(option: OptionResult) -> str:
-    """Written as the scripts of the page write it: `1.10e0`."""
+    """The gap in the format that the page's scripts use: `1.10e0`."""
     gap = loss_gap(option)
     if gap is None or not gap or not math.isfinite(gap):
         return "" if gap is None else figure(gap)
@@ -376,5 +364,5 @@ def _gap(option: OptionResult) -> str:
 
 
 def _link(script: str) -> str:
-    """The address of a script beside the page; nothing for a name that could lead elsewhere."""
+    """The link to a script beside the page; empty for a name that could lead elsewhere."""
     return script if re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", script, re.ASCII) else ""

@@ -1,10 +1,11 @@
-"""A graph whose operators were checked, in words that terminal, files and page share."""
+"""A checked graph in words, for the terminal, files and pages."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
+from collections import Counter
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
     from paritas.results.graph_reports import GraphReport, OperatorResult, OptionResult
 
-# What needs a person first.
+# Outcomes that need attention first.
 ORDER = (CallOutcome.FAILED, CallOutcome.UNSUPPORTED, CallOutcome.VERIFIED, CallOutcome.NOTHING)
 MEANINGS = {
-    CallOutcome.VERIFIED: "every split that was asked for was compared and is right",
-    CallOutcome.NOTHING: "there is no split to compare, and the reason says why",
-    CallOutcome.UNSUPPORTED: "could not be checked, and the reason says why",
-    CallOutcome.FAILED: "a split computes something else than the whole operator",
+    CallOutcome.VERIFIED: "every requested split was compared and is right",
+    CallOutcome.NOTHING: "there is no split to compare; see the reason",
+    CallOutcome.UNSUPPORTED: "could not be checked; see the reason",
+    CallOutcome.FAILED: "a split does not compute what the whole operator computes",
 }
 _ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
     CallOutcome.NOTHING: "with nothing to check"
@@ -45,7 +46,7 @@ _WORD = re.compile(r"\w+")
 
 
 class Reason(NamedTuple):
-    """Why calls ended as they did, with how many have it and the operators they call."""
+    """The reason for an outcome, with the number of calls and their operators."""
 
     words: str
     calls: int
@@ -53,30 +54,30 @@ class Reason(NamedTuple):
 
 
 def graph_headline(report: GraphReport) -> str:
-    """How many calls ended how: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
+    """The number of calls by outcome: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
     parts = [f"{short_name(report)}: {counted(report.calls, 'call')}"]
     parts += [f"{count:,} {_ENDED[outcome]}" for outcome, count in report.counts().items() if count]
     return ", ".join(parts)
 
 
 def short_name(report: GraphReport) -> str:
-    """The file's name without its folders; other names as they are."""
+    """The file name without folders; other names unchanged."""
     return PurePath(report.graph).name or report.graph
 
 
 def graph_label(report: GraphReport, beside: Iterable[GraphReport]) -> str:
-    """What a graph is called beside the others of its folder: its number, if names are alike."""
+    """The name of a graph among those of its folder; with its number if names are equal."""
     same = sum(one.graph == report.graph for one in beside)
     return f"{report.graph} ({report.number})" if same > 1 else report.graph
 
 
 def verdict_word(report: GraphReport) -> str:
-    """The verdict in a word."""
+    """The verdict in one word."""
     return {0: "verified", 1: "failed"}.get(report.exit_code, "unverified")
 
 
 def verdict_words(report: GraphReport) -> str:
-    """Why the verdict is what it is, in a sentence without its full stop."""
+    """The reason for the verdict, as a sentence without a full stop."""
     counts = report.counts()
     verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
     if report.exit_code == 1:
@@ -87,7 +88,7 @@ def verdict_words(report: GraphReport) -> str:
         return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
     missing = report.calls - sum(counts.values())
     if not report.ended:
-        return f"interrupted, {counted(max(0, missing), 'call')} not looked at; {verified}"
+        return f"interrupted, {counted(max(0, missing), 'call')} not checked yet; {verified}"
     if missing:
         return f"{counted(missing, 'call')} not accounted for; {verified}"
     if counts[CallOutcome.UNSUPPORTED]:
@@ -102,7 +103,7 @@ def verdict_words(report: GraphReport) -> str:
 
 
 def size_words(report: GraphReport) -> str:
-    """How much there was to do and how long it took."""
+    """The amount of work and the time it took."""
     words = [
         counted(len(report.operators), "distinct operator"),
         counted(_count_splits(report), "split"),
@@ -113,25 +114,26 @@ def size_words(report: GraphReport) -> str:
     words += _confirmed_words(report)
     words.append(duration(report.seconds))
     if report.resumed:
-        words.append(f"{counted(report.resumed, 'operator')} taken over from an earlier run")
+        words.append(f"{counted(report.resumed, 'operator')} from an earlier run")
     if report.shared:
-        verb = "was" if report.shared == 1 else "were"
         words.append(
-            f"{counted(report.shared, 'operator')} {verb} verified before for another graph here"
+            f"{counted(report.shared, 'operator')} already verified for another graph here"
         )
     return ", ".join(words)
 
 
 def _confirmed_words(report: GraphReport) -> list[str]:
-    """On how many splits real ranks were asked, and of how many they said no."""
-    asked = [option.confirmation for one in report.operators for option in one.options]
-    told = [one for one in asked if one is not None]
-    found = []
-    for backend in dict.fromkeys(one.backend for one in told):
-        mine = [one for one in told if one.backend == backend]
-        right = sum(one.status.passes(strict=report.strict) for one in mine)
-        found.append(f"{right:,} of {len(asked):,} confirmed on {backend} ranks")
-    return found
+    """How many splits real ranks confirmed, by backend."""
+    options = [option for one in report.operators for option in one.options]
+    confirmed: Counter[str] = Counter()
+    for option in options:
+        if option.confirmation is not None:
+            passes = option.confirmation.status.passes(strict=report.strict)
+            confirmed[option.confirmation.backend] += int(passes)
+    return [
+        f"{count:,} of {len(options):,} confirmed on {backend} ranks"
+        for backend, count in confirmed.items()
+    ]
 
 
 def _count_splits(report: GraphReport) -> int:
@@ -139,12 +141,12 @@ def _count_splits(report: GraphReport) -> int:
 
 
 def failing(report: GraphReport) -> list[OperatorResult]:
-    """The operators that are wrong, in the order of the graph."""
+    """The operators that failed, in the order of the graph."""
     return [one for one in report.operators if one.outcome is CallOutcome.FAILED]
 
 
 def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResult]:
-    """The splits of an operator that are wrong, gravest first; unstable ones too where strict."""
+    """The wrong splits of an operator, gravest first; unstable ones too if strict."""
     bad = [
         option
         for option in one.options
@@ -154,49 +156,48 @@ def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResu
 
 
 def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
-    """Why calls ended so, those of most calls first; what is verified mostly needs no reason.
+    """The reasons for an outcome, those with most calls first; verified calls may have none.
 
-    Reasons that differ in the nodes they speak of are one: of a hundred backward passes, each says
-    whose it is.
+    Reasons that differ only in the names of nodes are merged: each of a hundred backward passes
+    names its own forward node.
     """
     nodes = {site.node for one in report.operators for site in one.sites}
+
+    def mask(word: re.Match[str]) -> str:
+        return "..." if word.group() in nodes else word.group()
+
     found: dict[str, list[OperatorResult]] = {}
     for one in report.operators:
         if one.outcome is outcome and (one.reason or outcome is not CallOutcome.VERIFIED):
-            found.setdefault(_mask_nodes(nodes, one.reason), []).append(one)
-    told = [
+            found.setdefault(_WORD.sub(mask, one.reason), []).append(one)
+    merged = [
         Reason(
-            # A reason of one operator alone keeps its names.
+            # The reason of a single operator keeps its names.
             words=(same[0].reason if len(same) == 1 else words) or "no reason is given",
             calls=sum(len(one.sites) for one in same),
             operators=tuple(dict.fromkeys(one.operator for one in same)),
         )
         for words, same in found.items()
     ]
-    return sorted(told, key=lambda reason: -reason.calls)
-
-
-def _mask_nodes(nodes: set[str], reason: str) -> str:
-    return _WORD.sub(lambda word: "..." if word.group() in nodes else word.group(), reason)
+    return sorted(merged, key=lambda reason: -reason.calls)
 
 
 def option_words(option: OptionResult) -> str:
-    """Which split: `idx 0, dim 1: split by k`."""
+    """The split in words: `idx 0, dim 1: split by k`."""
     place = f"idx {option.idx}, dim {option.dim}"
     return f"{place}: {option.split}" if option.split else place
 
 
 def confirmation_words(option: OptionResult) -> str:
-    """What simulated and real ranks said: `simulated identical, gloo equivalent`; else nothing."""
-    told = option.confirmation
-    return f"simulated {told.simulated}, {told.backend} {told.status}" if told else ""
+    """The status on simulated and real ranks: `simulated identical, gloo equivalent`; or empty."""
+    both = option.confirmation
+    return f"simulated {both.simulated}, {both.backend} {both.status}" if both else ""
 
 
 def loss_gap(option: OptionResult) -> float | None:
-    """The difference of the two losses, relative to that on one device; None without both.
+    """The relative difference of the loss on several devices to that on one; None without both.
 
-    A loss that is NaN makes it NaN. It is infinite where the loss on one device is 0 and the other
-    is not.
+    It is NaN if a loss is NaN, and infinite if only the loss on one device is 0.
     """
     whole, split = option.loss_whole, option.loss_split
     if whole is None or split is None:
@@ -209,7 +210,7 @@ def loss_gap(option: OptionResult) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, or minutes and seconds where there are many."""
+    """Seconds, or minutes and seconds."""
     if seconds < _MINUTE:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -218,8 +219,6 @@ def duration(seconds: float) -> str:
 
 # --- The report for a terminal --------------------------------------------------------------------
 
-# For 80 columns and without colours, like `paritas.reports.terminal`.
-
 MOST_ROWS = 24
 OUTCOME_STYLES = {
     CallOutcome.VERIFIED: "green",
@@ -227,55 +226,49 @@ OUTCOME_STYLES = {
     CallOutcome.UNSUPPORTED: "magenta",
     CallOutcome.FAILED: "bold red",
 }
-# Characters that a terminal obeys; the end of a line is not among them.
-_OBEYED = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
+# Control characters other than the newline.
+_CONTROLS = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
 _VERDICT_STYLES = {"verified": "green", "failed": "bold red", "unverified": "magenta"}
 
 
 def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -> Group:
-    """The whole of it, with the files it was written to; print with `crop=False`.
-
-    Args:
-        report: what was checked.
-        width: of the terminal; a line of code is cut to what is left of it.
-        files: where the results are, that for people first.
-    """
+    """The whole report with the files it was written to; print with `crop=False`."""
     parts: list[RenderableType] = [
         Text(graph_headline(report), style="bold"),
         Text(size_words(report)),
     ]
-    for told in (
+    for section in (
         _failures(report, width, Path(*files[:1]).parent),
         _grouped(report, CallOutcome.UNSUPPORTED, "could not be checked"),
         _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
         _grouped(report, CallOutcome.NOTHING, "nothing to check"),
         _other_graphs(report),
-        _remarks(report, files),
+        (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
     ):
-        lines = list(told)
+        lines = list(section)
         parts += [Text(), *lines] if lines else []
     return Group(_Printable(Group(*parts)), Text(), graph_verdict_line(report))
 
 
 class _Printable:
-    """Names out of a file, which could hold what a terminal obeys: that is shown, not sent."""
+    """Replaces control characters, which names from a file may contain."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._shown, options):
-            yield Segment(segment.text.translate(_OBEYED), segment.style)
+            yield Segment(segment.text.translate(_CONTROLS), segment.style)
 
 
 def graph_verdict_line(report: GraphReport) -> Text:
-    """The verdict in one line, whole however narrow the terminal is."""
+    """The verdict in one line, which is never wrapped."""
     word = verdict_word(report)
     words = f"{word}: {verdict_words(report)}"
     return Text(words, style=_VERDICT_STYLES[word], no_wrap=True, overflow="ignore")
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[RenderableType]:
@@ -297,18 +290,17 @@ def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[Rendera
 def _failure_table(
     pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
 ) -> RenderableType:
-    """A row for each split that is wrong: the call, the split, and the user's own line."""
+    """A row for each wrong split: the call, the split, and the user's source line."""
     table = small_table()
     table.add_column("status", no_wrap=True)
     table.add_column("call and split", overflow="fold", max_width=width // 2)
     table.add_column("source line", overflow="fold")
     for one, option in pairs[:MOST_ROWS]:
         site = one.sites[0]
+        count = f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
         table.add_row(
             _status(one, option),
-            Text(
-                f"{site.node}{_call_count(one)}\n{_split_words(option) if option else one.reason}"
-            ),
+            Text(f"{site.node}{count}\n{_split_words(option) if option else one.reason}"),
             Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
         )
     if len(pairs) > MOST_ROWS:
@@ -322,16 +314,12 @@ def _status(one: OperatorResult, option: OptionResult | None) -> Text:
     return Text(option.status.value, style=STATUS_STYLES[option.status])
 
 
-def _call_count(one: OperatorResult) -> str:
-    return f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
-
-
 def _split_words(option: OptionResult) -> str:
     return f"{option_words(option)}, {option.ranks} ranks"
 
 
 def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
-    """One operator in words: what, which split, the figures, the place, what to do."""
+    """One operator in words: what, which split, the figures, where, what to do."""
     yield Text(f"{one.sites[0].node}: {one.operator}", style=OUTCOME_STYLES[CallOutcome.FAILED])
     yield indented(one.signature)
     options = failing_options(one, report)
@@ -346,7 +334,7 @@ def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[R
     if modules:
         yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
     if one.script:
-        yield indented(f"run it by itself: python {near_path(str(folder / one.script))}")
+        yield indented(f"reproduce it: python {near_path(str(folder / one.script))}")
 
 
 def _figures(option: OptionResult) -> Iterator[str]:
@@ -366,7 +354,7 @@ def _figures(option: OptionResult) -> Iterator[str]:
 
 
 def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[RenderableType]:
-    """The reasons of an outcome, each once, with how many calls have it and which operators."""
+    """The reasons for an outcome, each with its number of calls and its operators."""
     found = reasons(report, outcome)
     if not found:
         return
@@ -381,7 +369,7 @@ def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[
 
 
 def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
-    """The other graphs of the folder, a line for each."""
+    """A line for each other graph of the folder."""
     if not report.others:
         return
     graphs = (report, *report.others)
@@ -389,8 +377,3 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     for one in report.others:
         words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
         yield indented(words)
-
-
-def _remarks(report: GraphReport, files: Sequence[str]) -> Iterator[RenderableType]:
-    yield from listed("note", report.notes)
-    yield from (Text(f"wrote {near_path(name)}") for name in files)

@@ -1,8 +1,7 @@
-"""Comparisons and checked graphs for Model Explorer: its graphs, and the data it colours nodes by.
+"""Comparisons and checked graphs for Model Explorer: graphs, and data to colour their nodes.
 
-A comparison becomes a graph whose nodes are calls and whose edges say which values were computed
-from which. A checked `.pt2` has its graph already, in the file that Model Explorer opens by itself:
-of that only the node data is written, by the names of the nodes.
+A comparison becomes a graph of calls, with edges for the data flow. Model Explorer opens a checked
+`.pt2` itself: for that only node data is written, by the names of the nodes.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ _OUTCOMES = {
     CallOutcome.UNSUPPORTED: COLOURS[Status.UNVERIFIED],
     CallOutcome.FAILED: COLOURS[Status.DIFFERENT],
 }
-# What Model Explorer calls the graph of a .pt2.
+# Model Explorer's name for the graph of a .pt2.
 _EXPORTED = "graph"
-# Of an error that is NaN or infinite: JSON has no such number, and it is over every limit.
+# Replaces NaN and infinity, which JSON cannot express; it is above every limit.
 _BEYOND = 1e300
 
 Json = dict[str, Any]
 
 
 def write_comparison(path: Path, comparison: Comparison) -> list[Path]:
-    """Write the graph to `path`, and beside it what its nodes can be coloured by."""
+    """Write the graph to `path`, and beside it data to colour its nodes."""
     parts = {
         path: comparison_graphs(comparison),
         path.with_name(f"{path.stem}.status.json"): status_data(comparison),
@@ -62,7 +61,7 @@ def write_comparison(path: Path, comparison: Comparison) -> list[Path]:
 
 
 def write_graph_report(path: Path, report: GraphReport) -> None:
-    """Write what the nodes of a checked graph can be coloured by."""
+    """Write data to colour the nodes of a checked graph."""
     write_whole(path, msgspec.json.encode(graph_report_data(report)))
 
 
@@ -84,7 +83,10 @@ def status_data(comparison: Comparison) -> Json:
     return {
         graph: {
             "name": "paritas: status",
-            "results": {call: _status_result(_gravest(rows)) for call, rows in calls.items()},
+            "results": {
+                call: {"value": _gravest(rows), "bgColor": COLOURS[_gravest(rows)]}
+                for call, rows in calls.items()
+            },
             "showExpandedSummaryOnGroupNode": True,
         }
         for graph, calls in _calls(comparison).items()
@@ -92,16 +94,17 @@ def status_data(comparison: Comparison) -> Json:
 
 
 def error_data(comparison: Comparison) -> Json:
-    """The worst error of each call over what was allowed, where there is such a figure."""
+    """The worst error of each call, divided by the allowed error, if it was measured."""
     found: Json = {}
     for graph, calls in _calls(comparison).items():
         results = {}
         for call, rows in calls.items():
-            ratios = [_finite(row.score.excess) for row in rows if row.score is not None]
+            ratios = [row.score.excess for row in rows if row.score is not None]
             if ratios:
-                results[call] = {"value": max(ratios)}
+                worst = _BEYOND if any(map(math.isnan, ratios)) else max(ratios)
+                results[call] = {"value": min(worst, _BEYOND)}
         found[graph] = {
-            "name": "paritas: error over what is allowed",
+            "name": "paritas: error / allowed",
             "results": results,
             "thresholds": [
                 {"value": 1.0, "bgColor": COLOURS[Status.EQUIVALENT]},
@@ -112,7 +115,7 @@ def error_data(comparison: Comparison) -> Json:
 
 
 def graph_report_data(report: GraphReport) -> Json:
-    """How each call of a checked graph ended, for the nodes of its `.pt2`."""
+    """The outcome of each call of a checked graph, for the nodes of its `.pt2`."""
     results = {
         site.node: {"value": _outcome_words(operator), "bgColor": _OUTCOMES[operator.outcome]}
         for operator in report.operators
@@ -140,15 +143,15 @@ def _node(
 ) -> Json:
     shown = next((row for row in rows if row.side == "output"), rows[0])
     status = _gravest(rows)
-    told = max(rows, key=lambda row: row.status.gravity)
+    worst = max(rows, key=lambda row: row.status.gravity)
     attributes = {
         "status": status,
         "first divergence": "yes" if any(row.index == first for row in rows) else "",
-        "value": row_path(told),
-        "reason": told.reason,
-        "advice": told.advice,
-        "judged by": told.judged_by,
-        "difference made": told.made,
+        "value": row_path(worst),
+        "reason": worst.reason,
+        "advice": worst.advice,
+        "judged by": worst.judged_by,
+        "difference made": worst.made,
         "module": shown.module,
         "source": shown.line,
         "code": shown.code,
@@ -176,7 +179,7 @@ def _metadata(row: ComparisonRow) -> Json:
         "mine": _tensor_words(row.my),
         "golden": _tensor_words(row.golden),
         "relative error": "" if row.rel_l2 is None else f"{row.rel_l2:.3g}",
-        "error over what is allowed": "" if row.score is None else f"{row.score.excess:.3g}",
+        "error / allowed": "" if row.score is None else f"{row.score.excess:.3g}",
     }
     return {"id": row.position, "attrs": _pairs(attributes)}
 
@@ -190,13 +193,9 @@ def _tensor_words(side: SideFacts | None) -> str:
 
 
 def _outcome_words(operator: OperatorResult) -> str:
-    """Few and alike: Model Explorer counts them."""
+    """Short and without figures: Model Explorer counts equal values."""
     failed = operator.failures
     return f"{operator.outcome}: {failed[0].split}" if failed else str(operator.outcome)
-
-
-def _status_result(status: Status) -> Json:
-    return {"value": status, "bgColor": COLOURS[status]}
 
 
 def _gravest(rows: Sequence[ComparisonRow]) -> Status:
@@ -210,7 +209,3 @@ def _graph_id(call: CallKey) -> str:
 
 def _pairs(attributes: dict[str, str]) -> list[Json]:
     return [{"key": key, "value": value} for key, value in attributes.items() if value]
-
-
-def _finite(value: float) -> float:
-    return min(value, _BEYOND) if not math.isnan(value) else _BEYOND

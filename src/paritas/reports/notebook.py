@@ -1,6 +1,6 @@
-"""Results in a cell of a notebook: the answer, what fails, and the table, in a few kilobytes.
+"""Results in a notebook cell: the answer, the failures and the table, in a few kilobytes.
 
-Made of the parts that the pages are made of, without their scripts; every list is cut.
+Built from the parts of the HTML pages, without their scripts; every list is cut.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 MOST_ROWS = 40
 MOST_TOLD = 5
 MOST_LISTED = 20
-# A name or a reason of somebody else's making can be of any length.
+# Names and reasons from elsewhere may have any length.
 MOST_CHARACTERS = 600
 ROW_COLUMNS = ("status", "name", "step/rank", "operator", "rel. L2", "own", "inherited", "reason")
 OPERATOR_COLUMNS = ("outcome", "node", "operator", "source", "calls", "splits right", "reason")
-# Twice: as strong as the rules that notebooks have for the tables in them.
+# Doubled to be as specific as the notebook's own rules for tables.
 _SCOPE = ".paritas-result.paritas-result"
 
 
 @dataclasses.dataclass(frozen=True)
 class StatusMark:
-    """A status or an outcome: the class of its colour, and its sign."""
+    """The CSS class and the sign of a status or an outcome."""
 
     kind: str
     sign: str
@@ -67,7 +67,7 @@ class StatusMark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NotebookResult:
-    """What the template needs of a result; see there for the order."""
+    """The values for the template."""
 
     mark: StatusMark
     title: str
@@ -86,13 +86,11 @@ class NotebookResult:
 
 def notebook_html(result: Any) -> str:
     """A result as a piece of HTML that loads nothing, runs nothing and styles only itself."""
-    shown = _shorter(_notebook_result(result))
-    styles = ("basics.css", "notebook.css")
     return render_fragment(
         "notebook.html.jinja",
-        styles,
+        ("basics.css", "notebook.css"),
         _SCOPE,
-        shown=shown,
+        shown=_shorten(_notebook_result(result)),
         signs=SIGNS,
         most_listed=MOST_LISTED,
     )
@@ -126,7 +124,7 @@ def _verdict(verdict: Verdict) -> NotebookResult:
 @_notebook_result.register
 def _comparison(comparison: Comparison) -> NotebookResult:
     status = comparison.status
-    # Rows that fail first; the sort keeps the order of the program.
+    # Failing rows first, otherwise in the order of the program.
     ordered = sorted(comparison.rows, key=lambda row: row.status.passes(strict=comparison.strict))
     work = work_done(comparison)
     facts = _facts(Counter(row.status for row in comparison.rows), comparison.coverage)
@@ -143,7 +141,7 @@ def _comparison(comparison: Comparison) -> NotebookResult:
         columns=ROW_COLUMNS,
         rows=[_row(row) for row in ordered[:MOST_ROWS]],
         more_rows=max(0, len(ordered) - MOST_ROWS),
-        legend="rel. L2, own, inherited: size of the error over that of the golden value",
+        legend="rel. L2, own, inherited: norm of the error / norm of the golden value",
     )
 
 
@@ -195,7 +193,7 @@ def _mark(status: Status) -> StatusMark:
 
 
 def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]:
-    """How many items ended how, gravest first, and how much was compared."""
+    """The number of items of each status, gravest first, and the coverage."""
     ordered = sorted(counts, key=lambda status: -status.gravity)
     facts = [(f"{SIGNS[status]} {status.value}", f"{counts[status]:,}") for status in ordered]
     facts.append(("compared", f"{coverage.compared:,}"))
@@ -237,15 +235,19 @@ def _operator(one: OperatorResult, report: GraphReport) -> tuple[str, str, str, 
     )
 
 
-def _shorter(shown: NotebookResult) -> NotebookResult:
-    """The same with texts of any length cut, so that a cell stays small whatever it shows."""
+def _shorten(shown: NotebookResult) -> NotebookResult:
+    """Cut long texts to keep the cell small."""
     return dataclasses.replace(
         shown,
         title=_cut(shown.title),
         words=_cut(shown.words),
         facts=[(label, _cut(text)) for label, text in shown.facts],
-        lists=[(title, _few(items), kind) for title, items, kind in shown.lists],
-        stories=[_shorter_story(story) for story in shown.stories],
+        # All items, which the template counts; it shows only the first.
+        lists=[
+            (title, [*map(_cut, items[:MOST_LISTED]), *items[MOST_LISTED:]], kind)
+            for title, items, kind in shown.lists
+        ],
+        stories=[_shorten_story(story) for story in shown.stories],
         failures=[
             (msgspec.structs.replace(finding, item=Item(name=_cut(finding.path))), _cut(lines, 3))
             for finding, lines in shown.failures
@@ -255,12 +257,7 @@ def _shorter(shown: NotebookResult) -> NotebookResult:
     )
 
 
-def _few(items: Sequence[str]) -> list[str]:
-    """All of them, for they are counted; only those that are shown are looked at."""
-    return [*map(_cut, items[:MOST_LISTED]), *items[MOST_LISTED:]]
-
-
-def _shorter_story(story: Story) -> Story:
+def _shorten_story(story: Story) -> Story:
     facts = tuple(
         dataclasses.replace(fact, text=_cut(fact.text), code=_cut(fact.code))
         for fact in story.facts

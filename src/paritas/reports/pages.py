@@ -1,6 +1,6 @@
-"""What every HTML page is made of: assets, columns, words; and the page of a verdict.
+"""The parts of every HTML page: assets, columns, sentences; and the page of a verdict.
 
-A page is one file that loads nothing from anywhere and runs no script but its own.
+A page is one self-contained file: it loads nothing and runs only its own scripts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paritas.reports.graphs import counted
 from paritas.reports.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
 from paritas.results.comparisons import beginnings
 from paritas.results.findings import Status
-from paritas.results.wording import finding_lines, size
+from paritas.results.wording import MEANING, finding_lines, size
 from paritas.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
@@ -33,22 +33,15 @@ if TYPE_CHECKING:
     from paritas.results.findings import Finding, Verdict
 
 
-# --- Template, styles and scripts put together ----------------------------------------------------
+# --- Templates, styles and scripts ----------------------------------------------------------------
 
-# The rest of a list is said to be in the JSON.
+# For the rest of a list, the page refers to the JSON.
 MOST_LISTED = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class PageLayout:
-    """The assets of a page, each in the order in which it is read.
-
-    Attributes:
-        template: of the page's text.
-        styles: of others and our own.
-        vendored: scripts of others, each by itself.
-        own: our scripts, which become one that leaves no name behind.
-    """
+    """The assets of a page; its own scripts are joined into one that defines no global names."""
 
     template: str
     styles: tuple[str, ...]
@@ -59,13 +52,7 @@ class PageLayout:
 def render_page(
     layout: PageLayout, filters: Mapping[str, Callable[..., str]], **values: Any
 ) -> str:
-    """The page as one text that loads nothing from anywhere and runs no script but its own.
-
-    Args:
-        layout: what it is made of.
-        filters: for the template, by name.
-        values: for the template, all of them escaped.
-    """
+    """Render a page with these filters and values for its template; all values are escaped."""
     scripts = _scripts(layout)
     environment = _environment().overlay()
     environment.filters = {**environment.filters, **filters}
@@ -80,13 +67,13 @@ def render_page(
 
 
 def render_fragment(template: str, styles: tuple[str, ...], scope: str, **values: Any) -> str:
-    """A piece of somebody else's page: it loads and runs nothing, and styles nothing but itself.
+    """Render a fragment for another page: it loads and runs nothing, and styles only itself.
 
     Args:
-        template: of its text.
-        styles: put below the scope, where `&` is the scope itself.
-        scope: a selector of the piece's outermost element, which the template has to write.
-        values: for the template, all of them escaped.
+        template: its file.
+        styles: nested below the scope; `&` is the scope itself.
+        scope: a CSS selector of the outermost element, which the template writes.
+        values: for the template; all are escaped.
     """
     rules = "\n".join(map(_asset, styles))
     style = f"{scope} {{\n{rules}}}"
@@ -111,13 +98,13 @@ def _scripts(layout: PageLayout) -> tuple[str, ...]:
 
 
 def _licensed(name: str) -> str:
-    """A script of others below its licence, which asks to be in every copy: a page is one."""
+    """A vendored script with its licence, which has to be part of every copy."""
     work = name.partition(".")[0]
     return f"/*\n{_asset(f'{work}.LICENSE')}*/\n{_without_map(name)}"
 
 
 def _without_map(name: str) -> str:
-    """An asset, less the link to its source map: developer tools would look for that file."""
+    """An asset without the link to its source map, which developer tools would try to load."""
     return re.sub(r"//# sourceMappingURL=\S+|/\*# sourceMappingURL=\S+ \*/", "", _asset(name))
 
 
@@ -127,28 +114,28 @@ def _asset(name: str) -> str:
 
 
 def _digest(script: str) -> str:
-    """What the browser is told to run, and nothing else: a name that breaks out stays text."""
+    """The hash of a script for the content security policy: the browser runs nothing else."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-# --- Columns of a table, small enough to travel inside a page -------------------------------------
+# --- Compact columns of a table -------------------------------------------------------------------
 
-# What a page shows of a number; the JSON and the CSV have all of it.
+# Digits that a page shows; the JSON and the CSV have all.
 DIGITS = 4
 _NOTHING = "null"
-# JSON has no such numbers: they are spelled.
+# JSON has no such numbers: they are written as strings.
 _NO_NUMBERS = {"nan", "inf", "-inf"}
 
 
 def text_column(values: Iterable[str]) -> dict[str, Any]:
-    """Each different text once, and per row which of them; no rows where there is but one."""
+    """Each distinct text once, and its number for each row; no numbers if all rows are equal."""
     places: dict[str, int] = {}
     rows = [places.setdefault(value, len(places)) for value in values]
     return {"texts": list(places), "rows": rows if len(places) > 1 else None}
 
 
 def number_column(values: Iterable[float | None], digits: int = DIGITS) -> msgspec.Raw | None:
-    """Numbers in JSON with as many digits as are shown; nothing where no row has one."""
+    """Numbers as JSON with this many digits; None if no row has one."""
     column = [_NOTHING if value is None else _number(value, digits) for value in values]
     if all(text is _NOTHING for text in column):
         return None
@@ -157,22 +144,22 @@ def number_column(values: Iterable[float | None], digits: int = DIGITS) -> msgsp
 
 def _number(value: float, digits: int) -> str:
     if isinstance(value, int):
-        return str(value)  # a count has all its digits
+        return str(value)  # a count keeps all digits
     text = f"{value:.{digits}g}"
     return f'"{text}"' if text in _NO_NUMBERS else text
 
 
 def packed(payload: Any) -> str:
-    """JSON, compressed, in characters that mean nothing to HTML.
+    """Compressed JSON as base64.
 
-    50,000 rows are ten times as large without, and what is in a name cannot end the script.
+    It is a tenth of the size, and no name in it can end the script element.
     """
     return base64.b64encode(gzip.compress(msgspec.json.encode(payload), 6, mtime=0)).decode()
 
 
 # --- A comparison in sentences --------------------------------------------------------------------
 
-# Beside the colour, so that nobody depends on it.
+# Shown beside the colour for people who cannot see it.
 SIGNS = {
     Status.IDENTICAL: "=",
     Status.EQUIVALENT: "≈",
@@ -180,14 +167,6 @@ SIGNS = {
     Status.UNVERIFIED: "?",
     Status.DEGRADED: "▼",
     Status.DIFFERENT: "≠",
-}
-MEANINGS = {
-    Status.IDENTICAL: "equal bit for bit",
-    Status.EQUIVALENT: "differs by rounding only",
-    Status.UNSTABLE: "differs where the reference's own rounding decides",
-    Status.UNVERIFIED: "could not be compared",
-    Status.DEGRADED: "the same function, less accurate than rounding explains",
-    Status.DIFFERENT: "computes something else",
 }
 _TITLES = {
     "values": "First divergence",
@@ -199,19 +178,19 @@ _HOW_ATTRIBUTED = {
     "estimated": "estimated from the errors of its inputs",
 }
 _NEXT = {
-    "made": "Look at that line. The row's own panel below shows where in the tensor it is off.",
-    "given": "Look at where that value comes from: the two programs were not given the same.",
-    "unclear": "Record the inputs of this call on both sides as well, and compare again.",
+    "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
+    "given": "Look at where that value comes from: the programs got different inputs.",
+    "unclear": "Also record the inputs of this call on both sides, and compare again.",
 }
 _FUSED = (
     "Record the candidate with fusion off and compare again: if it is right then, the fusion"
-    " makes the difference."
+    " causes the difference."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One labelled line of a story; code is set in the fixed font."""
+    """One labelled line of a story; code is shown in a monospaced font."""
 
     label: str
     text: str
@@ -220,7 +199,7 @@ class Fact:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """Where the two begin to differ, as a person would tell it."""
+    """Where two dumps begin to differ, in sentences."""
 
     title: str
     sentence: str
@@ -234,28 +213,32 @@ def comparison_headline(comparison: Comparison) -> str:
     rows, compared = len(comparison.rows), comparison.coverage.compared
     failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
     if not compared:
-        return "Nothing was compared, so nothing is shown to be right."
+        return "Nothing was compared, so nothing is verified."
     if failing:
-        return f"{failing:,} of {counted(rows, 'row')} {_verb(failing, 'does', 'do')} not pass."
+        verb = "does" if failing == 1 else "do"
+        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass."
     few, unread = comparison.of_summaries, comparison.by_digest
-    weaker = f" Of {counted(few, 'row')} only statistics or sketches were compared." if few else ""
+    weaker = (
+        f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
+    )
     if unread:
-        weaker += f" Of {counted(unread, 'row')} only digests were compared, and not the data."
+        weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
+    same = "the same except for rounding"
     if comparison.status is Status.IDENTICAL:
-        same = "the same in all that is recorded" if few or unread else "equal bit for bit"
-        return f"{_all_rows(rows)} {same}.{weaker}"
-    return f"{_all_rows(rows)} the same but for rounding.{weaker}"
+        same = "the same in everything recorded" if few or unread else "equal bit for bit"
+    subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
+    return f"{subject} {same}.{weaker}"
 
 
 def work_done(comparison: Comparison) -> str:
-    """How much was read, and how long it took; empty where neither is known."""
+    """How much was read, and how long it took; empty if neither is known."""
     read = size(comparison.nbytes) if comparison.nbytes else ""
     took = f"{comparison.seconds:.3g} s" if comparison.seconds else ""
     return " in ".join(filter(None, (read, took)))
 
 
 def stories(comparison: Comparison) -> list[Story]:
-    """Where the two begin to differ, in words."""
+    """Where the two dumps begin to differ, in sentences."""
     return [
         Story(
             title=_TITLES[of],
@@ -274,11 +257,11 @@ def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
     rank = "" if row.rank is None else f", rank {row.rank}"
     where = f"step {row.step}{rank}{module}: {row.call or row.name}{operator}"
     if divergence.kind == "made":
-        return f"It starts at {where}. What this call was given is right, what it gives is not."
+        return f"It starts at {where}. The inputs of this call are right, its output is not."
     if divergence.kind == "given":
-        return f"It is first seen at {where}. This call did not make it: the program was given it."
+        return f"It first shows at {where}. This call did not cause it: it was in the inputs."
     because = f": {divergence.reason}" if divergence.reason else ""
-    return f"The first that fails is {where}. Whether it made it cannot be told{because}."
+    return f"The first failure is {where}. It is unknown whether this call caused it{because}."
 
 
 def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
@@ -302,54 +285,43 @@ def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fa
     if row.line:
         yield Fact("source", row.line, row.code)
     if row.limits:
-        yield Fact("not shown", row.limits)
+        yield Fact("limits", row.limits)
     fused = f" {_FUSED}" if len(row.nodes) > 1 and divergence.kind == "made" else ""
     yield Fact("what to do", row.advice or f"{_NEXT[divergence.kind]}{fused}")
 
 
 def _error_words(row: ComparisonRow) -> str:
-    own = "not known" if row.own is None else figure(row.own)
-    inherited = "not known" if row.inherited is None else figure(row.inherited)
+    own = "unknown" if row.own is None else figure(row.own)
+    inherited = "unknown" if row.inherited is None else figure(row.inherited)
     how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
-    return f"own {own}, inherited {inherited}, relative to golden's norm{how}"
+    return f"own {own}, inherited {inherited}, relative to the golden norm{how}"
 
 
 def _worst_element(row: ComparisonRow) -> str:
     if row.detail is not None and row.detail.worst:
         worst = row.detail.worst[0]
-        index, mine, golden, ulps = worst.index, worst.my, worst.golden, worst.ulps
+        index, mine, golden = worst.index, worst.my, worst.golden
+        steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
     else:
         metrics = row.figures.metrics if row.figures else None
         if metrics is None or metrics.max_abs_index is None:
             return ""
-        index, ulps = metrics.max_abs_index, metrics.max_ulp
         if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
             return ""
+        index, steps = metrics.max_abs_index, ""  # `max_ulp` may belong to another element
         mine, golden = metrics.max_abs_candidate, metrics.max_abs_reference
-        ulps = None  # the largest of those is of another element, perhaps
-    steps = "" if ulps is None else f", {figure(ulps)} ulp apart"
     place = f"[{', '.join(map(str, index))}]"
     return f"{place}: mine {figure(mine)}, golden {figure(golden)}{steps}"
 
 
 def figure(value: float) -> str:
     """Four digits."""
-    if math.isnan(value):
-        return "NaN"
-    return f"{value:.4g}"
+    return "NaN" if math.isnan(value) else f"{value:.4g}"
 
 
-def _verb(count: int, one: str, many: str) -> str:
-    return one if count == 1 else many
+# --- The page of a verdict, and the index of pages ------------------------------------------------
 
-
-def _all_rows(rows: int) -> str:
-    return "The one row is" if rows == 1 else f"All {rows:,} rows are"
-
-
-# --- The page of a verdict, and the list of several -----------------------------------------------
-
-# Failures that are told in full; the others have their row in the table.
+# Failures described in full; the others have a row in the table.
 MOST_TOLD = 50
 MOST_ROWS = 2000
 _VERDICT_LAYOUT = PageLayout(
@@ -359,15 +331,7 @@ _VERDICT_LAYOUT = PageLayout(
 
 @dataclasses.dataclass(frozen=True)
 class PageLink:
-    """One line of the list.
-
-    Attributes:
-        test: what the page is about.
-        what: which check of it.
-        status: how that ended.
-        worst: its gravest finding in a line.
-        href: the page's file, in the same folder.
-    """
+    """One line of the index: a check of a test, its status, its gravest finding, its page."""
 
     test: str
     what: str
@@ -377,12 +341,12 @@ class PageLink:
 
 
 def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
-    """A verdict as one HTML file that loads nothing from anywhere.
+    """A verdict as one self-contained HTML file.
 
     Args:
         title: what was checked.
-        what: by which check.
-        data: the file beside it that has every finding.
+        what: the name of the check.
+        data: the JSON file beside it with every finding.
     """
     counts = Counter(finding.status for finding in verdict.findings)
     ordered = sorted(verdict.findings, key=lambda finding: -finding.status.gravity)
@@ -393,7 +357,7 @@ def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
         words=verdict_line(verdict),
         verdict=verdict,
         data=data,
-        statuses=[(status, SIGNS[status], MEANINGS[status], counts[status]) for status in Status],
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
         stories=[finding_story(finding) for finding in verdict.failures[:MOST_TOLD]],
         more_stories=max(0, len(verdict.failures) - MOST_TOLD),
         rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
@@ -403,11 +367,11 @@ def verdict_page(verdict: Verdict, title: str, what: str, data: str) -> str:
 
 
 def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
-    """The list of pages, gravest first; `verdicts` is how many there were, passing ones too."""
+    """The index of pages, gravest first; `verdicts` is the number of all verdicts."""
     ordered = sorted(links, key=lambda link: -Status(link.status).gravity)
     status = Status(ordered[0].status) if ordered else Status.IDENTICAL
     return _render_verdicts(
-        title="what does not pass",
+        title="failed checks",
         what="",
         status=status,
         words=f"{len(links)} of {verdicts} verdicts do not pass.",
@@ -434,12 +398,12 @@ def _render_verdicts(**values: object) -> str:
 
 
 def finding_story(finding: Finding) -> tuple[Finding, str]:
-    """A finding and its lines, less the first, which is its badge."""
+    """A finding and its lines; the first, which repeats the item and the status, is dropped."""
     return finding, "\n".join(line[4:] for line in finding_lines(finding)[1:])
 
 
 def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:
-    """One row of the table: class, sign and word of its status, and the other cells."""
+    """One row of the table: CSS class, sign and name of its status, and the other cells."""
     status = finding.status
-    cells_of = [cell.plain for cell in finding_cells(finding)[1:]]
-    return f"s-{status.value}", SIGNS[status], status.value, cells_of
+    cells = [cell.plain for cell in finding_cells(finding)[1:]]
+    return f"s-{status.value}", SIGNS[status], status.value, cells

@@ -1,8 +1,8 @@
-"""One Python file that shows a failure with torch alone, and that was seen to show it.
+"""Standalone Python scripts that reproduce a failure with torch alone.
 
-`Script` is what such a file holds, `write` writes it, runs it in a process of its own and says in
-it if it does not show the failure. Values are lines of code where these give the same bits; others
-lie in a file beside the script.
+`Script` is the content; `write` writes it, runs it in a process of its own and adds a note if it
+does not show the failure. Values are written as code if that gives the same bits; otherwise they
+are stored in a file beside the script.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paritas.errors import UsageError
-from paritas.reports.files import replacing, write_whole
+from paritas.reports.files import create_folder, replacing, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class NoScriptError(UsageError):
-    """Why a failure cannot be shown by a script of its own."""
+    """A failure cannot be reproduced by a script."""
 
 
-# --- Values as lines of code ----------------------------------------------------------------------
+# --- Values as code -------------------------------------------------------------------------------
 
-# A list of so many numbers can still be read.
+# Tensors of up to this size are written as lists.
 _LISTED = 64
-# And of so many, it is better than numbers drawn in its place.
+# Integers of up to this size are written as lists instead of being drawn at random.
 _LISTED_INTEGERS = 16
-# How safetensors names what it holds. Others are stored in the form of one of these.
+# Names of dtypes in safetensors. Other dtypes are stored as one of these.
 _FILE_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -55,10 +55,10 @@ _FILE_DTYPES = {
 
 
 def literal(value: Any) -> str:
-    """A plain value, as it is written.
+    """The source code of a plain value.
 
     Raises:
-        NoScriptError: it has no such form.
+        NoScriptError: it cannot be written as code.
     """
     match value:
         case float() if not math.isfinite(value):
@@ -77,71 +77,70 @@ def literal(value: Any) -> str:
             return sequence_text(value, map(literal, value))
         case dict():
             return f"{{{', '.join(f'{literal(k)}: {literal(v)}' for k, v in value.items())}}}"
-    raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written down")
+    raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written as code")
 
 
 def sequence_text(like: list[Any] | tuple[Any, ...], items: Iterable[str]) -> str:
-    """A list or a tuple of what is written already."""
+    """The source code of a list or a tuple, given that of its items."""
     inside = ", ".join(items)
     inside += "," * (isinstance(like, tuple) and len(like) == 1)
     return f"[{inside}]" if isinstance(like, list) else f"({inside})"
 
 
 class ScriptValues:
-    """Values as expressions that give them again, bit for bit.
+    """Expressions that reproduce values bit for bit.
 
     Attributes:
-        stored: tensors that no line of code gives, by name; expressions take them from `stored`.
+        stored: tensors without a short expression, by name; the script loads them from a file.
     """
 
     def __init__(self) -> None:
-        """Nothing is stored yet."""
         self.stored: dict[str, Tensor] = {}
 
     def text(self, name: str, value: Any, position: int) -> str:
         """The expression of a value.
 
         Args:
-            name: what it is stored by.
-            position: among the inputs; formulas begin there, so that each gives other numbers.
+            name: the key under which it is stored.
+            position: among the inputs; formulas start there, which gives each other numbers.
 
         Raises:
-            NoScriptError: it has no form that can be written or stored.
+            NoScriptError: it can neither be written as code nor stored.
         """
         if not isinstance(value, Tensor):
             return literal(value)
         if not is_storable(value.dtype):
             raise NoScriptError(
-                f"input {name!r} is of dtype {value.dtype}, of which a script can neither write "
-                "nor store the values; make such tensors inside the program"
+                f"input {name!r} has dtype {value.dtype}, which a script can neither write nor "
+                "store; create such tensors inside the program"
             )
         text = _expression(value.detach().cpu(), position)
         if text is None:
             self.stored[name] = _stored_form(value)
-            text = _taken_back(f"stored[{name!r}]", value.dtype)
+            text = _restored_text(f"stored[{name!r}]", value.dtype)
         text = _with_layout(text, value.detach())
         if value.device.type != "cpu":
             text += f".to({str(value.device)!r})"
         return text + (".requires_grad_()" if value.requires_grad else "")
 
     def list_function(self, name: str, rows: Sequence[str]) -> str:
-        """A function that gives a list, made anew each time: a program may write to it."""
+        """A function that returns a new list each time, because a program may write to it."""
         inside = "".join(f"        {row}\n" for row in rows)
         return f"\n\ndef {name}():\n{self.loading}    return [\n{inside}    ]\n"
 
     @property
     def loading(self) -> str:
-        """The line of a function that uses `stored`."""
+        """The line that defines `stored`, if it is used."""
         return "    stored = load()\n" if self.stored else ""
 
 
 def is_storable(dtype: torch.dtype) -> bool:
-    """Whether values of a dtype can be put into a file."""
+    """Whether values of a dtype can be stored in a file."""
     return dtype in _FILE_DTYPES or dtype.is_complex or _is_byte(dtype)
 
 
 def _is_byte(dtype: torch.dtype) -> bool:
-    """Floating-point numbers of eight bits or fewer, which are stored as the bytes they are."""
+    """Whether it is a floating dtype of at most eight bits, which is stored as bytes."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
@@ -152,14 +151,14 @@ def _stored_form(tensor: Tensor) -> Tensor:
     return plain.view(torch.uint8) if _is_byte(plain.dtype) else plain
 
 
-def _taken_back(text: str, dtype: torch.dtype) -> str:
+def _restored_text(text: str, dtype: torch.dtype) -> str:
     if dtype.is_complex:
         return f"torch.view_as_complex({text})"
     return f"{text}.view({dtype})" if _is_byte(dtype) else text
 
 
 def _expression(value: Tensor, position: int) -> str | None:
-    """A line of code that gives the same bits, if there is a short one."""
+    """A short expression that gives the same bits, if there is one."""
     texts = _formulas(value, position)
     if 0 < value.numel() <= _LISTED and not value.is_quantized:
         texts.append(f"torch.tensor({literal(value.tolist())}, dtype={value.dtype})")
@@ -189,9 +188,9 @@ def _formulas(value: Tensor, position: int) -> list[str]:
 
 
 def _reproduces(text: str, value: Tensor) -> bool:
-    """Whether an expression that we wrote gives these bits."""
+    """Whether an expression gives these bits."""
     try:
-        made = eval(text, {"torch": torch})  # noqa: S307  (ours)
+        made = eval(text, {"torch": torch})  # noqa: S307  (written above)
     except (RuntimeError, TypeError, ValueError):
         return False
     if made.dtype != value.dtype or made.shape != value.shape:
@@ -205,14 +204,14 @@ def _with_layout(text: str, value: Tensor) -> str:
         return text
     try:
         value.new_empty_strided(value.shape, value.stride()).copy_(value)
-    except RuntimeError:  # elements that share their memory cannot be written to
+    except RuntimeError:  # elements that share memory cannot be written
         return text
     laid = f"torch.empty_strided({tuple(value.shape)}, {value.stride()}, dtype={value.dtype})"
     return f"{laid}.copy_({text})"
 
 
 def drawn_text(tensor: Tensor) -> str:
-    """A tensor of this shape and with values in this range, drawn by `generator`."""
+    """An expression that draws a tensor of this shape and value range with `generator`."""
     shape, dtype = list(tensor.shape), tensor.dtype
     cast = f".to({dtype})"
     tensor = tensor.detach()
@@ -235,9 +234,9 @@ def drawn_text(tensor: Tensor) -> str:
     return f"(torch.rand({shape}, generator=generator){scale}){cast}"
 
 
-# --- What is the same in all scripts: loading values, judging -------------------------------------
+# --- Code that all scripts share: loading values, judging -----------------------------------------
 
-# Plain torch on purpose: a bug report must not ask its reader to install anything.
+# Only torch: a bug report must not require its readers to install anything else.
 _LOADER = '''
 
 def load():
@@ -269,7 +268,7 @@ def flat(result):
 
 
 def excess(found, expected, wide, times, least):
-    """How many times over what rounding explains; above 1 it is wrong."""
+    """The error divided by what rounding explains; above 1 it is wrong."""
     if found is None or expected is None:
         return float("inf")
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -316,9 +315,10 @@ def is_wrong(name, expected, found, times):
 
 
 def judged(expected, found, wide, times=12, least=0.0):
-    """The exit code: rounding explains so many times its size, and so much of the largest number.
+    """Compare all values; the exit code is 1 if one is wrong.
 
-    `least` is a share of that; None is the spacing of the dtype's numbers.
+    Errors up to `times` the rounding error, plus `least` times the largest number (None: the eps
+    of the dtype), are allowed.
     """
     torch.set_printoptions(threshold=64, edgeitems=4, precision=6)
     wrong = []
@@ -338,20 +338,20 @@ SHOWN = "the fault is there"
 _EXIT_CODES = "Exits 1 while the fault is there, 0 when it is gone, 3 if something else fails."
 
 
-# --- A script, and what became of it --------------------------------------------------------------
+# --- Writing and running a script -----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """What a script says and does.
+    """The content of a script.
 
     Attributes:
-        heading: what it says of itself, line by line: a title, an empty line, and more.
-        imports: lines beside the import of torch.
-        values: tensors that `load()` gives, by name.
-        function: what is computed, on what.
-        run: `main()`, which gives what `judged` gives, and what it needs.
-        sides: what is expected and what was found, in a word or two each.
+        heading: lines of its docstring: a title, an empty line, and more.
+        imports: lines besides the import of torch.
+        values: tensors that `load()` returns, by name.
+        function: the code of the computation and its inputs.
+        run: the code of `main()`, which returns the result of `judged`.
+        sides: short names of the expected and the found values.
     """
 
     heading: tuple[str, ...]
@@ -362,11 +362,7 @@ class Script:
     sides: tuple[str, str]
 
     def text(self, data: str) -> str:
-        """All of it.
-
-        Args:
-            data: the name of the file with its values.
-        """
+        """The whole script; `data` is the name of the file with its values."""
         heading = "\n".join((*self.heading, "", _EXIT_CODES))
         heading = heading.replace("\\", "\\\\").replace('"""', "'''")
         loading = ["import json", "import sys", "from pathlib import Path"]
@@ -389,13 +385,12 @@ class Script:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenScript:
-    """A script on disk, and what became of it when it was run.
+    """A script on disk, and the result of running it.
 
     Attributes:
-        path: the script.
-        data_path: values that it loads, beside it.
-        exit_code: None if it was not run, or did not come to an end.
-        output: what it printed, or why it did not end.
+        data_path: the file with its values.
+        exit_code: None if it was not run, or did not finish.
+        output: what it printed, or why it did not finish.
     """
 
     path: Path
@@ -405,7 +400,7 @@ class WrittenScript:
 
     @property
     def shows(self) -> bool:
-        """Whether it showed the failure by itself."""
+        """Whether it reproduced the failure."""
         return self.exit_code == 1 and SHOWN in self.output.splitlines()
 
     @property
@@ -424,27 +419,22 @@ class WrittenScript:
 
 
 def write(script: Script, path: Path, seconds: float | None) -> WrittenScript:
-    """Write a script, and run it in a process of its own before it is handed over.
-
-    Where it does not show the failure, it says so itself.
+    """Write a script and run it; if it does not show the failure, add a note to its docstring.
 
     Args:
-        path: of the script. Its values have the same name with another ending.
-        seconds: time that the run may take; None: it is only written.
+        path: of the script. Its values go to the same name with another suffix.
+        seconds: the time limit of the run; None: do not run it.
 
     Raises:
         UsageError: it cannot be written.
     """
     data_path = path.with_suffix(".safetensors")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {str(path.parent)!r}: {error}") from error
+    create_folder(path.parent)
     if script.values:
         with replacing(data_path) as unfinished:
             unfinished.write_bytes(save(dict(script.values)))
     _write_text(script, path)
-    if not script.values:  # of an earlier script of this name
+    if not script.values:  # from an earlier script with this name
         data_path.unlink(missing_ok=True)
     written = WrittenScript(path, data_path if script.values else None)
     if seconds is None:
@@ -464,9 +454,9 @@ def _write_text(script: Script, path: Path) -> None:
 
 
 def run_script(path: Path, seconds: float) -> tuple[int | None, str]:
-    """Run a script by itself: its exit code, if it came to an end, and what it said."""
+    """Run a script in a process: its exit code (None if it did not finish) and its output."""
     environment = dict(os.environ)
-    # A module of the user's is found as this process finds it.
+    # Modules of the user are found as in this process.
     environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     try:

@@ -1,6 +1,6 @@
 """Tables of results for other programs: comparisons as CSV and Parquet, graphs as CSV.
 
-Floats have all their digits, `nan` and `inf` are spelled out, and what is not known is empty.
+Floats have all digits, `nan` and `inf` are spelled out, and unknown values are empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 import msgspec
 
 from paritas.errors import UsageError
-from paritas.reports.files import replacing, write_whole
+from paritas.reports.files import replacing
 from paritas.reports.graphs import confirmation_words, graph_label, loss_gap, option_words
 from paritas.results.report import spell_nonfinite
 from paritas.results.wording import MEANING
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 Cell = str | int | float | None
 
-# With these a spreadsheet takes what follows for a formula, and would compute it.
+# Spreadsheets treat a text that starts with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_table(names: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
-    """The whole table, with a line of names on top and no newline at the end.
+    """The whole table, with a header line and no newline at the end.
 
-    Texts are taken as they are: `as_text` keeps those of others from being computed.
+    Texts are written unchanged: use `as_text` for those that a spreadsheet must not evaluate.
     """
-    # Quoted is what holds a character of the line's end, so both are among these.
+    # The writer quotes texts that contain a character of the terminator, so it has both.
     table = _LineList()
     writer = csv.writer(table, lineterminator="\r\n")
     writer.writerow(names)
@@ -50,12 +50,12 @@ def csv_table(names: Sequence[str], lines: Iterable[Sequence[Cell]]) -> str:
 
 class _LineList(list[str]):
     def write(self, line: str) -> None:
-        """Take a whole line of the writer's."""
+        """Take a line from the CSV writer."""
         self.append(line.removesuffix("\r\n"))
 
 
 def as_text(text: str) -> str:
-    """A name out of a file is anybody's: an apostrophe in front keeps it from being computed."""
+    """Put an apostrophe before a text that a spreadsheet would evaluate as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
 
 
@@ -69,19 +69,19 @@ def _is_number(text: str) -> bool:
 
 # --- The columns of a comparison ------------------------------------------------------------------
 
-# The first ones are those of msit's table, by its names; `docs/comparing.md` says where a
-# definition differs. Whoever writes a table, in whatever format, takes it from here.
+# The first columns are those of msit's table, with its names; `docs/comparing.md` lists differences
+# in their definitions. All formats use these columns.
 
 ColumnKind = Literal["count", "number", "text", "counts", "texts"]
 CellValue = int | float | str | tuple[int, ...] | tuple[str, ...] | None
 _T = TypeVar("_T")
 
-# So many rows are turned into columns at a time: enough to be fast, few enough to be held twice.
+# Rows that are converted to columns at a time: a compromise between speed and memory.
 _STRETCH = 2048
 
 
 class _Stretch:
-    """Some rows, and what many columns read of them, looked up once."""
+    """Some rows, and attributes of theirs that many columns need."""
 
     def __init__(self, rows: Sequence[ComparisonRow], *, strict: bool) -> None:
         self.rows = rows
@@ -95,86 +95,69 @@ class _Stretch:
 
 
 class Column(NamedTuple):
-    """One column.
-
-    Attributes:
-        kind: whole numbers, floats, text, or several of these.
-        of: what each of some rows has in it; None where there is nothing.
-    """
+    """One column; `of` gives its values for some rows, None for an empty cell."""
 
     name: str
     kind: ColumnKind
     of: Callable[[_Stretch], Iterable[CellValue]]
 
-    @property
-    def is_text(self) -> bool:
-        """Whether what it has is told in words."""
-        return self.kind in {"text", "texts"}
-
-
-def comparison_lines(comparison: Comparison) -> Iterator[tuple[CellValue, ...]]:
-    """A line for every row, by `COLUMNS`."""
-    for columns in stretches(comparison):
-        yield from zip(*columns, strict=True)
-
 
 def stretches(comparison: Comparison) -> Iterator[list[list[CellValue]]]:
-    """The same by columns, which is many times as fast: some rows at a time."""
+    """The columns of some rows at a time, which is many times faster than row by row."""
     for start in range(0, len(comparison.rows), _STRETCH):
         rows = comparison.rows[start : start + _STRETCH]
         stretch = _Stretch(rows, strict=comparison.strict)
         yield [
             map_distinct(column.of(stretch), _clean_text)
-            if column.is_text
+            if column.kind in {"text", "texts"}
             else list(column.of(stretch))
             for column in COMPARISON_COLUMNS
         ]
 
 
 def map_distinct(values: Iterable[CellValue], change: Callable[[CellValue], _T]) -> list[_T]:
-    """A column with each of its values changed: few of them differ, so each is changed once."""
+    """Apply a function to a column, once for each distinct value: there are few."""
     column = list(values)
     known = {value: change(value) for value in set(column)}
     return [known[value] for value in column]
 
 
 def _clean_text(value: CellValue) -> CellValue:
-    """Nothing for an empty text; a name that is no text, as a file's may be, is spelled out."""
+    """None for an empty text; escape what is not valid text, as in some file names."""
     if isinstance(value, str):
-        return _spell_out(value) or None
+        return _escape_surrogates(value) or None
     if isinstance(value, tuple) and value and isinstance(value[0], str):
-        return tuple(_spell_out(item) for item in value if isinstance(item, str))
+        return tuple(_escape_surrogates(item) for item in value if isinstance(item, str))
     return value
 
 
-def _spell_out(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 # --- where the values come from -------------------------------------------------------------------
 
 
-def _golden_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: [None if side is None else get(side) for side in some.golden]
+def _side_column(which: str, name: str, kind: ColumnKind, field: str = "") -> Column:
+    get, sides = attrgetter(field or name), attrgetter(which)
+    return Column(
+        f"{which}_{name}",
+        kind,
+        lambda some: [None if side is None else get(side) for side in sides(some)],
+    )
 
 
-def _my_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: [None if side is None else get(side) for side in some.my]
+def _row_column(name: str, field: str = "", kind: ColumnKind = "text") -> Column:
+    get = attrgetter(field or name)
+    return Column(name, kind, lambda some: map(get, some.rows))
 
 
-def _row_field(field: str) -> Callable[[_Stretch], Iterable[CellValue]]:
-    get = attrgetter(field)
-    return lambda some: map(get, some.rows)
-
-
-# What a cheap pass tells as well.
+# Metrics that a quick pass computes too.
 _QUICK = {"max_abs", "rel_l2"}
 
 
 def _metric(field: str, *, same: float | None) -> Callable[[_Stretch], Iterable[CellValue]]:
-    """A metric; `same` is what it is between two sides whose bits are the same."""
+    """A metric; `same` is its value for two sides with equal bits."""
     get = attrgetter(field)
 
     def of(some: _Stretch) -> Iterator[CellValue]:
@@ -209,7 +192,7 @@ def _diagnosis(some: _Stretch) -> Iterator[CellValue]:
 
 
 def _fail_reason(some: _Stretch) -> Iterator[CellValue]:
-    """Never empty for a row that fails, whatever was left unsaid."""
+    """The reason of a failing row, never empty."""
     for row in some.rows:
         passes = row.status.passes(strict=some.strict)
         yield None if passes else row.reason or MEANING[row.status]
@@ -228,22 +211,21 @@ def _excess(some: _Stretch) -> Iterator[CellValue]:
 # --- the columns ----------------------------------------------------------------------------------
 
 _MSIT_COLUMNS = (
-    Column("token_id", "count", _row_field("step")),
-    Column("data_id", "count", _row_field("index")),
-    Column("golden_data_path", "text", _golden_field("path")),
-    Column("golden_op_type", "text", _golden_field("op")),
-    Column("golden_dtype", "text", _golden_field("dtype")),
-    Column("golden_shape", "counts", _golden_field("shape")),
-    Column("golden_max_value", "number", _golden_field("maximum")),
-    Column("golden_min_value", "number", _golden_field("minimum")),
-    Column("golden_mean_value", "number", _golden_field("mean")),
-    Column("my_data_path", "text", _my_field("path")),
-    Column("my_op_type", "text", _my_field("op")),
-    Column("my_dtype", "text", _my_field("dtype")),
-    Column("my_shape", "counts", _my_field("shape")),
-    Column("my_max_value", "number", _my_field("maximum")),
-    Column("my_min_value", "number", _my_field("minimum")),
-    Column("my_mean_value", "number", _my_field("mean")),
+    _row_column("token_id", "step", "count"),
+    _row_column("data_id", "index", "count"),
+    *(
+        column
+        for which in ("golden", "my")
+        for column in (
+            _side_column(which, "data_path", "text", "path"),
+            _side_column(which, "op_type", "text", "op"),
+            _side_column(which, "dtype", "text"),
+            _side_column(which, "shape", "counts"),
+            _side_column(which, "max_value", "number", "maximum"),
+            _side_column(which, "min_value", "number", "minimum"),
+            _side_column(which, "mean_value", "number", "mean"),
+        )
+    ),
     Column("cosine_similarity", "number", _metric("cosine", same=1.0)),
     Column("max_relative_error", "number", _metric("max_rel", same=0.0)),
     Column("mean_relative_error", "number", _figure("mean_rel")),
@@ -255,43 +237,34 @@ _MSIT_COLUMNS = (
 )
 
 _OWN_COLUMNS = (
-    Column("status", "text", _row_field("status.value")),
-    Column("aspect", "text", _row_field("aspect.value")),
-    Column("rank", "count", _row_field("rank")),
-    Column("name", "text", _row_field("name")),
-    Column("level", "text", _row_field("level")),
-    Column("phase", "text", _row_field("phase")),
-    Column("side", "text", _row_field("side")),
-    Column("position", "text", _row_field("position")),
-    Column("matched_by", "text", _row_field("matched_by")),
-    Column("judged_by", "text", _row_field("judged_by")),
-    Column("limits", "text", _row_field("limits")),
+    _row_column("status", "status.value"),
+    _row_column("aspect", "aspect.value"),
+    _row_column("rank", kind="count"),
+    *map(_row_column, ("name", "level", "phase", "side", "position")),
+    *map(_row_column, ("matched_by", "judged_by", "limits")),
     Column("worst_over_allowed", "number", _excess),
-    Column("own_error", "number", _row_field("own")),
-    Column("inherited_error", "number", _row_field("inherited")),
-    Column("attributed", "text", _row_field("attributed")),
-    Column("made", "text", _row_field("made")),
-    Column("module", "text", _row_field("module")),
-    Column("source_line", "text", _row_field("line")),
+    _row_column("own_error", "own", "number"),
+    _row_column("inherited_error", "inherited", "number"),
+    *map(_row_column, ("attributed", "made", "module")),
+    _row_column("source_line", "line"),
     Column("nodes", "texts", lambda some: (row.nodes or None for row in some.rows)),
-    Column("kernel", "text", _row_field("kernel")),
+    _row_column("kernel"),
     Column("numel", "count", _numel),
     Column("mismatched", "count", _metric("mismatched", same=0)),
     Column("max_ulp", "number", _metric("max_ulp", same=0.0)),
-    Column("nan_my", "count", _metric("nan_candidate", same=None)),
-    Column("nan_golden", "count", _metric("nan_reference", same=None)),
-    Column("posinf_my", "count", _metric("posinf_candidate", same=None)),
-    Column("posinf_golden", "count", _metric("posinf_reference", same=None)),
-    Column("neginf_my", "count", _metric("neginf_candidate", same=None)),
-    Column("neginf_golden", "count", _metric("neginf_reference", same=None)),
+    *(
+        Column(f"{kind}_{which}", "count", _metric(f"{kind}_{side}", same=None))
+        for kind in ("nan", "posinf", "neginf")
+        for which, side in (("my", "candidate"), ("golden", "reference"))
+    ),
     Column("nonfinite_mismatches", "count", _metric("nonfinite_mismatches", same=0)),
-    Column("my_id", "text", _my_field("id")),
-    Column("my_step", "count", _my_field("step")),
-    Column("my_value", "text", _my_field("value")),
-    Column("golden_value", "text", _golden_field("value")),
-    Column("my_made_of", "text", _my_field("made_of")),
-    Column("golden_made_of", "text", _golden_field("made_of")),
-    Column("advice", "text", _row_field("advice")),
+    _side_column("my", "id", "text"),
+    _side_column("my", "step", "count"),
+    _side_column("my", "value", "text"),
+    _side_column("golden", "value", "text"),
+    _side_column("my", "made_of", "text"),
+    _side_column("golden", "made_of", "text"),
+    _row_column("advice"),
     Column("diagnosis", "text", _diagnosis),
 )
 
@@ -300,14 +273,9 @@ COMPARISON_COLUMNS: tuple[Column, ...] = (*_MSIT_COLUMNS, *_OWN_COLUMNS)
 
 # --- A comparison as CSV --------------------------------------------------------------------------
 
-# Floats have all their digits, `nan` and `inf` are spelled out, and what is not known is empty.
-
-# What is a number goes as it is.
-_CONVERTED_KINDS = {"text", "texts", "counts"}
-
 
 def comparison_csv(comparison: Comparison) -> str:
-    """The whole table, with a line of names on top and no newline at the end."""
+    """The whole table, with a header line and no newline at the end."""
     return csv_table(
         [column.name for column in COMPARISON_COLUMNS], _comparison_csv_lines(comparison)
     )
@@ -317,9 +285,9 @@ def _comparison_csv_lines(comparison: Comparison) -> Iterator[tuple[Cell, ...]]:
     kinds = [column.kind for column in COMPARISON_COLUMNS]
     for columns in stretches(comparison):
         cells: list[list[Cell]] = [
-            map_distinct(values, _comparison_cell)
-            if kind in _CONVERTED_KINDS
-            else cast("list[Cell]", values)
+            cast("list[Cell]", values)
+            if kind in {"count", "number"}
+            else map_distinct(values, _comparison_cell)
             for kind, values in zip(kinds, columns, strict=True)
         ]
         yield from zip(*cells, strict=True)
@@ -347,35 +315,34 @@ _TYPES = {
 
 
 def check_installed() -> None:
-    """Raise `UsageError` where what writes Parquet is missing."""
+    """Raise `UsageError` if duckdb is missing."""
     if importlib.util.find_spec("duckdb") is None:
         raise UsageError(
-            "Parquet is written by duckdb, which is not installed: pip install 'paritas[table]', "
-            "or do without it: comparison.csv has the same columns"
+            "Parquet needs duckdb, which is not installed: pip install 'paritas[table]', or use "
+            "comparison.csv, which has the same columns"
         )
 
 
 def write_parquet(path: Path, comparison: Comparison) -> None:
-    """Write the table; a reader never sees half of it."""
+    """Write the table atomically."""
     check_installed()
     with (
         replacing(path) as unfinished,
         tempfile.TemporaryDirectory(prefix="paritas-") as folder,
     ):
-        # Through a file of JSON lines: a call for each row would take a minute for 50,000.
+        # Through a file of JSON lines: one call per row takes a minute for 50,000 rows.
         records = Path(folder) / "rows.ndjson"
         with records.open("wb") as stream:
             stream.writelines(_records(comparison))
         _convert(records, unfinished)
 
 
-def _records(comparison: Comparison) -> list[bytes]:
+def _records(comparison: Comparison) -> Iterator[bytes]:
     names = [column.name for column in COMPARISON_COLUMNS]
     encode = msgspec.json.Encoder().encode
-    return [
-        encode(spell_nonfinite(dict(zip(names, line, strict=True)))) + b"\n"
-        for line in comparison_lines(comparison)
-    ]
+    for columns in stretches(comparison):
+        for line in zip(*columns, strict=True):
+            yield encode(spell_nonfinite(dict(zip(names, line, strict=True)))) + b"\n"
 
 
 def _convert(records: Path, target: Path) -> None:
@@ -384,7 +351,7 @@ def _convert(records: Path, target: Path) -> None:
     types = {column.name: _TYPES[column.kind] for column in COMPARISON_COLUMNS}
     try:
         with duckdb.connect() as connection:
-            # One text may be a whole message, so no row is refused for its length.
+            # A text may be a whole message, so rows of any length are accepted.
             table = connection.read_json(
                 str(records),
                 columns=types,
@@ -397,8 +364,6 @@ def _convert(records: Path, target: Path) -> None:
 
 
 # --- The operators of a graph as CSV --------------------------------------------------------------
-
-# Floats have all their digits, `nan` and `inf` are spelled out, and what is not known is empty.
 
 _OPERATOR_COLUMNS = (
     "graph",
@@ -427,13 +392,8 @@ _LAST_COLUMNS = ("reason", "seconds", "script", "other_nodes")
 GRAPH_COLUMNS = (*_OPERATOR_COLUMNS, *_SPLIT_COLUMNS, *_LAST_COLUMNS)
 
 
-def write_graph_csv(report: GraphReport, path: Path) -> None:
-    """Write the table to a file, whole or not at all."""
-    write_whole(path, graph_csv(report).encode())
-
-
 def graph_csv(report: GraphReport) -> str:
-    """The whole table, by `COLUMNS`, without a newline at the end; this run's graph comes first."""
+    """The whole table of `GRAPH_COLUMNS` without a final newline; this run's graph comes first."""
     graphs = (report, *report.others)
     lines = (
         [graph_label(graph, graphs), *line]
@@ -441,7 +401,11 @@ def graph_csv(report: GraphReport) -> str:
         for one in graph.operators
         for line in _operator_lines(one)
     )
-    return csv_table(GRAPH_COLUMNS, ([_graph_cell(value) for value in line] for line in lines))
+    cells = (
+        [as_text(_escape_surrogates(cell)) if isinstance(cell, str) else cell for cell in line]
+        for line in lines
+    )
+    return csv_table(GRAPH_COLUMNS, cells)
 
 
 def _operator_lines(one: OperatorResult) -> Iterator[list[Cell]]:
@@ -469,10 +433,3 @@ def _split_cells(option: OptionResult) -> list[Cell]:
         loss_gap(option),
         option.gradients,
     ]
-
-
-def _graph_cell(value: Cell) -> Cell:
-    if not isinstance(value, str):
-        return value
-    # A name out of a file may be no text at all: it is spelled out rather than lost.
-    return as_text(value.encode(errors="backslashreplace").decode())

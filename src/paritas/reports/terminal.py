@@ -1,13 +1,14 @@
-"""Verdicts, guarded runs and power reports for a terminal: tables, words, a last line.
+"""Verdicts, guarded runs and power reports for a terminal.
 
-Everything is readable without colour, in ASCII except for the rules of the tables (which rich
-replaces where the terminal has no others), and in 80 columns. The last line is the verdict in one
-line; it is not wrapped, so that a script finds it whole: print with `crop=False`.
+Everything is readable without colour and in 80 columns, in ASCII except for the lines of tables
+(which rich replaces if the terminal cannot show them). The last line is the verdict; it is not
+wrapped, which helps scripts that look for it: print with `crop=False`.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from paritas.results.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -57,7 +58,7 @@ STYLES = {
     Status.DEGRADED: "bold red",
     Status.DIFFERENT: "bold red",
 }
-# More rows of one status than this, and the rest of them share a row that counts them.
+# Above this many rows of one status, the rest share a row that counts them.
 MOST_ROWS = {
     Status.IDENTICAL: 3,
     Status.EQUIVALENT: 12,
@@ -67,9 +68,9 @@ MOST_ROWS = {
     Status.DIFFERENT: 24,
 }
 FINDING_COLUMNS = ("status", "item", "value", "off by", "worst / allowed")
-FIXED_COLUMNS = 2  # the others are left out where every cell of them is empty
+FIXED_COLUMNS = 2  # the others are dropped if all their cells are empty
 FINDING_LEGEND = (
-    "off by: size of the difference over that of the reference, or a count of values\n"
+    "off by: norm of the difference / norm of the reference, or a count of values\n"
     "worst / allowed: in multiples of the reference's own rounding noise"
 )
 
@@ -86,19 +87,20 @@ def verdict_report(verdict: Verdict) -> Group:
 
 
 def paragraph(lines: Iterable[RenderableType]) -> list[RenderableType]:
-    """Lines with an empty one below, if there are any."""
+    """The lines and an empty one, if there are any."""
     found = list(lines)
     return [*found, Text()] if found else []
 
 
-def last_line(verdict: Verdict) -> Text:
-    """The verdict in one line."""
+def last_line(verdict: Verdict, *remarks: str, identical: str = "") -> Text:
+    """The verdict in one line; `identical` replaces the meaning of that status."""
     style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
-    return Text(headline(verdict), style=style, no_wrap=True, overflow="ignore")
+    words = ", ".join((headline(verdict, identical=identical), *remarks))
+    return Text(words, style=style, no_wrap=True, overflow="ignore")
 
 
 def findings_table(verdict: Verdict) -> Table:
-    """One row per finding, gravest first, then in program order; many of one status are folded."""
+    """One row per finding, gravest first, then in program order; the rest are counted."""
     rows: list[tuple[Text, ...]] = []
     for status in sorted(Status, key=lambda status: -status.gravity):
         found = [finding for finding in verdict.findings if finding.status is status]
@@ -121,7 +123,7 @@ def findings_table(verdict: Verdict) -> Table:
 
 
 def small_table(padding: int = 1) -> Table:
-    """A table without a frame, its columns this far apart."""
+    """A table without a frame."""
     return Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -132,19 +134,19 @@ def small_table(padding: int = 1) -> Table:
 
 
 def _fold_findings(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
-    """Which rows are shown, and how many share the last one."""
+    """The findings with a row of their own, and the number of the others."""
     most = MOST_ROWS[status]
     if len(findings) <= most:
         return findings, 0
     if status is Status.IDENTICAL:
         return [], len(findings)
-    if status is Status.EQUIVALENT:  # those nearest to their limits are worth a look
+    if status is Status.EQUIVALENT:  # show those nearest to their limits
         findings = sorted(findings, key=lambda finding: -_excess(finding))
     return findings[:most], len(findings) - most
 
 
 def finding_cells(finding: Finding) -> tuple[Text, ...]:
-    """One row, by `COLUMNS`."""
+    """One row of `FINDING_COLUMNS`."""
     return (
         _status_text(finding.status),
         Text(item_words(finding)),
@@ -181,12 +183,12 @@ def _worst(finding: Finding) -> str:
     run, score = decided
     name, value, limit = deciding_figure(score)
     figures = f"{value:.2g} / {limit:.2g}"
-    named = figures if name == "worst" else f"{name} {figures}"  # no single element is over it
+    named = figures if name == "worst" else f"{name} {figures}"
     return f"{named} lifted" if run == "lifted" else named
 
 
 def details(verdict: Verdict) -> Iterator[RenderableType]:
-    """What failed, in words; where nothing did, what is unstable. The same words come once."""
+    """Failures in words, or else unstable findings; findings with the same words are grouped."""
     found = verdict.failures or [f for f in verdict.findings if f.status is Status.UNSTABLE]
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in map(with_near_paths, found):
@@ -198,19 +200,19 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
             words = line.lstrip()
             yield indented(words, len(line) - len(words) - 2)
         if others:
-            yield indented(f"likewise: {enumerated([finding.path for finding in others])}")
+            yield indented(f"also: {enumerated([finding.path for finding in others])}")
     left = len(found) - sum(len(members) for _, members in shown)
     if left:
         yield Text(f"and {left} more")
 
 
 def near_path(source: str) -> str:
-    """A source line's file relative to the current directory, where it lies below it."""
+    """A path relative to the current directory if it is below it."""
     return source.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def with_near_paths(finding: Finding) -> Finding:
-    """The same finding, its source lines as `near_path` gives them."""
+    """The same finding with `near_path` applied to its source lines."""
     origin = finding.origin
     if origin is not None:
         origin = msgspec.structs.replace(origin, source=near_path(origin.source))
@@ -222,7 +224,7 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     """Coverage and notes."""
     coverage = verdict.coverage
     counts = f"{coverage.compared} compared, {len(coverage.skipped)} skipped, "
-    if coverage.not_selected:  # a note says by what; their names are in the files
+    if coverage.not_selected:  # a note says why; their names are in the files
         counts += f"{len(coverage.not_selected)} not selected, "
     yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
     yield from listed("skipped", coverage.skipped)
@@ -231,7 +233,7 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
 
 
 def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[RenderableType]:
-    """The first few of them, a line each, and how many more there are."""
+    """A line for each of the first few, and the number of the rest."""
     found = list(items)
     shown = found[:MOST_SHOWN]
     if len(found) > MOST_SHOWN:
@@ -241,22 +243,20 @@ def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[Renderab
 
 
 def indented(words: str, left: int = 2) -> RenderableType:
-    """Text that keeps its indentation where it is wrapped."""
+    """Text that keeps its indentation when it is wrapped."""
     return Padding(Text(words), (0, 0, 0, left), expand=False) if left else Text(words)
 
 
-# --- What a guard saw -----------------------------------------------------------------------------
+# --- A guarded run --------------------------------------------------------------------------------
 
-# For 80 columns, like `paritas.reports.terminal`, whose last line it shares.
-
-# More graphs than this, and the rest of them share a row; those with a failure go first.
+# Above this many graphs, the rest share a row; graphs with a failure keep theirs.
 MOST_GRAPHS = 24
 GUARD_COLUMNS = ("graph", "calls", "checked", "failed", "items", "from")
 GUARD_NUMBERS = 4
 
 
 def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
-    """The whole of it; print with `crop=False`, so that the last line stays one line."""
+    """The whole report; print with `crop=False` to keep the last line in one piece."""
     parts: list[RenderableType] = []
     if graphs:
         parts += [graph_table(graphs), Text()]
@@ -266,7 +266,7 @@ def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
 
 
 def graph_table(graphs: Sequence[GraphCounts]) -> Table:
-    """One row per graph, in the order in which they were compiled."""
+    """One row per graph, in the order of compilation."""
     table = small_table()
     for place, name in enumerate(GUARD_COLUMNS):
         number = 0 < place <= GUARD_NUMBERS
@@ -287,56 +287,46 @@ def graph_table(graphs: Sequence[GraphCounts]) -> Table:
 
 
 def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list[GraphCounts]]:
-    """Which have a row of their own, and which share one."""
+    """The graphs with a row of their own, and the rest."""
     if len(graphs) <= MOST_GRAPHS:
         return list(graphs), []
-    wanting = sorted(graphs, key=lambda graph: not (graph.failed or graph.unguarded))
-    kept = {graph.label for graph in wanting[:MOST_GRAPHS]}
+    ordered = sorted(graphs, key=lambda graph: not (graph.failed or graph.unguarded))
+    kept = {graph.label for graph in ordered[:MOST_GRAPHS]}
     shown = [graph for graph in graphs if graph.label in kept]
     return shown, [graph for graph in graphs if graph.label not in kept]
 
 
 def _differences(graphs: Sequence[GraphCounts], verdict: Verdict) -> Iterator[RenderableType]:
-    """What differed, by graph, where it starts first; values that follow from that are named."""
-    by_graph = {graph.label: _failures_of(graph, verdict) for graph in graphs}
-    located = {label: found for label, found in by_graph.items() if any(map(_is_start, found))}
-    for label in list(located)[:MOST_SHOWN]:
-        starts, others = _split_findings(located[label], _is_start)
-        followers, others = _split_findings(others, _is_wrong_value)
-        yield from details(_with_findings(verdict, [*starts, *others]))
+    """The failures of each graph: where they start, then the values that are wrong as a result."""
+    by_graph: dict[str, list[Finding]] = {graph.label: [] for graph in graphs}
+    for finding in verdict.failures:
+        if finding.item.place in by_graph:
+            by_graph[finding.item.place].append(finding)
+    located = [found for found in by_graph.values() if any(map(_is_start, found))]
+    for found in located[:MOST_SHOWN]:
+        starts = [one for one in found if _is_start(one)]
+        others = [one for one in found if not _is_start(one)]
+        rest = [one for one in others if not _is_wrong_value(one)]
+        yield from details(_with_findings(verdict, [*starts, *rest]))
+        followers = [one.item.without_place.text for one in others if _is_wrong_value(one)]
         if followers:
-            yield indented(_followers_line(followers))
-    left = sum(len(found) for found in list(located.values())[MOST_SHOWN:])
+            count = counted(len(followers), "value")
+            yield indented(f"as a result, also {count}: {enumerated(followers)}")
+    left = sum(map(len, located[MOST_SHOWN:]))
     if left:
         yield Text(f"and {left} more in {len(located) - MOST_SHOWN} other graphs")
-    told = {id(finding) for found in located.values() for finding in found}
-    rest = [finding for finding in verdict.findings if id(finding) not in told]
-    if rest and not (told and _with_findings(verdict, rest).passed):
+    shown = {id(finding) for found in located for finding in found}
+    rest = [finding for finding in verdict.findings if id(finding) not in shown]
+    if rest and not (shown and _with_findings(verdict, rest).passed):
         yield from details(_with_findings(verdict, rest))
-
-
-def _failures_of(graph: GraphCounts, verdict: Verdict) -> list[Finding]:
-    return [finding for finding in verdict.failures if finding.item.place == graph.label]
-
-
-def _followers_line(followers: list[Finding]) -> str:
-    names = [finding.item.without_place.text for finding in followers]
-    return f"and with it, {counted(len(names), 'value')}: {enumerated(names)}"
 
 
 def _with_findings(verdict: Verdict, findings: list[Finding]) -> Verdict:
     return msgspec.structs.replace(verdict, findings=tuple(findings))
 
 
-def _split_findings(
-    findings: list[Finding], wanted: Callable[[Finding], bool]
-) -> tuple[list[Finding], list[Finding]]:
-    chosen = [finding for finding in findings if wanted(finding)]
-    return chosen, [finding for finding in findings if not wanted(finding)]
-
-
 def _is_start(finding: Finding) -> bool:
-    """Whether it says where wrong values of its graph come from."""
+    """Whether it locates the origin of wrong values in its graph."""
     return finding.origin is not None and finding.status is not Status.UNVERIFIED
 
 
@@ -346,26 +336,24 @@ def _is_wrong_value(finding: Finding) -> bool:
 
 
 def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:
-    """How many items ended in which status, gravest first."""
-    counts = [
-        (status, sum(finding.status is status for finding in verdict.findings)) for status in Status
-    ]
-    told = [f"{count} {status.value}" for status, count in reversed(counts) if count]
-    if told:
-        yield Text(f"findings: {', '.join(told)}")
+    """The number of findings of each status, gravest first."""
+    counts = Counter(finding.status for finding in verdict.findings)
+    words = [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
+    if words:
+        yield Text(f"findings: {', '.join(words)}")
 
 
-# --- What a check would have caught ---------------------------------------------------------------
+# --- Detection power ------------------------------------------------------------------------------
 
 POWER_COLUMNS = ("fault / noise", "planted", "caught", "at least", "native alone", "at least")
 POWER_LEGEND = (
-    "fault / noise: its exact effect over the model's own rounding noise\n"
-    "at least: what the share is not below, with 95 % confidence"
+    "fault / noise: its exact effect / the model's own rounding noise\n"
+    "at least: lower bound of the share, with 95 % confidence"
 )
 
 
 def power_report(report: PowerReport) -> Group:
-    """The whole report for a terminal; its last line is the answer in one line."""
+    """The whole report for a terminal; the last line is the answer."""
     parts: list[RenderableType] = [Text(power_subject(report)), Text()]
     if report.judged:
         parts += [_power_table(report), Text(POWER_LEGEND, style="dim"), Text()]
@@ -387,7 +375,7 @@ def _power_table(report: PowerReport) -> Table:
 
 
 def power_rows(report: PowerReport) -> list[list[str]]:
-    """One row per size, by `COLUMNS`."""
+    """One row of `POWER_COLUMNS` per size of the fault."""
     rows = []
     for band in BANDS:
         whole, native = report.share(band), report.share(band, native=True)

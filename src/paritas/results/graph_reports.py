@@ -81,6 +81,7 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         idx: which tensor is split: the inputs, then the outputs.
         dim: along which dimension.
         split: what that is in the words of the rule: `split by k`.
+        identifier: the rule's name of that dimension: `k`; empty if it has none.
         rule: the annotation.
         origin: where the rule comes from.
         ranks: over how many ranks.
@@ -108,6 +109,7 @@ class OptionResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     verdict: Verdict = Verdict()
     confirmation: Confirmation | None = None
     seconds: float = 0.0
+    identifier: str = ""
 
 
 class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

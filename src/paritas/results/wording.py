@@ -39,16 +39,17 @@ def verdict_text(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def headline(verdict: Verdict) -> str:
-    """The verdict in one line."""
+def headline(verdict: Verdict, *, identical: str = "") -> str:
+    """The verdict in one line; `identical` replaces the meaning of that status."""
     if not verdict.enabled:
         return "not verified: comparison was switched off (enabled=False); both sides ran"
     compared = verdict.coverage.compared
     items = f"{counted(compared, 'item')} compared"
     status = verdict.status
     if verdict.passed:
+        meaning = identical if identical and status is Status.IDENTICAL else MEANING[status]
         warning = " (a warning, not a failure)" if status is Status.UNSTABLE else ""
-        return f"{status.value}: the candidate {MEANING[status]}{warning}; {items}"
+        return f"{status.value}: the candidate {meaning}{warning}; {items}"
     failed = len(verdict.failures)
     if compared == 0 and not failed:
         return "unverified: nothing was compared"

@@ -26,7 +26,7 @@ def test_what_is_missing_is_named_with_the_extra(monkeypatch):
     with pytest.raises(UsageError) as caught:
         candidates.onnxruntime(nn.Linear(2, 2), [torch.ones(1, 2)])
     assert str(caught.value) == (
-        "candidate 'onnxruntime' needs onnxscript, onnxruntime, which is not installed: "
+        "candidate 'onnxruntime' needs packages that are not installed: onnxscript, onnxruntime; "
         "pip install 'paritas[onnx]'"
     )
 

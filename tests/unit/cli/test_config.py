@@ -74,7 +74,7 @@ def test_file_then_environment_then_command_line_each_override(project, told, mo
 def test_a_required_option_may_come_from_the_file():
     Path("paritas.toml").write_text("[verify-parallel]\nplan = 'fsdpp'\n")
     refused = paritas("verify-parallel", "nets:build", code=2)
-    assert "--plan 'fsdpp': known by name are ddp and fsdp" in refused.stderr
+    assert "--plan 'fsdpp' is unknown; give ddp, fsdp or your own" in refused.stderr
 
 
 def test_settings_do_not_count_as_given_on_the_command_line(told):
@@ -94,7 +94,9 @@ def test_a_chosen_file_counts(told):
     paritas("--config", "other.toml", "verify", "nets:build", code=2)
     assert told["backend"] == "eager"
     both = paritas("--config", "other.toml", "--no-config", "verify", "nets:build", code=2)
-    assert "--config 'other.toml' and --no-config contradict each other; give one" in both.stderr
+    assert (
+        "--config 'other.toml' and --no-config exclude each other: give one of them" in both.stderr
+    )
 
 
 def test_a_mistake_for_any_command_stops_every_command_and_help_is_given_still(project):
@@ -168,7 +170,9 @@ def test_it_prints_every_setting_and_where_it_comes_from(project, monkeypatch):
 
 def test_it_says_that_there_is_no_file_and_prints_one_command():
     printed = paritas("config", "report").stdout
-    assert printed.startswith("settings file: none (a paritas.toml, or a pyproject.toml with ")
+    assert printed.startswith(
+        "settings file: none (looked for paritas.toml, and pyproject.toml with "
+    )
     command, *settings = printed.partition("\n\n")[2].splitlines()
     assert command == "report"
     assert ["output", "not", "set", "default"] in [setting.split() for setting in settings]

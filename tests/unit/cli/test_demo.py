@@ -43,24 +43,24 @@ WRONG = differing(Status.DIFFERENT, 7.3e6, 0.05)
 
 def test_the_lesson_is_told_in_figures_of_the_findings():
     assert list(lessons(RIGHT, WRONG)) == [
-        "By correlation (PCC), where 0.99 is the usual threshold:",
-        "  the right one has 1.000000: accepted",
-        "  the wrong one has 0.998016: accepted",
-        "By paritas, at worst, in multiples of the model's own rounding noise:",
-        "  the right one is off by 0.8 (12 allowed): equivalent",
-        "  the wrong one is off by 7.3e+06 (12 allowed): different",
+        "Correlation (PCC), where 0.99 is the usual threshold:",
+        "  the correct one has 1.000000: accepted",
+        "  the faulty one has 0.998016: accepted",
+        "paritas, worst error in multiples of the model's own rounding noise:",
+        "  the correct one is off by 0.8 (12 allowed): equivalent",
+        "  the faulty one is off by 7.3e+06 (12 allowed): different",
     ]
 
 
 def test_a_right_one_without_a_single_difference_is_a_lesson_too():
     lines = list(lessons(verdict_of(Status.IDENTICAL), WRONG))
-    assert "  the right one has 1: it is equal bit for bit" in lines
-    assert "  the right one is off by nothing: identical" in lines
+    assert "  the correct one has 1: equal bit for bit" in lines
+    assert "  the correct one is off by nothing: identical" in lines
 
 
 def test_correlation_is_not_said_to_accept_what_it_refuses():
     coarse = differing(Status.DIFFERENT, 7.3e6, 0.5)
-    assert any(line.endswith(": refused") for line in lessons(RIGHT, coarse))
+    assert any(line.endswith(": rejected") for line in lessons(RIGHT, coarse))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_point_is_on_one_screen():
     wrong = Verdict(findings=(start, *WRONG.findings), coverage=Coverage(compared=1))
     lines = shown(RIGHT, wrong)
     assert lines == [
-        "A small transformer in float32, checked against what two compilers make of it:",
+        "A small transformer in float32, compared with the output of two compilers:",
         "",
         "                torch.compile        a compiler with a planted fault",
         "─" * 68,

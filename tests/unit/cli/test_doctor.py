@@ -116,7 +116,7 @@ def _indexing():
         ("2.13.1+cu130", "ok", "2.13.1+cu130"),
         ("2.10.0", "failed", "2.10.0 is too old"),
         ("3.0.0a0+git1234", "ok", "newer than any tested"),
-        ("main", "ok", "a version of its own"),
+        ("main", "ok", "an unknown version"),
     ],
 )
 def test_a_torch_of_another_version_is_told(monkeypatch, version, state, words):
@@ -135,7 +135,7 @@ def test_no_compiler_is_not_available_and_one_that_was_asked_for_and_is_not_ther
     assert next(examination.compilers()).state == "not available"
     monkeypatch.setenv("CXX", "/nonexistent")
     check = next(examination.compilers())
-    assert (check.state, check.found) == ("failed", "CXX=/nonexistent is not there")
+    assert (check.state, check.found) == ("failed", "CXX=/nonexistent does not exist")
     (compiled,) = self_test.compiling(has_compiler=False)
     assert compiled.state == "not available"
 
@@ -147,7 +147,7 @@ def test_a_compiler_that_does_not_run_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(broken))
     check = next(examination.compilers())
     assert check.state == "failed"
-    assert check.found.endswith("--version ends with 3: broken")
+    assert check.found.endswith("--version exits with 3: broken")
 
 
 def test_folders_that_cannot_be_written_fail_with_what_to_set(monkeypatch, tmp_path):
@@ -165,7 +165,7 @@ def test_folders_that_cannot_be_written_fail_with_what_to_set(monkeypatch, tmp_p
     [
         ("echo 'no torch' >&2; exit 1", "it ended with exit code 1 after 'the start': no torch"),
         (f"echo '{WELL.to_line()}'; kill -11 $$", "killed by SIGSEGV after 'right candidate'"),
-        ("echo nonsense", "it said 'nonsense'"),
+        ("echo nonsense", "it printed 'nonsense'"),
     ],
 )
 def test_a_crash_while_looking_at_torch_is_told_and_ends_with_3(child, text, words):
@@ -180,14 +180,14 @@ def test_a_torch_that_hangs_is_not_waited_for_for_ever(child, monkeypatch):
     child("exec sleep 60")
     monkeypatch.setattr(examination, "SECONDS", 0.1)
     checks = list(examination.examine(quick=True))
-    assert "did not end within 0.1 s" in checks[-1].found
+    assert "did not finish within 0.1 s" in checks[-1].found
 
 
 def test_all_well_ends_with_0_and_says_so(found):
     found(WELL, Check("torch", "triton", "not available", "not installed"))
     result = doctor()
     assert result.exit_code == 0
-    assert result.output.splitlines()[-1] == "all is well: 1 of 2 checks ok, 1 not available"
+    assert result.output.splitlines()[-1] == "everything works: 1 of 2 checks ok, 1 not available"
 
 
 def test_a_failure_ends_with_1_and_says_what_to_do_within_80_columns(found):
@@ -206,8 +206,8 @@ def test_hooks_that_answer_are_counted_and_those_that_fail_alike_share_a_line(fo
     bad = [Check(group, f"bad {n}", "failed", "no answer", "upgrade") for n in range(2)]
     found(*well, *bad)
     output = doctor().output
-    assert "3 of 5 answer as expected" in output
-    assert "no answer; likewise bad 1" in output
+    assert "3 of 5 behave as expected" in output
+    assert "no answer; also bad 1" in output
     assert "hook 1" not in output
 
 

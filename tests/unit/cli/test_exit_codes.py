@@ -161,7 +161,7 @@ def test_annotations_come_before_the_text_whose_last_line_is_the_verdict(command
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["verify", "nets:make", "--format-file", "x"], "is for what --format writes"),
+        (["verify", "nets:make", "--format-file", "x"], "needs a --format other than text"),
         (["verify", "nets:make", "--format", "junit", "--format-file", "no/x"], "cannot write"),
         (["verify", "nets:make", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "--format", "sarif", "script.py"], "needs --format-file FILE"),

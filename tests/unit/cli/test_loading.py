@@ -47,11 +47,11 @@ def test_a_name_may_have_dots(write):
 @pytest.mark.parametrize(
     ("spec", "hint"),
     [
-        ("nets", "put one colon between module and function, as in 'nets:build'"),
-        ("pkg.nets", "put one colon between module and function, as in 'pkg.nets:build'"),
-        ("pkg.nets.make", "put one colon between module and function, as in 'pkg.nets:make'"),
-        ("nets:", "put one colon between module and function, as in 'nets:build'"),
-        (":make", "put one colon between module and function, as in 'model:make'"),
+        ("nets", "write one colon between module and function, as in 'nets:build'"),
+        ("pkg.nets", "write one colon between module and function, as in 'pkg.nets:build'"),
+        ("pkg.nets.make", "write one colon between module and function, as in 'pkg.nets:make'"),
+        ("nets:", "write one colon between module and function, as in 'nets:build'"),
+        (":make", "write one colon between module and function, as in 'model:make'"),
         ("pkg/nets.py:make", "did you mean 'pkg.nets:make'?"),
         ("./nets.py", "did you mean 'nets:build'?"),
     ],
@@ -66,11 +66,11 @@ def test_a_module_that_is_not_there(write):
     place = "in the current directory or the environment"
     assert (
         refusal(resolve, "pkg.nest:build", "--inputs")
-        == f"--inputs 'pkg.nest:build': there is no module 'pkg.nest' {place}"
+        == f"--inputs 'pkg.nest:build': no module 'pkg.nest' {place}"
     )
     assert (
         refusal(resolve, "gkp.nets:build", "--inputs")
-        == f"--inputs 'gkp.nets:build': there is no module 'gkp' {place}"
+        == f"--inputs 'gkp.nets:build': no module 'gkp' {place}"
     )
 
 
@@ -109,13 +109,13 @@ def test_a_name_like_no_other_is_told_what_there_is(write):
     expected = "FACTORY 'nets:xyz': module nets has no 'xyz'; it defines build"
     assert refusal(resolve, "nets:xyz", "FACTORY") == expected
     write("bare.py", "n = 1")
-    expected = "FACTORY 'bare:xyz': module bare has no 'xyz', and defines nothing of its own"
+    expected = "FACTORY 'bare:xyz': module bare has no 'xyz', and defines no names of its own"
     assert refusal(resolve, "bare:xyz", "FACTORY") == expected
 
 
 def test_what_is_not_a_function(write):
     write("nets.py", "build = 7")
-    expected = "FACTORY 'nets:build' is no function but of type int: 7"
+    expected = "FACTORY 'nets:build' is not a function; it has type int: 7"
     assert refusal(resolve, "nets:build", "FACTORY") == expected
 
 
@@ -124,7 +124,7 @@ def test_a_factory_that_raises_is_told_with_its_place(write):
     assert refusal(call, resolve("nets:build", "FACTORY"), "nets:build", "FACTORY") == (
         "FACTORY 'nets:build', called with no arguments, raised "
         "OSError: no weights: x.pt at nets.py:2 in build\n"
-        'For the whole traceback: python -c "import nets; nets.build()"'
+        'For the full traceback: python -c "import nets; nets.build()"'
     )
 
 
@@ -162,8 +162,8 @@ def test_a_pair_is_a_model_and_its_inputs():
 )
 def test_what_is_no_pair_is_told(result, told):
     assert refusal(model_and_inputs, result, "nets:build", model_alone=False) == (
-        f"FACTORY 'nets:build' returned {told}, not (model, inputs); return both, or name a "
-        "function that makes the inputs with --inputs module:function"
+        f"FACTORY 'nets:build' returned {told}, not (model, inputs); return both, or give "
+        "the inputs with --inputs module:function"
     )
 
 

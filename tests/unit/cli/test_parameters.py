@@ -53,5 +53,5 @@ def test_an_expression_and_what_is_said_of_it_are_taken_apart(kind, text, expect
     ],
 )
 def test_a_missing_part_is_told_with_an_example(kind, text):
-    with pytest.raises(click.BadParameter, match=r"is not REGEX.*, as in '"):
+    with pytest.raises(click.BadParameter, match=r"does not have the form REGEX.*, as in '"):
         kind.convert(text, None, None)

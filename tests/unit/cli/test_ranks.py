@@ -119,7 +119,7 @@ def test_a_folder_that_others_can_write_to_is_not_used():
     meeting = meet(1)
     meeting.folder.mkdir()
     meeting.folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="belongs to somebody else"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         meeting.hand_in(b"seen")
     (meeting.folder / "1.json").write_bytes(b"planted")
     assert meet(0).collect(0, threading.Event()) == {}
@@ -145,7 +145,7 @@ def test_a_report_survives_being_handed_in():
 def test_a_report_that_cannot_be_read_is_unverified(data):
     verdict = RankReport.from_json(data).verdict
     assert verdict.status is Status.UNVERIFIED
-    assert verdict.failures[0].reason.startswith("what it handed in cannot be read: ")
+    assert verdict.failures[0].reason.startswith("its report cannot be read: ")
 
 
 def test_a_merged_report_says_which_rank_saw_what():
@@ -189,6 +189,6 @@ def test_ranks_of_other_machines_are_mentioned_not_missed():
     verdict = merge_ranks(Ranks(2, 4, range(2, 4)), {2: seen(), 3: seen()}).verdict
     assert verdict.exit_code == 0
     assert verdict.notes[0] == (
-        "this is about ranks 2 to 3 of 4, those on this machine; the first rank of each other "
-        "machine tells of its own"
+        "this report covers ranks 2 to 3 of 4, those on this machine; the first rank of each other "
+        "machine reports for its own"
     )

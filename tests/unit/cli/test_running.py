@@ -134,7 +134,7 @@ def test_threads_that_do_not_end_are_not_waited_for_for_ever(capsys, monkeypatch
     finally:
         builtins.kept.set()
         del builtins.kept
-    expected = "not waiting any longer for threads that the script left running: server\n"
+    expected = "stopped waiting for threads that the script left running: server\n"
     assert capsys.readouterr() == ("", expected)
 
 
@@ -276,20 +276,20 @@ def test_the_signal_to_end_can_be_ignored_at_last():
         ),
         (
             "python3",
-            "SCRIPT 'python3' does not exist; leave the interpreter out: paritas run script.py",
+            "SCRIPT 'python3' does not exist; drop the interpreter: paritas run script.py",
         ),
         (
             "torchrun",
             (
-                "SCRIPT 'torchrun' does not exist; torchrun starts paritas: "
+                "SCRIPT 'torchrun' does not exist; start paritas by torchrun: "
                 "torchrun ... --no-python paritas run script.py"
             ),
         ),
         (
             "pack.mod",
-            "SCRIPT 'pack.mod' does not exist; for a module, say paritas run -m pack.mod",
+            "SCRIPT 'pack.mod' does not exist; for a module, use paritas run -m pack.mod",
         ),
-        ("below", "SCRIPT 'below' is a directory without a __main__.py; name a file"),
+        ("below", "SCRIPT 'below' is a directory without a __main__.py; give a file"),
     ],
 )
 def test_a_script_that_is_not_there_is_refused_with_its_name(target, message, folder):
@@ -304,12 +304,12 @@ def test_a_script_that_is_not_there_is_refused_with_its_name(target, message, fo
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("nosuch", "-m 'nosuch': there is no such module, or no __main__ in it"),
+        ("nosuch", "-m 'nosuch': no such module, or it has no __main__"),
         (
             "nosuch.part",
             "-m 'nosuch.part' cannot be run: ModuleNotFoundError: No module named 'nosuch'",
         ),
-        ("train.py", "-m 'train.py' names a file; leave out -m, or the .py and use dots"),
+        ("train.py", "-m 'train.py' is a file; drop -m, or give the module's dotted name"),
         ("broken_pack.part", "-m 'broken_pack.part' cannot be run: ValueError: not today"),
         (".", "-m '.' cannot be run: "),
     ],

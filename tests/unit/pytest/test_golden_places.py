@@ -46,7 +46,7 @@ def test_names_that_look_alike_are_kept_apart():
 
 @pytest.mark.parametrize("name", ["", "  ", None, 3])
 def test_a_golden_needs_a_name(name):
-    with pytest.raises(UsageError, match="needs a name"):
+    with pytest.raises(UsageError, match="must be a non-empty string"):
         golden_folder(ROOT, name)
 
 

@@ -99,7 +99,7 @@ def test_a_checker_of_the_callers_own_decides(tmp_path):
 def test_names_that_changed_are_told(tmp_path):
     verdict = judged(tmp_path, {"a": 1, "b": 2}, {"a": 1, "c": 2})
     assert verdict.failures[0].reason == (
-        "the values have other names: 1 gone (value['b']), 1 new (value['c'])"
+        "the values have other names: 1 missing (value['b']), 1 new (value['c'])"
     )
     assert verdict.coverage.unmatched == (
         "value['b'] (golden only)",
@@ -130,5 +130,5 @@ def test_text_in_a_golden_is_never_run(tmp_path):
     index = next((tmp_path / "it").rglob("index.jsonl"))
     text = index.read_text(encoding="utf-8")
     index.write_text(text.replace('"value":"1"', '"value":"print(1)"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="is no golden"):
+    with pytest.raises(UsageError, match="is not a golden"):
         read_golden(tmp_path / "it")

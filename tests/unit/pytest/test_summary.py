@@ -26,7 +26,7 @@ def test_nothing_asked_is_nothing_said(tmp_path):
 
 def test_a_guard_that_saw_nothing_says_so(tmp_path):
     assert lines_of(tmp_path, [], guard=True) == [
-        "guarded: nothing, because no test called anything that torch.compile made"
+        "guarded: nothing, because no test called a compiled function"
     ]
 
 
@@ -49,7 +49,7 @@ def test_verdicts_are_counted_by_status_and_failures_have_a_line_each(tmp_path):
     ]
     assert lines_of(tmp_path, told) == [
         "2 verdicts in 2 tests: 1 different, 1 equivalent",
-        "1 check switched off: nothing was compared there",
+        "1 check disabled: nothing was compared there",
         "guarded: 2 graphs, 4 of 5 calls checked",
         "different: t.py::b (suite guard) graph 0: output[0]: off",
     ]
@@ -77,7 +77,7 @@ def test_what_an_update_wrote_is_told(tmp_path, monkeypatch):
     ]
     expected = [
         "3 verdicts in 3 tests: 3 identical",
-        "goldens: 1 written, 1 changed, 1 kept as they are",
+        "goldens: 1 written, 1 changed, 1 unchanged",
         "  written: golden/t/b/out",
         "  changed: golden/t/c/out (it was off: value: dtype float64 instead of float32)",
     ]
@@ -85,7 +85,7 @@ def test_what_an_update_wrote_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("CI", "true")
     assert lines_of(tmp_path, told) == [
         *expected,
-        "  this looks like a build server: goldens are lost there unless they are committed",
+        "  this looks like a build server: new goldens are lost unless they are committed",
     ]
 
 

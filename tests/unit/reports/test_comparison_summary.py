@@ -59,7 +59,7 @@ def table_rows(comparison):
 def test_it_fits_80_columns_and_ends_with_the_verdict(comparison):
     *lines, last = printed(comparison)
     assert max(map(len, lines)) <= 80
-    assert last == f"{headline(comparison.verdict)}, 1 by statistics alone"
+    assert last == f"{headline(comparison.verdict)}, 1 by statistics only"
 
 
 def test_equal_statistics_are_not_called_equal_bits():
@@ -69,8 +69,8 @@ def test_equal_statistics_are_not_called_equal_bits():
     facts = DumpFacts(path="a", kind="msprobe")
     found = Comparison(my=facts, golden=facts, rows=tuple(rows), coverage=Coverage(compared=1))
     assert printed(found)[-1] == (
-        "identical: the candidate is the same in all that is recorded; 1 item compared, "
-        "1 by statistics alone"
+        "identical: the candidate is the same in everything recorded; 1 item compared, "
+        "1 by statistics only"
     )
 
 
@@ -90,7 +90,7 @@ def test_the_first_divergence_is_the_first_row_though_others_are_as_grave():
 def test_rows_that_only_inherit_are_few_and_counted():
     shown = table_rows(transformer())
     assert sum(item.startswith(("layers_", "backward")) for _, item in shown) == 9
-    assert "39 more, of which 39 inherit it" in text_of(transformer())
+    assert "39 more, 39 of them inherit it" in text_of(transformer())
 
 
 def test_many_rows_share_a_line():
@@ -112,7 +112,7 @@ def test_the_first_divergence_in_words_has_all_that_is_asked_for():
         "at model/mlp.py:47, in forward: x = self.act(x)",
         "written by cpp_fused_mul_erf_add_mul_1_85",
         "made here",
-        "added here 0.031, came in 0.00098; told by running the operator again",
+        "added here 0.031, came in 0.00098; measured by running the operator again",
         "matched by node, judged by noise of bfloat16",
     ):
         assert words in story
@@ -122,8 +122,12 @@ def test_the_first_divergence_in_words_has_all_that_is_asked_for():
 @pytest.mark.parametrize(
     ("kind", "reason", "words"),
     [
-        ("given", "", "not made here: it was in what the program was given"),
-        ("unclear", "no input is recorded", "made here cannot be told: no input is recorded"),
+        ("given", "", "not made here: it was in the inputs of the program"),
+        (
+            "unclear",
+            "no input is recorded",
+            "it is unknown whether it was made here: no input is recorded",
+        ),
     ],
 )
 def test_a_divergence_that_was_not_made_there_says_so(kind, reason, words):
@@ -137,7 +141,7 @@ def test_a_divergence_that_was_not_made_there_says_so(kind, reason, words):
 def test_what_a_row_cannot_show_is_told():
     limited = failing(limits="only statistics were recorded")
     text = text_of(made_of(limited, first=Divergence(kind="unclear", row=0)))
-    assert "it cannot show everything: only statistics were recorded" in text
+    assert "limits of this check: only statistics were recorded" in text
 
 
 def test_a_nan_that_begins_elsewhere_is_told_by_itself():

@@ -115,7 +115,7 @@ def test_a_complete_dump_reads_like_this():
         "source   eager",
         "data     tensors; layout packed",
         "steps    0-3, 7",
-        "records  8 (2 module, 6 op); 1 of them no tensor",
+        "records  8 (2 module, 6 op); 1 of them not tensors",
         "on disk  12.3 MB in 3 files",
         "dedupe   saved 18 MB of 30 MB (factor 2.5)",
         "",
@@ -124,8 +124,8 @@ def test_a_complete_dump_reads_like_this():
         "────────────────────────────────────────────────────────────────",
         "layers.0                       2 float32[2,16] -1.25 3.5",
         "layers.1.attn (backward)       2 float32[2,16] -1.25 3.5",
-        "value, min, max: of the outputs, or of the inputs where no output is recorded",
-        "NaN/Inf: how many of the records hold one",
+        "value, min, max: of the outputs, or of the inputs if no output is recorded",
+        "NaN/Inf: the number of records that contain one",
         "",
         "every value is finite",
         "",
@@ -155,11 +155,14 @@ def test_the_first_nan_is_told_with_its_operator_its_line_and_who_made_it():
         ),
         (
             {"origin": "entered", "site": msgspec.structs.replace(SITE, side="input")},
-            "not made here: the call was given it; 41 tensors were recorded before it",
+            "not made here: it is an input of the call; 41 tensors were recorded before it",
         ),
         (
             {"origin": "unknown", "inputs": 0, "earlier": 1},
-            "made here or not: no input of this call is recorded; 1 tensor was recorded before it",
+            (
+                "unknown whether it was made here: no input of this call is recorded; 1 tensor was "
+                "recorded before it"
+            ),
         ),
     ],
 )
@@ -180,7 +183,7 @@ def test_a_module_may_owe_it_to_its_parameters():
     site = Site(source="eager", level="module", name="head", module="head", op="Linear")
     words = text_of(summary_of(non_finite=(non_finite(site=site, id=site.id),)))
     assert "2 of 64 values, by Linear" in words
-    assert "is finite, so its code or its parameters did it" in words
+    assert "is finite, so its code or parameters caused it" in words
 
 
 def test_what_is_missing_of_a_killed_run_is_told():
@@ -192,7 +195,7 @@ def test_what_is_missing_of_a_killed_run_is_told():
         ranks=ranks, missing=(1, 3), header=with_header(world_size=4), problems=("rank 2: cut off",)
     )
     words = text_of(summary)
-    assert "0, 2 (the run has 4); nothing of 1, 3; rank 2 was cut off, not closed" in words
+    assert "0, 2 (the run has 4); missing: 1, 3; rank 2 was cut off, not closed" in words
     assert "(3 records, the last is forward/b#0/output.0 of step 1)" in words
     assert "problem: rank 2: cut off" in words
     assert dump_verdict_line(summary) == "incomplete: 8 records of 2 ranks can be read; 1 problem"
@@ -210,7 +213,7 @@ def test_changed_outputs_are_told_by_graph():
     words = text_of(summary)
     assert "recording CHANGED the outputs of 1 of 2 graphs: graph 0 backward (output 1" in words
     assert "recording did not change the outputs of 1 of 2 graphs" in words
-    assert "fused; fusion off; every node tapped, which may change the fusion" in words
+    assert "fused; fusion off; every node recorded, which may change the fusion" in words
 
 
 @pytest.mark.parametrize("bad", [1, MOST_NAMES])
@@ -220,7 +223,7 @@ def test_many_names_share_a_row_but_the_first_stay_and_what_is_not_finite(bad):
     lines = printed(summary_of(names=tuple(names)))
     assert any(line.startswith("layers.0 ") for line in lines)
     assert any(line.startswith("the.bad.one") and line.endswith("2") for line in lines)
-    assert any(line.startswith("10 more; --layer GLOB chooses") for line in lines)
+    assert any(line.startswith("10 more; use --layer GLOB") for line in lines)
 
 
 def test_nothing_is_wider_than_80_columns():

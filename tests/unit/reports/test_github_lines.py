@@ -99,7 +99,7 @@ def test_items_wrong_in_the_same_way_on_one_line_share_an_annotation(repository)
     source = f"{repository}/pkg/net.py:7"
     (one,) = read(github_lines(account(*(traced(source, f"output {n}") for n in range(12)))))
     assert one["message"].endswith(
-        "likewise: output 1, output 2, output 3, output 4, output 5, output 6, output 7, output 8 "
+        "also: output 1, output 2, output 3, output 4, output 5, output 6, output 7, output 8 "
         "and 3 more"
     )
 

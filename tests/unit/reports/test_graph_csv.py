@@ -9,9 +9,8 @@ import math
 import msgspec
 import pytest
 
-from paritas.errors import UsageError
 from paritas.reports.graphs import loss_gap
-from paritas.reports.tables import GRAPH_COLUMNS, graph_csv, write_graph_csv
+from paritas.reports.tables import GRAPH_COLUMNS, graph_csv
 from paritas.results.findings import Status
 from paritas.results.graph_reports import Confirmation
 from unit.results.graph_samples import HOSTILE, empty, hostile, option, transformer
@@ -128,13 +127,5 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text(start):
     assert line["operator"] == HOSTILE
 
 
-def test_the_file_is_the_table_and_a_graph_without_calls_has_its_names_alone(tmp_path):
-    write_graph_csv(transformer(), tmp_path / "results.csv")
-    text = (tmp_path / "results.csv").read_text(encoding="utf-8")
-    assert text == f"{graph_csv(transformer())}\n"
+def test_a_graph_without_calls_has_only_the_header():
     assert graph_csv(empty()) == ",".join(GRAPH_COLUMNS)
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot write .*results\.csv"):
-        write_graph_csv(empty(), tmp_path / "missing" / "results.csv")

@@ -200,7 +200,7 @@ def test_a_rule_is_drawn_with_what_became_of_each_dimension():
 def test_a_split_that_the_rule_does_not_name_is_shown_beside_it():
     [drawn] = drawn_rules([option((0, 2), "z", "a -> a")])
     assert drawn.loose[0].text == "z"
-    nameless = msgspec.structs.replace(option((0, 2), "z", ""), split="")
+    nameless = msgspec.structs.replace(option((0, 2), "z", ""), split="", identifier="")
     [drawn] = drawn_rules([nameless])
     assert drawn.loose == (
         RuleToken(

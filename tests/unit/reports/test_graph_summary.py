@@ -51,7 +51,7 @@ def test_the_whole_of_a_graph_with_a_wrong_rule():
         "    loss 12.25 on one device, 25.75 on several",
         "    1 of 2 gradients different",
         "  in module layers.0.mlp, layers.1.mlp",
-        "  run it by itself: python out/repro/01_linear.py",
+        "  reproduce it: python out/repro/01_linear.py",
         "",
         "could not be checked: 2 calls",
         "  2: my_ops.rotate is not an operator of torch: name its module with --import",
@@ -75,7 +75,7 @@ def test_the_whole_of_a_graph_with_a_wrong_rule():
             "verified: 5 of 12 calls verified, nothing to check in the other 7; 9 splits compared",
         ),
         (unsupported, "unverified: 2 calls could not be checked; 5 of 14 calls verified"),
-        (interrupted, "unverified: interrupted, 14 calls not looked at; 3 of 17 calls verified"),
+        (interrupted, "unverified: interrupted, 14 calls not checked yet; 3 of 17 calls verified"),
         (empty, "unverified: nothing was checked"),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_other_graphs_of_the_folder_are_listed_with_how_each_ended():
         "  b.ckp (3): verified",
         "  b.ckp (4): unverified",
     ]
-    assert "2 operators were verified before for another graph here" in " ".join(lines)
+    assert "2 operators already verified for another graph here" in " ".join(lines)
     assert lines[-1].startswith("verified: ")  # of this graph alone
 
 

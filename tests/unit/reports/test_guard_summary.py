@@ -71,7 +71,7 @@ def test_a_run_with_a_located_fault_reads_like_this(tmp_path, monkeypatch):
         "  node relu_1: aten.relu.default in module layers.0.act",
         "  at model.py:18, in forward",
         "    x = torch.relu(x)",
-        "  and with it, 2 values: output[0], output[2]",
+        "  as a result, also 2 values: output[0], output[2]",
         "",
         "findings: 3 different, 1 equivalent, 1 identical",
         "coverage: 16 compared, 0 skipped, 0 unmatched",
@@ -112,7 +112,7 @@ def test_what_a_wrong_node_does_not_explain_is_told_in_full():
         "graph 0: node mul: different (value)",
         "  node mul",
         "graph 0: output[1]: different (stride)",
-        "  and with it, 1 value: output[0]",
+        "  as a result, also 1 value: output[0]",
         "graph 1: output[0]: different (value)",
     ]
 

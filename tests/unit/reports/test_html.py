@@ -120,12 +120,12 @@ def test_the_first_divergence_is_told_in_words():
     assert story.sentence == (
         "It starts at step 0, rank 0, module layers.7.mlp.act: "
         "forward/graph_0/layers_7_mlp_act#0 (aten.gelu.default). "
-        "What this call was given is right, what it gives is not."
+        "The inputs of this call are right, its output is not."
     )
     told = {fact.label: f"{fact.text} {fact.code}".strip() for fact in story.facts}
     assert told == {
         "what is wrong": "7372 of 8192 elements differ, the worst by 0.28; 0.0074 is allowed",
-        "error": "own 0.031, inherited 0.0009806, relative to golden's norm; "
+        "error": "own 0.031, inherited 0.0009806, relative to the golden norm; "
         "measured by running the operator again",
         "worst element": "[1, 3, 17]: mine 1.53, golden 1.25, 320 ulp apart",
         "judged by": "noise of bfloat16",
@@ -139,8 +139,8 @@ def test_the_first_divergence_is_told_in_words():
 @pytest.mark.parametrize(
     ("kind", "reason", "words"),
     [
-        ("given", "", "This call did not make it: the program was given it."),
-        ("unclear", "no input was recorded", "cannot be told: no input was recorded."),
+        ("given", "", "This call did not cause it: it was in the inputs."),
+        ("unclear", "no input was recorded", "whether this call caused it: no input was recorded."),
     ],
 )
 def test_a_divergence_that_no_call_is_known_to_have_made_says_so(kind, reason, words):
@@ -158,7 +158,7 @@ def test_the_first_nan_is_told_once_where_it_is_also_the_first_divergence():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (empty, "Nothing was compared, so nothing is shown to be right."),
+        (empty, "Nothing was compared, so nothing is verified."),
         (identical, "All 44 rows are equal bit for bit."),
         (many_ranks, "294 of 2,049 rows do not pass."),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paritas.errors import UsageError
-from paritas.reports.files import check_writable, write_verdict
+from paritas.reports.files import check_writable, write_whole
 from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
 
 VERDICT = Verdict(
@@ -23,21 +23,21 @@ VERDICT = Verdict(
 
 def test_what_is_written_is_read_back_equal(tmp_path):
     path = tmp_path / "verdict.json"
-    write_verdict(path, VERDICT)
+    write_whole(path, VERDICT.to_json())
     assert Verdict.from_json(path.read_bytes()) == VERDICT
 
 
 def test_an_older_file_is_replaced_and_nothing_else_is_left(tmp_path):
     path = tmp_path / "verdict.json"
     path.write_text("older and longer than what comes now" * 99)
-    write_verdict(path, VERDICT)
+    write_whole(path, VERDICT.to_json())
     assert Verdict.from_json(path.read_bytes()) == VERDICT
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
     with pytest.raises(UsageError, match="cannot write"):
-        write_verdict(tmp_path, VERDICT)
+        write_whole(tmp_path, VERDICT.to_json())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,7 +51,7 @@ def test_checking_makes_no_file(tmp_path):
     [
         ("missing/verdict.json", "No such file or directory"),
         ("file/verdict.json", "Not a directory"),
-        ("folder", "it is a directory; name a file in it"),
+        ("folder", "it is a directory; give a file"),
     ],
 )
 def test_what_cannot_be_written_is_told_at_once(tmp_path, name, reason):

@@ -82,7 +82,7 @@ def test_a_report_reads_like_this():
         "different   gradient of w  float32[4]  3.7e-04  4.2e+05 / 12 lifted",
         "equivalent  output         float32[4]  3.7e-04  0.71 / 12",
         "identical   5 items",
-        "off by: size of the difference over that of the reference, or a count of values",
+        "off by: norm of the difference / norm of the reference, or a count of values",
         "worst / allowed: in multiples of the reference's own rounding noise",
         "",
         "gradient of w: different (value)",
@@ -231,7 +231,7 @@ def test_findings_with_the_same_words_are_told_together():
     assert lines[start : start + 6] == [
         "output[0]: unverified (value)",
         "  other draws",
-        "  likewise: output[1], output[2]",
+        "  also: output[1], output[2]",
         "ids: unverified (value)",
         "  no match",
         "",
@@ -263,7 +263,7 @@ def test_many_failures_are_counted():
     same = [finding(f"other{i}", Status.DIFFERENT, reason="one reason") for i in range(14)]
     assert "and 4 more" in printed(verdict_of(*found))
     told = " ".join(" ".join(printed(verdict_of(*same))).split())
-    assert "likewise: other1, other2," in told
+    assert "also: other1, other2," in told
     assert "other10 and 3 more" in told
 
 

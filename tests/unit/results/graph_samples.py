@@ -82,6 +82,7 @@ def option(
         idx=place[0],
         dim=place[1],
         split=f"split by {name}",
+        identifier=name,
         rule=rule,
         origin=origin,
         ranks=ranks,

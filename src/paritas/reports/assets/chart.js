@@ -30,11 +30,11 @@ function makeChart(data, table) {
     plot = null;
     host.replaceChildren();
     if (!rows.length) {
-      host.append(make("p", { class: "quiet" }, "No row here has a figure to draw."));
+      host.append(make("p", { class: "quiet" }, "No row here has an error to plot."));
       return;
     }
     if (rows.every((row) => SERIES.every(([name]) => !data.numbers[name][row] && !Number.isNaN(data.numbers[name][row])))) {
-      host.append(make("p", { class: "quiet" }, `Nothing to draw: all errors of these ${counted(rows.length, "row")} are zero.`));
+      host.append(make("p", { class: "quiet" }, `Nothing to plot: all errors of these ${counted(rows.length, "row")} are zero.`));
       return;
     }
     const [floor, ceiling, endless] = bounds(data, SERIES, rows);
@@ -119,7 +119,7 @@ function makeChart(data, table) {
     if (at === null) { reading.textContent = ""; return; }
     const row = rows[at];
     const value = (name) => figure(data.numbers[name][row]) || "not known";
-    const words = ` own ${value("own")}, inherited ${value("inherited")}, in all ${value("rel_l2")}`;
+    const words = ` own ${value("own")}, inherited ${value("inherited")}, total ${value("rel_l2")}`;
     const run = data.columns.rank.rows || data.numbers.step.some((step) => step !== data.numbers.step[0]) ? ` step ${data.numbers.step[row]}, rank ${data.text.rank(row)};` : "";
     reading.replaceChildren(badge(statusWord(data, row)), " ", make("b", {}, data.text.name(row)), `${run}${words}`);
   }
@@ -156,7 +156,7 @@ function inRun(data, step, rank) {
 
 function legend() {
   const item = (name, words) => make("span", {}, make("i", { class: `swatch ${name}`, "aria-hidden": "true" }), words);
-  return make("p", { class: "legend" }, item("own", "own: added by this call"), item("inherited", "inherited: came in with the inputs"), item("total", "in all (relative L2)"));
+  return make("p", { class: "legend" }, item("own", "own: added by this call"), item("inherited", "inherited: came in with the inputs"), item("total", "total (relative L2)"));
 }
 
 // The decades that hold all figures, with one more below for zero and one above for infinity.

@@ -14,7 +14,7 @@ function makeGraph(data, table) {
   const sizes = GRAPH_SIZES.filter((size, place) => place === 0 || GRAPH_SIZES[place - 1] < graph.nodes.length);
   const select = make("select", {}, ...sizes.map((size) => make("option", { value: size }, Math.min(size, graph.nodes.length))));
   if (sizes.length > 1) select.value = sizes[1];
-  const how = graph.flows ? "Arrows: what was computed from what." : "No data flow is known of this call: calls are shown in the order of the program.";
+  const how = graph.flows ? "Arrows show the data flow." : "The data flow of this call is unknown: calls are shown in program order.";
   words.append(`${how} Nearest calls of its step and rank: `, make("label", {}, select), ` of ${graph.calls.toLocaleString("en")}. The thick frame is the divergence; a dashed one is a call with a status that passes.`);
   select.addEventListener("change", () => draw(Number(select.value)));
 

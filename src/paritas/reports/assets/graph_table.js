@@ -32,14 +32,14 @@ function makeOperatorTable(operators, filters, select) {
     { title: "node", field: "node", width: 170, formatter: textCell, sorter: byText },
     { title: "operator", field: "operator", width: 220, formatter: textCell, sorter: byText },
     { title: "source", field: "source", width: 160, formatter: textCell, sorter: byText },
-    figureColumn("calls", "calls", "how many calls of the graph are alike", figure, 74),
+    figureColumn("calls", "calls", "number of identical calls in the graph", figure, 74),
     { title: "splits right", field: "right", width: 104, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: rightCell, sorter: "number", headerTooltip: "splits that pass, of those that were compared" },
     figureColumn("loss diff.", "gap", "the largest relative difference of the losses on one device and on several", exponential, 100),
     { title: "signature", field: "signature", width: 250, formatter: textCell, sorter: byText },
     { title: "reason", field: "reason", width: 300, formatter: textCell, sorter: byText },
     { title: "code", field: "code", width: 240, formatter: textCell, sorter: byText },
     { title: "module", field: "module", width: 160, formatter: textCell, sorter: byText },
-    figureColumn("seconds", "seconds", "that it took", figure, 92),
+    figureColumn("seconds", "seconds", "duration of the check", figure, 92),
   ];
 
   const host = document.getElementById("table");

@@ -14,7 +14,7 @@ addEventListener("unhandledrejection", (event) => broken(event.reason?.message ?
 
 function makeThemes(redraw) {
   const button = document.getElementById("theme");
-  const themes = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
+  const themes = [["", "system"], ["light", "light"], ["dark", "dark"]];
   let at = 0;
   const wear = (theme) => { page.style.colorScheme = theme; redraw(); };
   button.addEventListener("click", () => {

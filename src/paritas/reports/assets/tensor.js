@@ -5,7 +5,7 @@ const SIDE_FIGURES = [["minimum", "min"], ["maximum", "max"], ["mean", "mean"]];
 const FIGURES = [
   ["rel_l2", "relative L2"], ["own", "own error"], ["inherited", "inherited error"], ["max_abs", "max abs"], ["mean_abs", "mean abs"], ["rmse", "rms"],
   ["max_rel", "max relative"], ["mean_rel", "mean relative"], ["max_ulp", "max ulp"], ["cosine", "cosine"], ["pcc", "correlation"], ["kl_divergence", "KL divergence"],
-  ["numel", "elements"], ["mismatched", "of them unequal"], ["nonfinite_mismatches", "NaN/Inf unlike"],
+  ["numel", "elements"], ["mismatched", "unequal elements"], ["nonfinite_mismatches", "NaN/Inf mismatches"],
 ];
 const NEAR_ONE = new Set(["cosine", "pcc"]);
 const COUNTS = [["nan", "NaN"], ["posinf", "+Inf"], ["neginf", "-Inf"], ["zero", "zero"]];
@@ -17,7 +17,7 @@ function showTensor(data, row) {
   document.getElementById("tensor-title").replaceChildren("Selected row ", badge(status));
   const facts = [
     ["what was found", words("reason")], ["what kind of wrong", words("diagnosis")], ["what to do", words("advice")], ["aspect", words("aspect") === "value" ? "" : words("aspect")],
-    ["judged by", words("judged_by")], ["not shown", words("limits")], ["worst / allowed", allowed(data, row)], ["worst slice", words("slice")],
+    ["judged by", words("judged_by")], ["limits", words("limits")], ["worst / allowed", allowed(data, row)], ["worst slice", words("slice")],
     ["difference", { here: "made here", before: "came in with its inputs" }[words("made")] ?? ""],
     ["matched by", words("matched_by")], ["operator", words("op")], ["module", words("module")],
     ["fused", words("nodes") && `${words("nodes")}${words("kernel") && ` in ${words("kernel")}`}`],
@@ -28,7 +28,7 @@ function showTensor(data, row) {
   const parts = [make("p", { class: "name", "aria-live": "polite" }, text.name(row)), make("div", { class: "panels" }, list, sides(data, row), figures(data, row))];
   const detail = data.details[row];
   if (detail) parts.push(...closer(detail));
-  else parts.push(make("p", { class: "quiet" }, status === "identical" ? "Nothing differs, so there is no map of mismatches." : "No closer look was taken at this pair."));
+  else parts.push(make("p", { class: "quiet" }, status === "identical" ? "Nothing differs, so there is no map of mismatches." : "No details were recorded for this pair."));
   document.getElementById("tensor-body").replaceChildren(...parts);
 }
 
@@ -51,20 +51,20 @@ function sides({ text, numbers }, row) {
 
 function figures({ numbers }, row) {
   const known = FIGURES.filter(([name]) => numbers[name][row] !== null);
-  if (!known.length) return make("p", { class: "quiet" }, "No figures: the values were not measured against each other.");
+  if (!known.length) return make("p", { class: "quiet" }, "No metrics were computed for this pair.");
   return make("table", { class: "figures" }, make("tbody", {}, ...known.map(([name, label]) => make("tr", {}, make("th", { scope: "row" }, label), make("td", { class: "num" }, NEAR_ONE.has(name) ? exact(numbers[name][row], 10) : figure(numbers[name][row]))))));
 }
 
 function closer(detail) {
   const parts = [];
-  if (detail.heat) parts.push(figureOf("Where the mismatches lie", heatMap(detail.heat), detail.region));
+  if (detail.heat) parts.push(figureOf("Where the mismatches are", heatMap(detail.heat), detail.region));
   if (detail.ulps?.length) parts.push(figureOf("How far apart, in ulps", histogram(detail.ulps)));
   if (detail.worst?.length) parts.push(figureOf("Worst elements", worstTable(detail.worst)));
   return [make("div", { class: "panels closer" }, ...parts)];
 }
 
 function figureOf(title, content, region) {
-  const box = region?.length ? make("p", { class: "quiet" }, `all of them in [${region.map(([begin, end]) => `${begin}:${end}`).join(", ")}]`) : null;
+  const box = region?.length ? make("p", { class: "quiet" }, `all in [${region.map(([begin, end]) => `${begin}:${end}`).join(", ")}]`) : null;
   return make("figure", {}, make("figcaption", {}, title), ...content, box);
 }
 
@@ -87,7 +87,7 @@ function heatMap({ axes, extents, cells, counts }) {
   }));
   const [first, second] = axes.length > 1 ? extents : [null, extents[0]];
   const span = (place, many, extent) => { const [begin, end] = [Math.floor(place * extent / many), Math.ceil((place + 1) * extent / many)]; return end - begin > 1 ? `${begin}–${end - 1}` : `${begin}`; };
-  const reading = make("p", { class: "reading", "aria-live": "polite" }, "point at a cell to read it");
+  const reading = make("p", { class: "reading", "aria-live": "polite" }, "point at a cell to read its value");
   canvas.addEventListener("mousemove", (event) => {
     const [x, y] = [Math.floor(event.offsetX / edge), Math.floor(event.offsetY / edge)];
     if (counts[y]?.[x] === undefined) return;
