@@ -230,7 +230,9 @@ def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
     others = {
         name: text for name, text in row.versions.items() if report.versions.get(name) != text
     }
+    worst = row.worst
     facts = [
+        ("what to do", "" if worst is None or row.ended is RunEnd.VERDICT else worst.advice),
         ("ended", "with a verdict" if row.ended is RunEnd.VERDICT else row.ended.value),
         ("findings", ", ".join(f"{count} {name}" for name, count in row.counts.items())),
         ("began", row.began),
@@ -243,6 +245,7 @@ def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
         row=row,
         words=row_words(row),
         facts=[(name, text) for name, text in facts if text],
-        stories=[finding_story(one) for one in told],
+        # Of a run without a verdict, the words above are all.
+        stories=[finding_story(one) for one in told if row.ended is RunEnd.VERDICT],
         others=[finding_row(one) for one in rest],
     )

@@ -424,7 +424,7 @@ class _Running:
         log = ""
         if ended is not RunEnd.VERDICT:
             self._log.seek(0)
-            log = self._log.read().decode(errors="replace")[-_LONGEST_LOG:]
+            log = _end_of_log(self._log.read().decode(errors="replace"))
         self._log.close()
         took = {} if self._result is None else self._result.versions
         return SweepRow(
@@ -501,6 +501,12 @@ def _resident_by_ps(group: int) -> int:
     ).stdout
     pairs = [line.split() for line in shown.splitlines()]
     return sum(int(rss) * 1024 for owner, rss in pairs if int(owner) == group)
+
+
+def _end_of_log(text: str) -> str:
+    """The last of it, without the list of all modules that Python has when it crashes."""
+    lines = [line for line in text.splitlines() if not line.startswith("Extension modules: ")]
+    return "\n".join(lines)[-_LONGEST_LOG:].strip()
 
 
 def _last_line(text: str) -> str:
