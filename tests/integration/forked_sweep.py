@@ -1,6 +1,7 @@
 """`paritas sweep` in a forked process, whose server of runs is forked as well.
 
     python -m integration.forked_sweep targets.toml --output out
+    python -m integration.forked_sweep script.py
 
 To import torch with its compilers takes each of the two six seconds of a core.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -71,4 +73,7 @@ class ForkedServer:
 if __name__ == "__main__":
     forked = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedServer()})
     processes.subprocess = forked
-    main(["sweep", *sys.argv[1:]])
+    if sys.argv[1].endswith(".py"):
+        runpy.run_path(sys.argv[1], run_name="__main__")
+    else:
+        main(["sweep", *sys.argv[1:]])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import processes
+from docs.pages import DOCS, blocks
 from paritas.results.sweeps import SweepReport
 
 pytestmark = pytest.mark.skipif(
@@ -138,6 +139,15 @@ def test_whatever_becomes_of_a_run_is_a_row(folder):
         assert row.versions.keys() >= {"torch", "python", "platform"}
     written = {path.name for path in (folder / "out").iterdir()}
     assert {"sweep.json", "junit.xml", "report.html", "journal.jsonl"} <= written
+
+
+def test_the_page_about_it_runs_as_written(folder):
+    files = [block for block in blocks(DOCS / "sweep.md") if block.language in ("python", "output")]
+    nets, script, printed = files
+    (folder / "nets.py").write_text(nets.text)
+    (folder / "script.py").write_text(script.text)
+    process = processes.start("-m", "integration.forked_sweep", "script.py", cwd=folder)
+    assert ended(process) == (0, printed.text, "")
 
 
 def wait_for(condition):

@@ -316,6 +316,8 @@ def _prepare(place: RunPlace) -> bool:
         with contextlib.suppress(Exception):  # the runs that need it say what is wrong
             importlib.import_module(name)
     torch.set_num_threads(1)
+    if "tqdm" in sys.modules:
+        sys.modules["tqdm"].tqdm.monitor_interval = 0  # else the first bar starts a thread
     with contextlib.suppress(Exception):  # likewise
         # The first that is compiled takes seconds more: for imports, for what the processor can
         # do, for headers that are compiled beforehand.
