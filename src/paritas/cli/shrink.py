@@ -145,7 +145,7 @@ def _maker(
         program = ScriptProgram(target, is_module=False, args=args)
         check_program(program)
         return lambda tell: _shrink_script(program, options, tell)
-    from paritas.cli.loading import check_forms
+    from paritas.candidates.loading import check_forms
 
     check_forms({"TARGET": target, "--inputs": options.inputs})
     return lambda tell: _shrink_factory(target, options, tell)
@@ -157,7 +157,7 @@ def _shrink_factory(
     """Shrink what `torch.compile` makes of a model of the user's."""
     tell("importing torch")
     from paritas._torch.dynamo import find_backend
-    from paritas.cli.building import build_reference
+    from paritas.candidates.building import build_reference
     from paritas.shrinking.programs import Candidate
     from paritas.shrinking.sources import capture_programs
 
@@ -203,7 +203,7 @@ def _shrink_folder(
 ) -> ShrinkReport | None:
     """Shrink what an output folder of `compare` or `verify-graph` tells of first."""
     tell("importing torch")
-    from paritas.cli.loading import find_graph
+    from paritas.candidates.loading import find_graph
     from paritas.errors import UsageError
     from paritas.graphs.results_folder import JSON as RESULTS
     from paritas.reports.files import COMPARISON_JSON as COMPARISON
@@ -251,7 +251,7 @@ def _unless_nothing_fails(make: Callable[[], ShrinkReport]) -> ShrinkReport | No
 
 def _set_up(modules: tuple[str, ...]) -> tuple[str, ...]:
     """Import modules, and give the statements that do so in a script."""
-    from paritas.cli.loading import look_here
+    from paritas.candidates.loading import look_here
     from paritas.errors import UsageError
 
     look_here()

@@ -125,7 +125,7 @@ def verify_parallel(
         )
     _check_forms(factory, options)
     speaks = here is None or here.rank == 0
-    from paritas.cli.building import joined
+    from paritas.cli.parallel_building import joined
 
     with joined(here):
         verdict = _run(factory, options, here)
@@ -137,7 +137,7 @@ def verify_parallel(
 
 def _check_forms(factory: str, options: ParallelOptions) -> None:
     """A slip of the pen is told at once, before torch is imported."""
-    from paritas.cli.loading import check_form, check_forms
+    from paritas.candidates.loading import check_form, check_forms
     from paritas.errors import UsageError
 
     named = {"--inputs": options.inputs, "--loss": options.loss, "--optimizer": options.optimizer}
@@ -161,7 +161,7 @@ def _run(factory: str, options: ParallelOptions, here: Ranks | None) -> Verdict:
 
 
 def _verify(factory: str, options: ParallelOptions, here: Ranks | None, tell: Any) -> Verdict:
-    from paritas.cli.building import build_parallel
+    from paritas.cli.parallel_building import build_parallel
     from paritas.parallel import verify
 
     tell(f"building {factory}")

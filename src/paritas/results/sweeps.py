@@ -206,18 +206,19 @@ def _row_changes(row: SweepRow, before: SweepRow | None, *, strict: bool) -> Ite
     if before is None:
         yield RowChange(run=row.run, kind=ChangeKind.NEW, now=row.status, fails=not passes)
         return
-    known = {"run": row.run, "before": before.status, "now": row.status}
+    change = RowChange(run=row.run, kind=ChangeKind.DIFFERENT, before=before.status, now=row.status)
     passed = before.passes(strict=strict)
     if not passes and (passed or row.status.gravity > before.status.gravity):
         unknown = row.status is Status.UNVERIFIED
         kind = ChangeKind.UNVERIFIED if unknown else ChangeKind.DIFFERENT
-        yield RowChange(**known, kind=kind, fails=True)
+        yield msgspec.structs.replace(change, kind=kind, fails=True)
     elif passes and not passed:
-        yield RowChange(**known, kind=ChangeKind.FIXED)
+        yield msgspec.structs.replace(change, kind=ChangeKind.FIXED)
     took, taken = row.processor_seconds, before.processor_seconds
     compared = row.ended is before.ended is RunEnd.VERDICT
     if compared and took > SLOWER * taken and took - taken > SLOWER_SECONDS:
-        yield RowChange(**known, kind=ChangeKind.SLOW, seconds_before=taken, seconds_now=took)
+        slow = {"kind": ChangeKind.SLOW, "seconds_before": taken, "seconds_now": took}
+        yield msgspec.structs.replace(change, **slow)
 
 
 # --- The sweep ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ _LIBRARIES = {
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
 }
-_OWN = ("paritas.checks.verify", "paritas.cli.building", "paritas.diagnosis.diagnose")
+_OWN = ("paritas.checks.verify", "paritas.candidates.building", "paritas.diagnosis.diagnose")
 
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
@@ -30,57 +31,53 @@ def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[
     return (*(_OWN if own else ()), *found)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    """A run as `build_reference` and `build_candidate` take it."""
+
+    inputs: str | None
+    dtype: str | None
+    device: str
+    train: bool
+    candidate: str | None
+    backend: str
+    mode: str | None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+
+
+def _options_of(run: SweepRun) -> _RunOptions:
+    named = run.candidate in NAMED or is_own_function(run.candidate)
+    mode = run.candidate if run.candidate in INDUCTOR_MODES else None
+    return _RunOptions(
+        inputs=run.inputs or None,
+        dtype=run.dtype or None,
+        device=run.device,
+        train=run.mode.startswith("train"),
+        candidate=run.candidate if named else None,
+        backend="inductor" if named or mode else run.candidate,
+        mode=mode,
+    )
+
+
 def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dict[str, str]]:
     """Compare; gives the verdict, and versions that only this process can see."""
+    from paritas.candidates.building import build_candidate, build_reference
     from paritas.checks.verify import verify
     from paritas.execution.subjects import VerifyConfig
 
+    options = _options_of(run)
     tell(f"building {run.target}")
-    model, inputs = _build_target(run)
+    is_exported = run.target.endswith(".pt2")
+    built = _load_exported(run) if is_exported else build_reference(run.target, options)
+    model, inputs = built
     tell(f"making the candidate {run.candidate}")
-    candidate = _build_candidate(run, model, inputs)
+    candidate = build_candidate(model, inputs, options)
     config = VerifyConfig(
         verify_gradients=False if run.mode.endswith("-forward") else None, raise_on_mismatch=False
     )
     verdict = verify(inputs, model, candidate, config, on_progress=tell)
     return verdict, _device_versions(run.device)
-
-
-def _build_target(run: SweepRun) -> tuple[Any, Any]:
-    if run.target.endswith(".pt2"):
-        return _load_exported(run)
-    from paritas.cli.building import build_reference
-    from paritas.cli.options import BuildOptions
-
-    options = BuildOptions(
-        inputs=run.inputs or None,
-        dtype=run.dtype or None,
-        train=run.mode.startswith("train"),
-        device=run.device,
-    )
-    return build_reference(run.target, options)
-
-
-def _build_candidate(run: SweepRun, model: Any, inputs: Any) -> Callable[..., Any]:
-    from paritas.cli.building import build_candidate
-    from paritas.cli.verify import VerifyOptions
-
-    named = run.candidate in NAMED or is_own_function(run.candidate)
-    mode = run.candidate if run.candidate in INDUCTOR_MODES else None
-    options = VerifyOptions(
-        inputs=None,
-        dtype=None,
-        train=False,
-        backend="inductor" if named or mode else run.candidate,
-        mode=mode,
-        dynamic=None,
-        fullgraph=False,
-        candidate=run.candidate if named else None,
-        strict=False,
-        no_gradients=False,
-        no_lift=False,
-    )
-    return build_candidate(model, inputs, options)
 
 
 def _load_exported(run: SweepRun) -> tuple[Any, Any]:

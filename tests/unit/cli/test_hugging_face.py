@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.cli.building import build_model, is_hugging_face
+from paritas.candidates.building import build_model, is_hugging_face
 from paritas.errors import UsageError
 
 
