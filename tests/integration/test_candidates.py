@@ -92,6 +92,9 @@ def test_a_model_by_class_is_verified_and_one_of_unknown_inputs_is_refused(monke
     class TinyGraph(TinyLM):
         main_input_name = "edges"
 
+        def forward(self, edges):
+            return self.table(edges)
+
     library = types.ModuleType("transformers")
     library.TinyLM, library.TinyGraph = TinyLM, TinyGraph
     monkeypatch.setitem(sys.modules, "transformers", library)

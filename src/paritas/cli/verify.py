@@ -75,8 +75,9 @@ def verify(
 
     The factory takes no arguments and returns (model, inputs), where inputs is a list of
     positional inputs, a paritas.Inputs(args, kwargs), or a list of these; with --inputs it may
-    return the model alone. Random seeds are set to 0 before it is called. hf:LlamaForCausalLM, or
-    any class of transformers, stands for a small model of that class with random weights.
+    return the model alone. Random seeds are set to 0 before it is called. hf:LlamaForCausalLM (any
+    class of transformers), timm:resnet18 and torchvision:resnet18 stand for small models of that
+    name with random weights.
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """

@@ -1,0 +1,614 @@
+"""Small configurations of transformers' classes, made from each class's own.
+
+A configuration is a tree: a model of several parts has one for each. Its numbers fit each other
+(heads divide widths, one part's width is what another one takes, lists run in step), so they are
+made small together: one value becomes one other value wherever it stands for the same kind of size.
+`plan` says what to change, `build` makes the configuration. A class that refuses the plan is asked
+again in other manners, and then without single changes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH, FFN, HEAD, HEADS, LAYERS, VOCABULARY = 64, 128, 16, 4, 2, 256
+_POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
+_WIDEST_LIST = 256
+_SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # what is no larger stays
+
+# What configurations call their sizes. The first that matches decides; several lines of one kind
+# stand for one pattern.
+_KINDS = """
+keep: labels|label2id|chunk_size|type_vocab|num_feat_extract_layers|pretraining_tp|bins|bits
+token: _token_(id|index)$|_token_ids$|(^|_)(pad|bos|eos|sep|cls|mask|blank)_(id|idx|index)$
+token: image_token_(id|index)|_tokens?_ids?$
+vocabulary: vocab_size|vocab_size_or|codebook_size$|num_embeddings$|num_codevectors|^vocab$
+experts_used: experts_per_tok|moe_topk|moe_k$|num_selected_experts|top_k_experts|^top_k$|moe_top_k
+experts: (num|n)_(local_|routed_)?experts$|moe_num_experts$|num_experts|moe_nums?_expert
+groups: ^(n_group|topk_group|n_groups|num_expert_group)$
+dense: first_k_dense_replace|num_dense_layers|moe_layer_start_index|decoder_sparse_step
+indexes: index(es)?$|indices$|_idxs?$|feature_layers?$|(^|_)layer_ids?$
+layers: (^|_)(num_|n_)?((hidden_)?layers?|blocks?|depths?)$|blocks_per_stage|num_block|stage_numb
+layers: layers_per_|^depth|_depth$|num_res_blocks|max_window_layers|layers_block|_repeats$
+kv_heads: (key_value|kv)_heads|num_kv|head_kv|multi_query_group
+heads: (^|_)(num_|n_)?(attention_|attn_|key_|value_|mamba_|ssm_)?heads?$|num_attention_heads|nhead
+heads: heads_per_stage
+head_dim: head_?dim|(^|_)(d_kv|head_size|dim_head|d_head|dim_kv|qk_dim|v_dim|head_width)$
+ffn: intermediate|ffn|d_ff$|mlp_dim|feed_?forward|n_inner|linear_units|mlp_hidden|fc_dim
+main: ^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|model_dim|embedding_dim|width)$
+main: ^(encoder_hidden_size|decoder_hidden_size|out_hidden_size|embedding_size|dim_model)$
+keep: kernel|stride|padding|dilation|ratio|factor|window|patch|image|mel|frame|rate|level|xpath
+keep: cost|coeff|hop|fft|bandwidth|scale|period|lag|size_divisor|length|expan|time|interval
+keep: n_codebooks|num_codebooks|num_quantizers|in_chans|num_channels
+positions: max_position|n_positions|max_(source|target)_positions|position_embeddings|n_ctx$
+positions: max_seq|max_2d|max_len
+queries: num_quer|num_object|num_latents|num_query_tokens|num_denoising|n_queries|num_proposals
+width: dim$|dims$|hidden|channel|rank|width|embed|filter|dimension|_size$|_sizes$|inner|d_model
+width: features$|proj|planes|_size_|dim_|state_size|upsample_groups
+"""
+_PATTERNS = [
+    (kind, re.compile(pattern))
+    for kind, pattern in (line.split(": ") for line in _KINDS.split("\n") if line)
+]
+_MAIN_LAYERS = re.compile(
+    r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(encoder|decoder)_layers|depth|num_blocks)$"
+)
+_OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
+
+
+class Field(NamedTuple):
+    """One setting: the parts on the way to it, its name, and its value."""
+
+    path: tuple[str, ...]
+    name: str
+    value: Any
+
+    @property
+    def kind(self) -> str:
+        """What sort of size it is, by its name."""
+        for kind, pattern in _PATTERNS:
+            if pattern.search(self.name):
+                return kind
+        return "keep"
+
+
+def is_config(value: Any) -> bool:
+    """Whether it is a configuration, or a part of one."""
+    return (
+        hasattr(value, "model_type") and hasattr(value, "__dict__") and not isinstance(value, type)
+    )
+
+
+def fields_of(config: Any, path: tuple[str, ...] = ()) -> Iterator[Field]:
+    """All settings of a configuration and its parts."""
+    if isinstance(stages := getattr(config, "_out_indices", None), list | tuple):
+        yield Field(path, "out_indices", list(stages))  # of a backbone, which keeps them privately
+    for name, value in list(vars(config).items()):
+        if name.startswith("_") or name in {"id2label", "label2id", "dtype", "torch_dtype"}:
+            continue
+        if is_config(value):
+            yield from fields_of(value, (*path, name))
+        else:
+            yield Field(path, name, value)
+
+
+Changes = dict[tuple[str, ...], dict[str, Any]]
+
+
+class Manner(NamedTuple):
+    """A way to make a configuration small.
+
+    Attributes:
+        proportional: divide every width by one number, rather than give widths of one kind one
+            size; by default where widths come in lists.
+        layers: how many layers stay, at least.
+        own_heads: heads keep their size, for models that assume one.
+        filled: settings that are None are given a size, for classes without defaults.
+    """
+
+    proportional: bool | None = None
+    layers: int = LAYERS
+    own_heads: bool = False
+    filled: bool = False
+
+
+MANNERS = (
+    Manner(),
+    Manner(filled=True),
+    Manner(proportional=True),
+    Manner(proportional=False),
+    Manner(own_heads=True),
+    Manner(layers=8),
+)
+
+
+def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
+    """What to change to make a configuration small."""
+    return _Planner(list(fields_of(config)), manner).changes()
+
+
+class _Planner:
+    def __init__(self, fields: list[Field], manner: Manner) -> None:
+        self.fields = fields
+        self.manner = manner
+        self.head = HEAD
+        self.nodes: dict[tuple[str, ...], dict[str, Any]] = {}
+        for field in fields:
+            self.nodes.setdefault(field.path, {})[field.name] = field.value
+        self.kinds = {(f.path, f.name): f.kind for f in fields}
+        self.made: Changes = {}
+
+    def _set(self, field: Field, value: Any) -> None:
+        if value != field.value:
+            self.made.setdefault(field.path, {})[field.name] = value
+
+    def _of(self, *kinds: str) -> list[Field]:
+        return [f for f in self.fields if self.kinds[f.path, f.name] in kinds]
+
+    def changes(self) -> Changes:
+        proportional = self.manner.proportional
+        lists = [
+            f
+            for f in self._of("width", "main", "ffn")
+            if _numbers(f.value) and max(_flat(f.value)) > _SMALLEST_WIDTH
+        ]
+        self._off()
+        self._layers()
+        if bool(lists) if proportional is None else proportional:
+            self._divide_widths(lists)
+        else:
+            self._equal_widths()
+            if self.manner.own_heads:
+                self._own_heads()
+        if self.manner.filled:
+            self._fill()
+        self._vocabulary()
+        self._experts()
+        self._images()
+        for field in self._of("positions"):
+            if _whole(field.value) and field.value > _POSITIONS:
+                self._set(field, _POSITIONS)
+        for field in self._of("queries"):
+            if _whole(field.value) and field.value > _QUERIES:
+                self._set(field, _QUERIES)
+        self._rotary()
+        return self.made
+
+    # Nothing is left to chance in training mode, unless the user asks for it by name.
+
+    def _off(self) -> None:
+        for field in self.fields:
+            if _OFF.search(field.name) and isinstance(field.value, int | float):
+                if not isinstance(field.value, bool) and field.value:
+                    self._set(field, type(field.value)(0))
+            elif field.name == "apply_spec_augment" and field.value:
+                self._set(field, False)
+            elif re.match(r"mask_(time|feature)_prob$", field.name) and field.value:
+                self._set(field, 0.0)
+
+    # --- How deep ---
+
+    def _layers(self) -> None:
+        for path, node in self.nodes.items():
+            mains = {
+                name: value
+                for name, value in node.items()
+                if _MAIN_LAYERS.match(name) and _whole(value)
+            }
+            lengths = {len(v) for v in node.values() if isinstance(v, list | tuple) and v}
+            per_stage = {n for n in mains if mains[n] in lengths and not _per_layer(node, mains[n])}
+            deepest = max(mains.values(), default=0)
+            kept = self._kept_layers(node, deepest)
+            for name, value in node.items():
+                field = Field(path, name, value)
+                kind = self.kinds[path, name]
+                if name in mains:
+                    if name not in per_stage:
+                        self._set(field, min(value, len(kept)))
+                elif kind == "layers" and _whole(value) and value not in lengths:
+                    self._set(field, min(value, LAYERS))
+                elif kind == "layers" and _numbers(value) and min(_flat(value)) > 0:
+                    self._set(field, _map(value, lambda v: min(v, 1)))
+                elif kind == "indexes":
+                    self._indexes(field, deepest, len(kept))
+                elif kind == "dense" and _whole(value):
+                    self._set(field, min(value, 1))
+                elif (
+                    deepest > len(kept)
+                    and isinstance(value, list | tuple)
+                    and len(value) == deepest
+                    and deepest not in per_stage
+                    and not per_stage
+                ):
+                    self._set(field, type(value)(value[index] for index in kept))
+
+    def _kept_layers(self, node: dict[str, Any], deepest: int) -> list[int]:
+        """Which layers stay: one of each kind, and as many as lists of indexes need."""
+        wanted = min(self.manner.layers, deepest)
+        for name, value in node.items():
+            if (
+                Field((), name, value).kind == "indexes"
+                and _numbers(value)
+                and 0 < max(_flat(value)) <= deepest
+            ):
+                wanted = max(wanted, min(len(value) + (max(_flat(value)) < deepest - 1), deepest))
+        first: dict[str, int] = {}
+        for value in node.values():
+            if isinstance(value, list | tuple) and len(value) == deepest and deepest:
+                for index, kind in enumerate(value):
+                    first.setdefault(repr((kind,)), index)
+        few = sorted(set(first.values())) if len(set(first)) <= wanted + 2 else []
+        for index in range(deepest):
+            if len(few) >= wanted:
+                break
+            if index not in few:
+                few = sorted({*few, index})
+        return few
+
+    def _indexes(self, field: Field, before: int, now: int) -> None:
+        if before <= now or isinstance(field.value, bool):
+            return
+        if _whole(field.value):
+            if field.value >= now:
+                self._set(field, now - 1)
+            elif field.value < -now:
+                self._set(field, -1)
+        elif _numbers(field.value) and max(_flat(field.value)) <= before:
+            last = max(field.value)
+            top = now if last == before else now - 1
+            spread = [round(top - (len(field.value) - 1 - i)) for i in range(len(field.value))]
+            values = [max(0, v) for v in spread]
+            self._set(field, type(field.value)(values))
+
+    # --- How wide ---
+
+    def _main_width(self, path: tuple[str, ...]) -> int:
+        node = self.nodes[path]
+        for name, value in node.items():
+            if self.kinds[path, name] == "main" and _whole(value) and value > _SMALLEST_WIDTH:
+                return int(value)
+        return 0
+
+    def _equal_widths(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of size
+        mains = {f.value for f in self._of("main") if _whole(f.value)}
+        heads_of = {path: self._heads(path) for path in self.nodes}
+        ffns = {f.value for f in self._of("ffn") if _whole(f.value)}
+        for field in self.fields:
+            kind, value = self.kinds[field.path, field.name], field.value
+            main = self._main_width(field.path) or max(mains, default=0) or 1024
+            if kind in {"main", "width", "ffn"} and _numbers(value):
+                self._set(field, _map(value, lambda v, m=main: _even(v, m)))
+            if not _whole(value):
+                continue
+            if kind == "main" and value > _SMALLEST_WIDTH:
+                self._set(field, WIDTH)
+            elif kind == "ffn" and value > _SMALLEST_WIDTH:
+                self._set(field, WIDTH if value in mains and value not in ffns else FFN)
+            elif kind == "head_dim" and value > HEAD:
+                self._set(field, HEAD)
+            elif kind == "heads":
+                self._set(field, _fewer(value, heads_of[field.path]))
+            elif kind == "kv_heads":
+                most = heads_of[field.path]
+                self._set(field, HEADS if value == most else min(value, HEADS // 2))
+            elif kind == "width" and value > _SMALLEST_WIDTH:
+                if value in mains:
+                    self._set(field, WIDTH)
+                elif value in ffns:
+                    self._set(field, FFN)
+                else:
+                    self._set(field, _even(value, main))
+        for path, node in self.nodes.items():
+            self._expanded(path, node)
+
+    def _heads(self, path: tuple[str, ...]) -> int:
+        node = self.nodes[path]
+        heads = [v for n, v in node.items() if self.kinds[path, n] == "heads" and _whole(v)]
+        named = node.get("num_attention_heads")
+        return named if isinstance(named, int) else max(heads, default=0)
+
+    def _expanded(self, path: tuple[str, ...], node: dict[str, Any]) -> None:
+        """State-space layers: heads times their size is the width times `expand`."""
+        width = self._main_width(path)
+        factors = {v for n, v in node.items() if "expand" in n and _whole(v) and v > 1} or {2}
+        by_kind = {
+            kind: [n for n, v in node.items() if self.kinds[path, n] == kind and _whole(v)]
+            for kind in ("heads", "head_dim")
+        }
+        for heads in by_kind["heads"]:
+            for size in by_kind["head_dim"]:
+                for factor in factors:
+                    if width and node[heads] * node[size] == factor * width:
+                        self._set(Field(path, size, node[size]), HEAD)
+                        self._set(Field(path, heads, node[heads]), WIDTH * factor // HEAD)
+
+    def _own_heads(self) -> None:
+        """Two heads of the size that they had, and a width that fits."""
+        for path, node in self.nodes.items():
+            heads, width = self._heads(path), self._main_width(path)
+            size = node.get("head_dim") or (width // heads if heads else 0)
+            if not heads or not width or not _whole(size):
+                continue
+            for name, value in node.items():
+                kind = self.kinds[path, name]
+                if kind in {"heads", "kv_heads"} and _whole(value):
+                    self._set(Field(path, name, value), min(value, 2))
+                elif kind == "head_dim" and _whole(value):
+                    self.made.get(path, {}).pop(name, None)
+                elif value == width and kind in {"main", "width"}:
+                    self._set(Field(path, name, value), 2 * size)
+
+    def _fill(self) -> None:
+        """Settings without a default of their own."""
+        sizes = {"heads": HEADS, "kv_heads": HEADS, "head_dim": HEAD, "main": WIDTH, "ffn": FFN}
+        sizes["vocabulary"] = VOCABULARY
+        for path, node in self.nodes.items():
+            made = self.made.get(path, {})
+            for name, value in node.items():
+                kind = self.kinds[path, name]
+                if value is None and kind in sizes and not name.endswith("s_per_token"):
+                    self._set(Field(path, name, value), sizes[kind])
+                elif value is None and name == "layer_types":
+                    layers = made.get("num_hidden_layers", node.get("num_hidden_layers", LAYERS))
+                    self._set(Field(path, name, value), ["full_attention"] * layers)
+
+    def _divide_widths(self, lists: list[Field]) -> None:
+        widest = max((max(_flat(f.value)) for f in lists), default=0)
+        mains = [self._main_width(path) for path in self.nodes]
+        widest = widest or max(mains)
+        divisor = 1
+        while widest / (2 * divisor) >= (_WIDEST_LIST if lists else WIDTH) or (
+            lists and max(mains) / (2 * divisor) >= 2 * WIDTH
+        ):
+            divisor *= 2
+
+        def smaller(value: int) -> int:
+            if value <= _SMALLEST_WIDTH:
+                return value
+            return value // divisor if value % divisor == 0 else max(8, _even(value, 64 * divisor))
+
+        for path in self.nodes:
+            widths = [
+                f
+                for f in self._of("width", "main", "ffn")
+                if f.path == path and (_whole(f.value) or _numbers(f.value))
+            ]
+            for field in widths:
+                self._set(field, _map(field.value, smaller))
+            self._divide_heads(path)
+
+    def _divide_heads(self, path: tuple[str, ...]) -> None:
+        node, made = self.nodes[path], self.made.get(path, {})
+        main = self._main_width(path)
+        now = next((made[n] for n, v in node.items() if v == main and n in made), main)
+        for name, value in node.items():
+            kind, field = self.kinds[path, name], Field(path, name, value)
+            if kind in {"heads", "kv_heads"} and _whole(value) and main and now != main:
+                heads = math.gcd(value, max(1, now // 4))
+                self._set(field, heads if kind == "heads" else min(value, heads))
+            elif kind == "head_dim" and _whole(value) and main and now != main:
+                most = self._heads(path) or 1
+                heads = self.made.get(path, {}).get("num_attention_heads", most)
+                self._set(field, max(4, value * most * now // main // heads))
+            elif kind == "heads" and _numbers(value) and "embed_dim" in made:
+                first = _flat(value)[0]
+                if made["embed_dim"] % first or made["embed_dim"] // first < _SMALLEST_HEAD:
+                    self._set(Field(path, "embed_dim", node["embed_dim"]), first * 8)
+
+    # --- Vocabularies, experts, images, rotary angles ---
+
+    def _vocabulary(self) -> None:
+        sizes = [f for f in self._of("vocabulary") if _whole(f.value)]
+        for field in sizes:
+            if field.value > VOCABULARY:
+                self._set(field, VOCABULARY)
+        most = max(
+            (min(f.value, VOCABULARY) for f in sizes if "vocab" in f.name), default=VOCABULARY
+        )
+        given: dict[int, int] = {}
+        tokens = self._of("token")
+        for field in tokens:
+            for value in _flat(field.value) if _numbers(field.value) else [field.value]:
+                if _whole(value) and value >= most:
+                    given.setdefault(value, max(0, most - 1 - len(given)))
+        for field in tokens:
+            if _whole(field.value) and field.value >= most:
+                self._set(field, given[field.value])
+            elif _numbers(field.value):
+                self._set(field, _map(field.value, lambda v: given.get(v, v)))
+        for path, node in self.nodes.items():
+            has_words = any(n.endswith("vocab_size") for n in node)
+            if has_words and "pad_token_id" in node and node["pad_token_id"] is None:
+                self._set(Field(path, "pad_token_id", None), 0)
+
+    def _experts(self) -> None:
+        for field in self._of("experts", "experts_used", "groups"):
+            if not _whole(field.value):
+                if field.name != "layers" and _numbers(field.value):
+                    self._set(field, _map(field.value, lambda v: min(v, _EXPERTS)))
+                continue
+            kind = self.kinds[field.path, field.name]
+            least = {"experts": _EXPERTS, "experts_used": 2, "groups": 1}[kind]
+            self._set(field, min(field.value, least))
+
+    def _images(self) -> None:
+        for path, node in self.nodes.items():
+            image, patch = node.get("image_size"), node.get("patch_size")
+            if (
+                not patch
+                or not image
+                or any(n in node for n in ("depths", "hidden_sizes", "window_size"))
+            ):
+                continue
+            sides = _flat(patch) if _numbers(patch) else [patch]
+            if not all(map(_whole, sides)) or not (_whole(image) or _numbers(image)):
+                continue
+            side = _IMAGE_PATCHES * max(sides[-2:])
+            if max(_flat(image)) > side:
+                self._set(Field(path, "image_size", image), _map(image, lambda _, to=side: to))
+
+    def _rotary(self) -> None:
+        """The sections of a rotary embedding add up to half of the head's rotated part."""
+        for path, node in self.nodes.items():
+            made = self.made.get(path, {})
+            heads = self._heads(path)
+            before = node.get("head_dim") or (self._main_width(path) // heads if heads else 0)
+            width = made.get("hidden_size", self._main_width(path))
+            now = made.get("head_dim") or (
+                width // (made.get("num_attention_heads", heads) or 1) if heads else 0
+            )
+            if not before or not now or before == now:
+                continue
+            for name, value in node.items():
+                if isinstance(value, dict):
+                    self._set(Field(path, name, value), _sections(value, now / before))
+                elif name.endswith("rotary_dim") or name == "mrope_section":
+                    self._set(Field(path, name, value), _shares(value, now / before))
+
+
+def _sections(value: Any, share: float) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: (
+            _shares(part, share)
+            if str(name).endswith("section") or (_numbers(part) and str(name).endswith("_factor"))
+            else _sections(part, share)
+        )
+        for name, part in value.items()
+    }
+
+
+def _shares(value: Any, share: float) -> Any:
+    if _whole(value):
+        return max(2, int(value * share) // 2 * 2)
+    if isinstance(value, list | tuple) and value and all(map(_whole, value)):
+        total = max(len(value), round(sum(value) * share))
+        parts = [max(1, int(one * share)) for one in value]
+        parts[-1] += total - sum(parts)
+        return type(value)(parts)
+    if isinstance(value, list | tuple):
+        return type(value)(value[: max(1, round(len(value) * share))])
+    return value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_whole, value))
+
+
+def _flat(value: Any) -> list[int]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _map(value: Any, change: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(change(one) for one in value)
+    return change(value)
+
+
+def _even(value: int, main: int) -> int:
+    """A width in the proportion that it had to the main one, in steps of eight."""
+    if value <= _SMALLEST_WIDTH:
+        return value
+    return min(max(8, round(value * WIDTH / main / 8) * 8), FFN)
+
+
+def _fewer(value: int, most: int) -> int:
+    if value <= 1 or most <= HEADS:
+        return min(value, HEADS)
+    return max(1, min(2 * HEADS, 1 << round(math.log2(max(1, HEADS * value / most)))))
+
+
+def _per_layer(node: dict[str, Any], layers: int) -> bool:
+    return any(
+        isinstance(value, list | tuple)
+        and len(value) == layers
+        and isinstance(value[0], str | bool)
+        for value in node.values()
+    )
+
+
+# --- From changes to a configuration --------------------------------------------------------------
+
+
+def build(cls: Any, usual: Any, changes: Changes, given: dict[str, Any] | None = None) -> Any:
+    """A configuration of a class with these changes.
+
+    It is made anew, so that whatever a class computes from its settings is computed again.
+
+    Args:
+        cls: the class of the configuration.
+        usual: as it is without changes.
+        changes: by the way to a part, its settings.
+        given: what the user asks for, of the outermost part; it has the last word.
+    """
+    return _build(cls, usual, changes, (), given or {})
+
+
+def _build(
+    cls: Any, usual: Any, changes: Changes, path: tuple[str, ...], given: dict[str, Any]
+) -> Any:
+    settings = _special_settings(cls, usual) if path else {}
+    for name, value in vars(usual).items():
+        if is_config(value):
+            settings[name] = _build(type(value), value, changes, (*path, name), {})
+    return cls(**{**settings, **changes.get(path, {}), **given})
+
+
+def _special_settings(cls: Any, usual: Any) -> dict[str, Any]:
+    """In what a part differs from its class's own configuration."""
+    try:
+        own = vars(cls())
+    except Exception:  # noqa: BLE001 - a class that needs settings has nothing of its own
+        own = {}
+    missing = object()
+    stages = getattr(usual, "_out_indices", None)
+    special = {} if stages is None or stages == own.get("_out_indices") else {"out_indices": stages}
+    return special | {
+        name: value
+        for name, value in vars(usual).items()
+        if not name.startswith("_")
+        and not is_config(value)
+        and not _same(own.get(name, missing), value)
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - what cannot be compared counts as another
+        return False
+
+
+def without(changes: Changes, path: tuple[str, ...], name: str) -> Changes:
+    """The same changes with one less."""
+    node = {key: value for key, value in changes[path].items() if key != name}
+    return {**changes, path: node}
+
+
+def reduce(config: Any, changes: Changes, shape: Any) -> Changes | None:
+    """One more change, for the largest size of a parameter; None where none is found."""
+    for size in sorted(shape, reverse=True):
+        if size <= _WIDEST_LIST:
+            return None
+        for field in fields_of(config):
+            if field.name.endswith(("_id", "_index")):
+                continue
+            if _whole(field.value) and field.value in {size, size - 1, size - 2}:
+                target = VOCABULARY if field.kind in {"vocabulary", "positions"} else FFN
+                node = {**changes.get(field.path, {}), field.name: target}
+                return {**changes, field.path: node}
+            if _numbers(field.value) and size in field.value:
+                quarter = _map(field.value, lambda v: max(1, v // 4))
+                node = {**changes.get(field.path, {}), field.name: quarter}
+                return {**changes, field.path: node}
+    return None

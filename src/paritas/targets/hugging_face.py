@@ -1,0 +1,434 @@
+"""Models of Hugging Face's transformers by class: `hf:LlamaForCausalLM`, small and with inputs.
+
+The class's own configuration is made small (`configurations`), the model built with random weights,
+and its inputs drawn from its signature (`drawing`); then the model is called once. What it refuses
+is tried again in another way: other layouts of inputs, other proportions, single settings left as
+they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import importlib
+import inspect
+import itertools
+import json
+import linecache
+import logging
+import os
+import re
+import traceback
+import types
+import typing
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import torch
+
+from paritas.errors import UsageError, in_one_line
+from paritas.execution.subjects import Inputs
+from paritas.targets import configurations
+from paritas.targets.chance import turn_off
+from paritas.targets.drawing import Drawing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    _Built = tuple[torch.nn.Module, Inputs | None]
+
+PREFIX = "hf:"
+MOST_PARAMETERS = 5_000_000
+_TOO_MANY_PARAMETERS = 60_000_000  # not even tried
+_MOST_ATTEMPTS = 24
+_MOST_LAYOUTS = 40
+_MOST_REPAIRS = 4
+_STAGES = ("configuration", "model", "inputs", "call")
+
+
+def build_model(
+    factory: str, *, model_alone: bool = False
+) -> tuple[torch.nn.Module, Inputs | None]:
+    """Make a small model of a class, and inputs for it.
+
+    Args:
+        factory: `hf:Class`, with settings of its configuration after `?`.
+        model_alone: the caller has inputs of their own; the model is built, and not called.
+
+    Returns:
+        The model, and its inputs; None for these where the model is built alone.
+
+    Raises:
+        UsageError: transformers is missing, there is no such class or setting, or the class cannot
+            be built small; the message says why and what to pass instead.
+    """
+    library = _import_transformers()
+    name, _, query = factory.removeprefix(PREFIX).partition("?")
+    cls = _model_class(library, name.removeprefix("transformers."), factory)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise UsageError(f"{factory!r}: settings are written ?name=value&name=value") from error
+    usual = _usual_config(library, cls, factory)
+    asked = {key: _parse_value(text) for key, text in pairs}
+    _check_settings(type(usual), usual, asked, factory)
+    return _Search(cls, usual, asked, factory, model_alone=model_alone).run()
+
+
+def _import_transformers() -> ModuleType:
+    # Before it is imported, which is when it reads them: nothing here goes to the network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UsageError(
+            f"models named hf:... need transformers, which cannot be imported ({error}): "
+            "pip install 'paritas[transformers]'"
+        ) from error
+
+
+def _model_class(library: ModuleType, name: str, factory: str) -> Any:
+    try:
+        found = getattr(library, name, None)
+    except ImportError as error:
+        raise UsageError(
+            f"{factory!r}: transformers cannot import {name}: {in_one_line(error)}; install what "
+            "it needs"
+        ) from error
+    if found is None:
+        near = difflib.get_close_matches(name, dir(library), n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UsageError(f"{factory!r}: transformers has no {name!r}{hint}")
+    is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
+    if not is_module or getattr(found, "config_class", None) is None:
+        raise UsageError(
+            f"{factory!r}: {name} is not a model class with a configuration of its own; name one "
+            "such as LlamaForCausalLM"
+        )
+    return found
+
+
+# --- The configuration that a class comes with ----------------------------------------------------
+
+# Configurations that are put together from others have no defaults of their own.
+_COMPOSED = {
+    "vision-encoder-decoder": ("from_encoder_decoder_configs", "ViTConfig", "GPT2Config"),
+    "speech-encoder-decoder": ("from_encoder_decoder_configs", "Wav2Vec2Config", "GPT2Config"),
+    "encoder-decoder": ("from_encoder_decoder_configs", "BertConfig", "BertConfig"),
+    "vision-text-dual-encoder": ("from_vision_text_configs", "ViTConfig", "BertConfig"),
+    "rag": ("from_question_encoder_generator_configs", "DPRConfig", "BartConfig"),
+}
+
+
+def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
+    config = cls.config_class
+    if isinstance(config, types.UnionType):
+        config = typing.get_args(config)[0]
+    composed = _COMPOSED.get(getattr(config, "model_type", ""))
+    try:
+        if composed is not None:
+            make, *parts = composed
+            return getattr(config, make)(*(getattr(library, part)() for part in parts))
+        return config()
+    except Exception as error:
+        raise UsageError(
+            f"{factory!r}: {config.__name__} cannot be made without settings: "
+            f"{in_one_line(error)}; build the model in a function of your own and name it as "
+            "module:function"
+        ) from error
+
+
+def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -> None:
+    known = {*inspect.signature(cls.__init__).parameters, *vars(usual)}
+    for name in asked:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"{factory!r}: {cls.__name__} has no setting {name!r}{hint}")
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# --- Building, calling, and trying again ----------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """How far an attempt came, and what stopped it."""
+
+    stage: int
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{_STAGES[self.stage]}: {in_one_line(self.error)}"
+
+
+class _Search:
+    """Attempts at one class, from the smallest configuration to ones less changed."""
+
+    def __init__(
+        self, cls: Any, usual: Any, asked: dict[str, Any], factory: str, *, model_alone: bool
+    ) -> None:
+        self.cls = cls
+        self.model_alone = model_alone
+        self.usual = usual
+        self.asked = asked
+        self.factory = factory
+        self.state = torch.get_rng_state()
+        self.attempts = 0
+
+    def run(self) -> tuple[torch.nn.Module, Inputs | None]:
+        """The first model that can be called.
+
+        Raises:
+            UsageError: there is none; it says how far the best attempt came.
+        """
+        failures: list[tuple[Failure, configurations.Changes, Any]] = []
+        for usual in self._owners():
+            self.usual = usual
+            for manner in configurations.MANNERS:
+                changes = configurations.plan(usual, manner)
+                if any(changes == before for _, before, _ in failures):
+                    continue
+                found = self.attempt(changes)
+                if not isinstance(found, Failure):
+                    return found
+                failures.append((found, changes, usual))
+            if "config" not in str(failures[0][0].error).lower():
+                break
+        furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
+        found = self.relent(furthest, changes)
+        if not isinstance(found, Failure):
+            return found
+        raise self.refusal(furthest)
+
+    def _owners(self) -> list[Any]:
+        """The configuration, and its parts: a class may need one of these instead."""
+        parts = [value for value in vars(self.usual).values() if configurations.is_config(value)]
+        return [self.usual, *([] if self.asked else parts)]
+
+    def attempt(self, changes: configurations.Changes) -> _Built | Failure:
+        """The model and its inputs, or what came in between."""
+        self.attempts += 1
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            return self._attempt(changes)
+
+    def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
+        try:
+            config = self._config(changes)
+        except Exception as error:  # noqa: BLE001 - told to the user unless another way is found
+            return Failure(0, error)
+        try:
+            changes = self._smaller(changes)
+            config = self._config(changes)
+            torch.set_rng_state(self.state)
+            model = self.cls(config).eval()
+        except Exception as error:  # noqa: BLE001 - as above
+            return Failure(1, error)
+        inputs = None if self.model_alone else _find_inputs(model)
+        if isinstance(inputs, Failure):
+            return inputs
+        torch.set_rng_state(self.state)
+        made = self.cls(self._config(changes))
+        if not any("drop" in name for name in self.asked):
+            turn_off(made)
+        return made, inputs
+
+    def _config(self, changes: configurations.Changes) -> Any:
+        cls = type(self.usual)
+        return configurations.build(cls, copy.deepcopy(self.usual), changes, self.asked)
+
+    def _count(self, changes: configurations.Changes) -> Any:
+        with torch.device("meta"):
+            return list(self.cls(self._config(changes)).parameters())
+
+    def _smaller(self, changes: configurations.Changes) -> configurations.Changes:
+        """Sizes that no name gave away: what the largest parameters show."""
+        for _ in range(8):
+            try:
+                parameters = self._count(changes)
+            except Exception:  # noqa: BLE001 - not every class can be built without memory
+                return changes
+            total = sum(one.numel() for one in parameters)
+            if total <= MOST_PARAMETERS:
+                return changes
+            largest = max(parameters, key=lambda one: one.numel())
+            more = configurations.reduce(self._config(changes), changes, largest.shape)
+            if more is None:
+                if total > _TOO_MANY_PARAMETERS:
+                    shape = tuple(largest.shape)
+                    raise _TooLargeError(total, shape)
+                return changes
+            try:
+                self._count(more)
+            except Exception:  # noqa: BLE001 - the class does not take it
+                return changes
+            changes = more
+        return changes
+
+    def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
+        """Leave single settings as they were, first those that the error names."""
+        dropped: set[tuple[tuple[str, ...], str]] = set()
+        while self.attempts < _MOST_ATTEMPTS:
+            options = [
+                (path, name)
+                for path, node in changes.items()
+                for name in node
+                if (path, name) not in dropped
+            ]
+            told = _told(failure.error)
+            options.sort(key=lambda one: -told.get(one[1], 0))
+            better = None
+            for path, name in options:
+                if self.attempts >= _MOST_ATTEMPTS or name not in told:
+                    break
+                dropped.add((path, name))
+                fewer = configurations.without(changes, path, name)
+                found = self.attempt(fewer)
+                if not isinstance(found, Failure):
+                    return found
+                if found.stage >= failure.stage and str(found) != str(failure):
+                    better = (found, fewer)
+                    break
+            if better is None:
+                return failure
+            failure, changes = better
+        return failure
+
+    def refusal(self, failure: Failure) -> UsageError:
+        """What to say of a class that cannot be built, and what to do instead."""
+        name, cause = self.cls.__name__, in_one_line(failure.error)
+        own = "name a function that makes its inputs with --inputs module:function"
+        if _STAGES[failure.stage] == "inputs":
+            told = f"how to draw {failure.error} for {name} is not known; {own}"
+        elif _STAGES[failure.stage] == "call":
+            told = (
+                f"{name} was built small, but none of the inputs drawn for it work: {cause}; {own}"
+                ", or give other sizes as ?name=value"
+            )
+        else:
+            told = (
+                f"{name} does not take this small configuration: {cause}; give other sizes as "
+                "?name=value, or build it in a function of your own and name that instead, as "
+                "module:function"
+            )
+        refusal = UsageError(f"{self.factory!r}: {told}")
+        refusal.__cause__ = failure.error
+        return refusal
+
+
+class _TooLargeError(Exception):
+    def __init__(self, total: int, shape: tuple[int, ...]) -> None:
+        super().__init__(f"{total:,} parameters, the largest of shape {shape}")
+
+
+def _find_inputs(model: torch.nn.Module) -> Any:
+    """The first inputs that the model takes, or what it said of the first ones drawn."""
+    first: Failure | None = None
+    drawing = Drawing(model)
+    try:
+        for drawn in itertools.islice(drawing.attempts(), _MOST_LAYOUTS):
+            found = _call_repairing(model, drawing, drawn)
+            if isinstance(found, Inputs):
+                return found
+            first = first or found
+    except LookupError as error:
+        return Failure(2, error)
+    return first or Failure(2, ValueError("any argument"))
+
+
+def _call_repairing(model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any]) -> Any:
+    """These inputs, or ones repaired by what the model says of them; or else what it says."""
+    first = error = _call(model, kwargs)
+    for _ in range(_MOST_REPAIRS):
+        repaired = None if error is None else _repaired(drawing, kwargs, error)
+        if repaired is None:
+            break
+        kwargs, error = repaired, _call(model, repaired)
+    return Inputs(kwargs=kwargs) if error is None else Failure(3, first or error)
+
+
+def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
+    try:
+        with torch.no_grad():
+            found = model(**copy.deepcopy(kwargs))
+    except Exception as error:  # noqa: BLE001 - told to the user unless another way is found
+        return error
+    return None if _has_tensor(found) else ValueError("its output holds no tensor")
+
+
+def _has_tensor(found: Any) -> bool:
+    if isinstance(found, torch.Tensor):
+        return True
+    if isinstance(found, dict):
+        return any(map(_has_tensor, found.values()))
+    return isinstance(found, list | tuple) and any(map(_has_tensor, found))
+
+
+_COUNTED = re.compile(
+    r"(\w+) features and \w+ tokens do not match.*?tokens: (\d+).*?features:? (\d+)", re.DOTALL
+)
+
+
+def _repaired(drawing: Drawing, kwargs: dict[str, Any], error: Exception) -> Any:
+    """The same inputs with what the error says is missing; None where it says nothing of use."""
+    found = _COUNTED.search(str(error))
+    if found is not None and "input_ids" in kwargs:
+        return _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
+    told = _told(error, before=6)
+    missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
+    for name in sorted((n for n in missing if n in told), key=lambda n: -told[n]):
+        if name in {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}:
+            continue
+        drawing.drawn = kwargs
+        with contextlib.suppress(Exception):  # not known how
+            if (value := drawing.draw(name)) is not None:
+                return {**kwargs, name: value}
+    return None
+
+
+def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: int) -> Any:
+    """As many placeholders as the model has features."""
+    batch = kwargs["input_ids"].shape[0]
+    if kind not in {"image", "video", "audio"} or features % batch:
+        return None
+    if drawing.counts.get(kind) == features // batch:
+        return None
+    return drawing.recount(kwargs, kind, features // batch)
+
+
+def _told(error: Exception, before: int = 0) -> dict[str, int]:
+    """Names that occur in an error or in the lines that raised it, the nearest counting most."""
+    words: dict[str, int] = {}
+    frames = traceback.extract_tb(error.__traceback__)
+    for weight, frame in enumerate(frames, 1):
+        if frame.filename == __file__ or "site-packages/torch/" in frame.filename:
+            continue
+        last = frame.lineno or 0
+        lines = [linecache.getline(frame.filename, n) for n in range(last - before, last)]
+        for word in re.findall(r"\w+", "".join([*lines, frame.line or ""])):
+            words[word] = max(words.get(word, 0), weight)
+    for word in re.findall(r"\w+", str(error)):
+        words[word] = 1000
+    return words
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What transformers logs about attempts is of no interest."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

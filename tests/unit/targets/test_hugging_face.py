@@ -1,0 +1,267 @@
+"""Models by class, with a small library that has the shape of transformers."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from paritas.errors import UsageError
+from paritas.targets import is_target
+from paritas.targets.hugging_face import build_model
+
+
+class TextConfig:
+    model_type = "text"
+
+    def __init__(
+        self,
+        *,
+        vocab_size=50000,
+        hidden_size=4096,
+        num_attention_heads=32,
+        pad_token_id=49999,
+        image_token_id=49998,
+        use_cache=True,
+        hidden_dropout=0.1,
+        layer_types=("slow", "slow", "slow", "full"),
+        num_hidden_layers=4,
+    ):
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.num_attention_heads = num_attention_heads
+        self.pad_token_id, self.use_cache = pad_token_id, use_cache
+        self.image_token_id = image_token_id
+        self.hidden_dropout = hidden_dropout
+        self.layer_types, self.num_hidden_layers = layer_types, num_hidden_layers
+
+
+class StagesConfig:
+    """Widths and heads in lists that run in step."""
+
+    model_type = "stages"
+
+    def __init__(self, hidden_sizes=(256, 512, 1024), num_heads=(1, 2, 4), depths=(3, 4, 6)):
+        self.hidden_sizes, self.num_heads, self.depths = hidden_sizes, num_heads, depths
+        self.num_channels, self.image_size = 3, 64
+
+
+class PairConfig:
+    model_type = "pair"
+
+    def __init__(self, text_config=None, vision_config=None, image_token_id=49998):
+        self.text_config = text_config or TextConfig()
+        self.vision_config = vision_config or StagesConfig()
+        self.image_token_id = image_token_id
+
+
+class TextModel(nn.Module):
+    config_class = TextConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        if config.hidden_size % config.num_attention_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads")
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, input_ids=None, attention_mask=None):
+        return self.drop(self.table(input_ids))
+
+
+class StagesModel(nn.Module):
+    config_class = StagesConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        sizes = (3, *config.hidden_sizes)
+        pairs = itertools.pairwise(sizes)
+        self.stages = nn.Sequential(*(nn.Conv2d(a, b, 2, 2) for a, b in pairs))
+
+    def forward(self, pixel_values):
+        return self.stages(pixel_values)
+
+
+class PairModel(nn.Module):
+    """Its images' features take the places of tokens, whose number has to fit."""
+
+    config_class = PairConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.text = TextModel(config.text_config)
+        self.vision = StagesModel(config.vision_config)
+
+    def get_image_features(self, pixel_values):
+        return self.vision(pixel_values).flatten(2).transpose(1, 2)
+
+    def forward(self, input_ids=None, pixel_values=None):
+        features = self.get_image_features(pixel_values)
+        places = int((input_ids == self.config.image_token_id).sum())
+        if places != features.shape[0] * features.shape[1]:
+            raise ValueError(f"{places} places")
+        return self.text(input_ids), features
+
+
+class CountingModel(PairModel):
+    """It says how many tokens it needs, and only when it is called."""
+
+    def get_image_features(self, pixels):
+        return super().get_image_features(pixels)
+
+    def forward(self, input_ids=None, pixel_values=None):
+        places = int((input_ids == self.config.image_token_id).sum())
+        if places != 12:
+            raise ValueError(
+                f"Image features and image tokens do not match, tokens: {places}, features: 12"
+            )
+        return self.text(input_ids)
+
+
+class OddModel(TextModel):
+    main_input_name = "graph_edges"
+
+    def forward(self, graph_edges):
+        return self.table(graph_edges)
+
+
+class PickyModel(TextModel):
+    def forward(self, input_ids=None, attention_mask=None):
+        raise ValueError("the moon is not full")
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    module = types.ModuleType("transformers")
+    for cls in (
+        TextConfig,
+        StagesConfig,
+        PairConfig,
+        TextModel,
+        StagesModel,
+        PairModel,
+        CountingModel,
+        OddModel,
+        PickyModel,
+    ):
+        setattr(module, cls.__name__, cls)
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
+    return module
+
+
+def test_only_what_begins_so_is_meant():
+    assert is_target("hf:TextModel")
+    assert is_target("timm:resnet18")
+    assert is_target("torchvision:resnet18")
+    assert not is_target("hf.models:TextModel")
+    assert not is_target("hf")
+
+
+@pytest.mark.parametrize("spec", ["hf:TextModel", "hf:transformers.TextModel"])
+def test_a_class_is_built_small_with_inputs_that_it_takes(spec):
+    model, inputs = build_model(spec)
+    assert (model.config.vocab_size, model.config.hidden_size) == (256, 64)
+    assert model.config.pad_token_id == 255  # or it would be out of the small vocabulary
+    assert model.config.image_token_id == 254
+    assert model.config.use_cache is True
+    assert model(**inputs.kwargs).shape == (2, 16, 64)
+
+
+def test_words_are_drawn_without_ids_that_mean_something_else():
+    _, inputs = build_model("hf:TextModel")
+    assert not {254, 255} & set(inputs.kwargs["input_ids"].flatten().tolist())
+
+
+def test_one_layer_of_each_kind_stays():
+    model, _ = build_model("hf:TextModel")
+    assert model.config.num_hidden_layers == 2
+    assert model.config.layer_types == ("slow", "full")
+
+
+def test_nothing_is_left_to_chance_in_training_mode():
+    model, inputs = build_model("hf:TextModel")
+    assert model.config.hidden_dropout == 0.0
+    model.train()
+    assert torch.equal(model(**inputs.kwargs), model(**inputs.kwargs))
+
+
+def test_chance_that_is_asked_for_stays():
+    model, _ = build_model("hf:TextModel?hidden_dropout=0.25")
+    assert model.config.hidden_dropout == 0.25
+    assert model.drop.p == 0.5
+
+
+def test_sizes_can_be_given():
+    model, _ = build_model("hf:TextModel?hidden_size=8&vocab_size=10")
+    assert model.table.weight.shape == (10, 8)
+
+
+def test_lists_are_made_small_in_step():
+    model, inputs = build_model("hf:StagesModel")
+    assert model.config.hidden_sizes == (64, 128, 256)
+    assert model.config.num_heads == (1, 2, 4)
+    assert model.config.depths == (1, 1, 1)
+    assert inputs.kwargs["pixel_values"].shape == (2, 3, 64, 64)
+
+
+@pytest.mark.parametrize(("name", "places"), [("PairModel", 64), ("CountingModel", 6)])
+def test_there_are_as_many_places_for_images_as_features(name, places):
+    model, inputs = build_model(f"hf:{name}")
+    assert sorted(inputs.kwargs) == ["input_ids", "pixel_values"]
+    found = (inputs.kwargs["input_ids"] == model.config.image_token_id).sum(dim=1)
+    assert found.tolist() == [places, places]
+
+
+def test_with_inputs_of_the_users_own_the_model_is_only_built():
+    model, inputs = build_model("hf:OddModel", model_alone=True)
+    assert isinstance(model, OddModel)
+    assert inputs is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("hf:TextModl", "'hf:TextModl': transformers has no 'TextModl'; did you mean 'TextModel'"),
+        ("hf:TextConfig", "TextConfig is not a model class with a configuration of its own"),
+        ("hf:TextModel?hiden_size=8", "has no setting 'hiden_size'; did you mean 'hidden_size'?"),
+        ("hf:TextModel?hidden_size", "settings are written ?name=value&name=value"),
+        (
+            "hf:TextModel?hidden_size=3",
+            "must be a multiple of num_attention_heads; give other sizes",
+        ),
+        (
+            "hf:OddModel",
+            "how to draw graph_edges for OddModel is not known; name a function that",
+        ),
+        ("hf:PickyModel", "none of the inputs drawn for it work: ValueError: the moon is not full"),
+    ],
+)
+def test_slips_are_told(spec, message):
+    with pytest.raises(UsageError) as caught:
+        build_model(spec)
+    assert message in str(caught.value)
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"pip install 'paritas\[transformers\]'"):
+        build_model("hf:TextModel")
+
+
+def test_weights_are_drawn_and_not_fetched():
+    torch.manual_seed(0)
+    first, _ = build_model("hf:TextModel")
+    torch.manual_seed(0)
+    second, _ = build_model("hf:TextModel")
+    assert torch.equal(first.table.weight, second.table.weight)
