@@ -200,6 +200,8 @@ def _stream(stream: Any) -> Any:
 def _environment(place: RunPlace) -> dict[str, str]:
     """One thread and no compile workers in the server: only such a process is forked."""
     usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
+    # Read when transformers is imported, which may be before a target is built.
+    usual |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     set_here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(place.paths)}
     return {**usual, **os.environ, **set_here}
 

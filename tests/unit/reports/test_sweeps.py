@@ -116,6 +116,13 @@ def test_the_page_has_a_cell_and_a_panel_for_each_run():
     assert page.count("data-fails") == 5  # three cells, and the script and the style once each
 
 
+def test_a_notebook_shows_the_rows():
+    cell = report(*ROWS)._repr_html_()
+    assert "different: 5 runs; 3 of 5 fail" in cell
+    assert "the process crashed (killed by SIGSEGV)" in cell
+    assert "unverified: pkg.models:lost (float32" in ROWS[3]._repr_html_()
+
+
 def test_the_page_loads_nothing():
     page = sweep_page(report(*ROWS))
     assert "default-src 'none'" in page

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paritas.errors import UsageError
 from paritas.results.sweeps import SweepRun
 from paritas.sweeping.plan import plan_tasks
 
+ZOO = Path(__file__).parents[3] / "zoo"
 TOML = """
 [defaults]
 dtypes = ["float32", "bfloat16"]
@@ -188,6 +191,11 @@ def test_a_mistake_in_the_file_is_refused(tmp_path, text, message):
     with pytest.raises(UsageError, match=r"targets\.toml") as raised:
         read(tmp_path, text)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("path", sorted(ZOO.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_files_of_the_zoo_can_be_read(path):
+    assert len(plan_tasks(path)) >= 200
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
