@@ -230,11 +230,22 @@ class _Row:
                     f"{self.where}: candidate {value!r} is no name of a backend, a mode of "
                     "Inductor, or package.module:function"
                 )
-        exported = [name for name in self.names if name.endswith(".pt2")]
-        if exported and self.lists["dtypes"] != (OWN_DTYPE,):
+        for name in self.names:
+            if name.endswith(".pt2"):
+                self._check_exported(name)
+
+    def _check_exported(self, name: str) -> None:
+        """What was decided when it was exported cannot be asked for now."""
+        dtypes, modes = self.lists["dtypes"], self.lists["modes"]
+        if dtypes != (OWN_DTYPE,):
             raise UsageError(
-                f"{self.where}: dtypes = {list(self.lists['dtypes'])!r}, but {exported[0]!r} is "
-                f'exported in a dtype of its own: leave dtypes out, or write ["{OWN_DTYPE}"]'
+                f"{self.where}: dtypes = {list(dtypes)!r}, but {name!r} is exported in a dtype of "
+                f'its own: leave dtypes out, or write ["{OWN_DTYPE}"]'
+            )
+        if any(mode.startswith("train") for mode in modes):
+            raise UsageError(
+                f"{self.where}: modes = {list(modes)!r}, but {name!r} is exported in a mode of its "
+                'own: write ["eval"], or ["eval-forward"] to leave gradients out'
             )
 
     def _inputs(self) -> str:

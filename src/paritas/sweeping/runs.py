@@ -83,8 +83,11 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
 def _load_exported(run: SweepRun) -> tuple[Any, Any]:
     """The program of a `.pt2`, with the inputs that it was exported with."""
     import torch
+    from torch.export.passes import move_to_device_pass
 
-    from paritas.execution.subjects import Inputs
+    from paritas.candidates.building import move_leaf
+    from paritas.execution.subjects import Inputs, usable_device
+    from paritas.numerics.contents import map_leaves
 
     try:
         program = torch.export.load(Path(run.target))
@@ -95,7 +98,9 @@ def _load_exported(run: SweepRun) -> tuple[Any, Any]:
             f"{run.target!r} has no example inputs: export it with them, or name a factory that "
             "returns (model, inputs)"
         )
-    args, kwargs = program.example_inputs
+    device = usable_device(run.device)
+    program = move_to_device_pass(program, device)
+    args, kwargs = map_leaves(program.example_inputs, lambda leaf: move_leaf(leaf, device, None))
     return program.module(), Inputs(args, kwargs)
 
 

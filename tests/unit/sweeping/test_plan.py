@@ -161,13 +161,17 @@ def test_the_same_run_twice_is_refused():
     )
 
 
-def test_an_exported_program_has_a_dtype_of_its_own(tmp_path, monkeypatch):
+def test_an_exported_program_has_a_dtype_and_a_mode_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.pt2").write_bytes(b"")
     assert len(plan_tasks(["net.pt2"])) == 1
     assert refusal([{"name": "net.pt2", "dtypes": ["float16"]}]) == (
         "targets, target 1: dtypes = ['float16'], but 'net.pt2' is exported in a dtype of its own: "
         'leave dtypes out, or write ["own"]'
+    )
+    assert refusal([{"name": "net.pt2", "modes": ["train"]}]) == (
+        "targets, target 1: modes = ['train'], but 'net.pt2' is exported in a mode of its own: "
+        'write ["eval"], or ["eval-forward"] to leave gradients out'
     )
 
 
