@@ -25,7 +25,7 @@ from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import MAX_Z, UNIT_F64, unit_roundoff
 from paritas.numerics.metrics import promotable
 from paritas.precision.lifting import DtypeLog, LiftMode
-from paritas.precision.perturbing import NoisePool, PerturbMode
+from paritas.precision.perturbing import DecisionLog, NoisePool, PerturbMode
 from paritas.results.progress import Progress
 
 if TYPE_CHECKING:
@@ -77,6 +77,10 @@ def run_quietly(program: Program, options: RunOptions, default: WideDefault) -> 
 # --- What is known of a program -------------------------------------------------------------------
 
 DECIDING_RUNS = 12
+# Decisions are looked for with noise so many times that of the program. A decision that the
+# candidate's rounding can turn is then turned in nearly every second pair of runs.
+JUMP_GAIN = 4.0
+_FIRST_PAIR_SEED = 1 << 16
 # Where more of an item than this turns non-finite under a perturbation, the perturbed run is no
 # measure of anything.
 MOST_LEAVING = 0.5
@@ -120,6 +124,7 @@ class Demand:
         puts_off: perturbed runs are refused for now, until it is known what needs them.
         at_second: gradients of gradients are judged now, and perturbed runs make them.
         spreads: unit roundoff -> what the runs so far came to.
+        jumps: the same of pairs of runs, for what decisions move.
     """
 
     def __init__(self, *, settles: bool = True) -> None:
@@ -129,6 +134,7 @@ class Demand:
         self.puts_off = False
         self.at_second = False
         self.spreads: dict[float, _Spread] = {}
+        self.jumps: dict[float, _Spread] = {}
 
     def settle(self, call: int, item: Item) -> None:
         """An item needs no evidence any more."""
@@ -138,12 +144,16 @@ class Demand:
     def unsettle(self) -> None:
         """Everything is needed again: other values are compared."""
         self.settled.clear()
-        self.spreads.clear()
+        self._forget_runs()
 
     def go_on_to_second(self) -> None:
         """Gradients of gradients are judged next, by perturbed runs of their own."""
         self.at_second = True
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
         self.spreads.clear()
+        self.jumps.clear()
 
 
 @final
@@ -160,6 +170,8 @@ class Evidence(Generic[P_co]):
         shows_dtypes: the arbiter was made, and every cast in it was seen.
         default: the default dtype under which it runs.
         everything: the demand used where a comparison brings none of its own.
+        open_decisions: operator -> how many of its decisions rounding can turn, of how many, in the
+            pair of runs that turned most.
         seed: of the perturbations.
     """
 
@@ -185,6 +197,7 @@ class Evidence(Generic[P_co]):
         self._baseline: list[Observation] | None = None
         self._log: dict[Any, torch.dtype] | None = None
         self._decided: dict[float, list[list[Observation]]] = {}
+        self.open_decisions: dict[str, tuple[int, int]] = {}
         self.everything = Demand(settles=False)
         self._pool = NoisePool(seed)
 
@@ -274,6 +287,57 @@ class Evidence(Generic[P_co]):
                 known = spread.squares.get(key)
                 spread.squares[key] = deviation if known is None else known + deviation
 
+    def jumps(
+        self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None
+    ) -> Tensor | None:
+        """Per element, the size of what decisions within rounding of their edge move.
+
+        Two runs with opposite noise deviate by opposite amounts, except where a decision falls one
+        way in the first and the other way in the second. So their deviations add up to what the
+        decisions move, whichever operators decide, and to next to nothing elsewhere.
+        """
+        demand = demand or self.everything
+        known = demand.jumps.setdefault(unit, _Spread())
+        while known.runs < pairs:
+            if demand.puts_off:
+                raise NoiseNotYetMeasured
+            self.tell(Progress("looking for decisions within rounding", known.runs, pairs))
+            logs = DecisionLog(), DecisionLog()
+            plus, minus = (
+                self.perturbed(unit, _FIRST_PAIR_SEED + known.runs, demand, gain=gain, log=log)
+                for gain, log in zip((JUMP_GAIN, -JUMP_GAIN), logs, strict=True)
+            )
+            for seen in (plus, minus):
+                what = "a perturbed run of the reference"
+                if not is_usable(seen, what, self.notes, weakens=False):
+                    return None
+            for name, found in logs[0].count_changes(logs[1]).items():
+                self.open_decisions[name] = max(found, self.open_decisions.get(name, (0, 0)))
+            self._add_pair(known, plus, minus, demand)
+            known.runs += 1
+        squares = known.squares.get((call, item))
+        # A decision is turned in one run of two at most: twice the mean square is its size.
+        return None if squares is None else (2 * squares / known.runs).sqrt()
+
+    def _add_pair(
+        self,
+        known: _Spread,
+        plus: list[Observation],
+        minus: list[Observation],
+        demand: Demand,
+    ) -> None:
+        for call, (still, first, second) in enumerate(zip(self._base(), plus, minus, strict=False)):
+            for item, value in still.items():
+                key = (call, item)
+                if key in demand.settled or not is_inexact(value):
+                    continue
+                if known.runs and key not in known.squares:
+                    continue
+                jump = _squared_jump(value, self.complete(first, item), self.complete(second, item))
+                if jump is not None:
+                    before = known.squares.get(key)
+                    known.squares[key] = jump if before is None else before + jump
+
     def _base(self) -> list[Observation]:
         """What perturbed runs are compared with."""
         if self._baseline is None:
@@ -299,7 +363,14 @@ class Evidence(Generic[P_co]):
         return self._decided[unit]
 
     def perturbed(
-        self, unit: float, seed: int, demand: Demand, *, remember_decisions: bool = False
+        self,
+        unit: float,
+        seed: int,
+        demand: Demand,
+        *,
+        remember_decisions: bool = False,
+        gain: float = 1.0,
+        log: DecisionLog | None = None,
     ) -> list[Observation]:
         """Run the reference with its roundings drawn at random, as far as anything depends on it.
 
@@ -317,6 +388,8 @@ class Evidence(Generic[P_co]):
             widen=wide,
             shake_inputs=self._program.shakes_inputs,
             pool=self._pool,
+            gain=gain,
+            decisions=log,
         )
         wanted: frozenset[Item] | None = None
         if self._can_make_less():
@@ -405,6 +478,18 @@ def _squared_deviation(value: Tensor, moved: Any) -> Tensor:
     squared = torch.where(agree, squared, 0.0)
     differ = nonfinite_mismatch(value, moved)
     return squared if differ is None else torch.where(differ, math.inf, squared)
+
+
+def _squared_jump(value: Tensor, plus: Any, minus: Any) -> Tensor | None:
+    """Of two opposite deviations from `value`, what is left of their sum, squared."""
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    value = value.to(wide)
+    for moved in (plus, minus):
+        if not isinstance(moved, torch.Tensor) or moved.shape != value.shape:
+            return None
+    both = (plus.to(value.device, wide) - value) + (minus.to(value.device, wide) - value)
+    squared = both.abs().square()
+    return torch.where(torch.isfinite(squared), squared, 0.0)
 
 
 # --- The candidate in float64 ---------------------------------------------------------------------
@@ -536,6 +621,24 @@ class ItemEvidence:
             if mine is not None and theirs is not None and mine.shape == theirs.shape:
                 mine = torch.maximum(mine, theirs)
         return mine
+
+    def jumps(self, unit: float, pairs: int) -> Tensor | None:
+        """What decisions within rounding move."""
+        mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
+        for other in self.also:
+            theirs = other.jumps(unit, self.call, self.item, pairs)
+            if mine is not None and theirs is not None and mine.shape == theirs.shape:
+                mine = torch.maximum(mine, theirs)
+        return mine
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is a gradient."""
+        return self.item.kind.is_gradient
+
+    def open_decisions(self) -> dict[str, tuple[int, int]]:
+        """Operator -> how many of its decisions rounding can turn, of how many."""
+        return self.evidence.open_decisions
 
     def least_spread(self) -> Tensor | None:
         """What the last sum behind a narrow value rounds, as the arbiter shows it."""

@@ -15,6 +15,7 @@ from paritas.numerics.gates import ALL_GATES, Gate, own_error_score
 from paritas.numerics.metrics import bitwise_equal, pair_metrics, promotable
 from paritas.results.figures import Metrics
 from paritas.results.findings import Score, Status
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -58,6 +59,21 @@ class JudgeEvidence(Protocol):
         Taken over so many perturbed runs; infinite where rounding decides if a value is finite.
         """
 
+    def jumps(self, unit: float, pairs: int) -> Tensor | None:
+        """Per element, what decisions within rounding of size `unit` move, and nothing else.
+
+        Taken over so many pairs of perturbed runs.
+        """
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the value is a gradient: at a kink it has more than one right value."""
+        ...
+
+    def open_decisions(self) -> dict[str, tuple[int, int]]:
+        """Operator -> how many of its decisions rounding can turn, of how many, as pairs showed."""
+        ...
+
     def least_spread(self) -> Tensor | None:
         """Per element, a part of the spread at the program's own precision that costs no run.
 
@@ -73,6 +89,7 @@ class NoEvidence:
 
     unit: float | None = None
     lift_unit: float = UNIT_F64
+    is_gradient: bool = False
 
     def coarsest(self) -> float | None:
         """No program, so nothing inside."""
@@ -89,6 +106,14 @@ class NoEvidence:
     def spread(self, unit: float, runs: int) -> Tensor | None:
         """No program, so nothing to perturb."""
         return None
+
+    def jumps(self, unit: float, pairs: int) -> Tensor | None:
+        """No program, so nothing is decided in it."""
+        return None
+
+    def open_decisions(self) -> dict[str, tuple[int, int]]:
+        """No program, so nothing is decided in it."""
+        return {}
 
     def least_spread(self) -> Tensor | None:
         """No program, so no step of it is known."""
@@ -118,6 +143,10 @@ BLIND_SHARE = 2.0**-6
 # comparison on its knife edge shows in some runs and not in others.
 RUNS = (1, 3, 12)
 SPARSE = 0.05
+# Pairs of runs by which it is seen what decisions move: some to tell whether anything does, more
+# before a candidate fails.
+FEW_PAIRS, MOST_PAIRS = 2, 6
+_MOST_NAMED = 3
 # An overflow is excused within this many eps of the dtype's largest value: the reach of MAX_Z.
 MAX_EDGE_UNITS = 6.0
 
@@ -154,6 +183,7 @@ class _RunOutcome:
     shaky: bool = False
     reason: str = ""
     spread: Tensor | None = None  # by which it was settled
+    by_decisions: bool = False  # it passes only by what decisions can move
 
 
 def judge_floats(
@@ -195,12 +225,11 @@ def judge_floats(
         own = own_error_score(candidate, reference, arbiter)
         if own.passed and metrics.nonfinite_mismatches == 0:
             # The meaning is settled above, and no accuracy is lost: no need to measure the noise.
-            status, reason = _conclude_by_own_error(own_error, arbiter)
             return Judgement(
-                status=status, reason=reason, metrics=metrics, native=own, lifted=lifted_score
+                status=Status.EQUIVALENT, metrics=metrics, native=own, lifted=lifted_score
             )
     native = _judge_native(case, metrics, above)
-    status, reason = _conclude(native, above)
+    status, reason = _conclude(native, above, evidence)
     return Judgement(
         status=status,
         reason=reason,
@@ -297,8 +326,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     scored = criterion.score(candidate, truth, noise)
     passed = scored.score.passed and mismatch is None
     if passed and (Gate.KNOWN_NOISE in case.gates or not _has_spread(evidence)):
-        shaky = forgiven or (arbiter is not None and own_error > criterion.rms(arbiter))
-        return _RunOutcome(scored, passed=True, shaky=shaky)
+        return _RunOutcome(scored, passed=True, shaky=forgiven)
     least = evidence.least_spread() if arbiter is not None else None
     known = _with_least_spread(noise, least)
     passable = least is not None and mismatch is None and Gate.LEAST_SPREAD in case.gates
@@ -390,6 +418,46 @@ def _judge_with_spread(
             outcome = _RunOutcome(scored, passed, shaky=passed and decided, spread=spread)
         if outcome.passed:
             break
+    if outcome.passed and not outcome.scored.knife_edges:
+        return outcome
+    if outcome.reason or outcome.spread is None or (unit == UNIT_F64 and not outcome.passed):
+        return outcome
+    measured = dataclasses.replace(noise, spread=outcome.spread)
+    return _judge_with_jumps(candidate, truth, measured, mismatch, unit, evidence, outcome)
+
+
+def _judge_with_jumps(
+    candidate: Tensor,
+    truth: Tensor,
+    noise: Noise,
+    mismatch: Tensor | None,
+    unit: float,
+    evidence: JudgeEvidence,
+    before: _RunOutcome,
+) -> _RunOutcome:
+    """Score once more, knowing what decisions within rounding can move.
+
+    A gate that falls the other way moves a gradient by its own size, and no spread foresees it: few
+    perturbed runs turn that very gate. Where the noise is of the size of a value that passed, this
+    tells a decision from a sum of which nothing but rounding is left.
+    """
+    outcome = before
+    for pairs in (FEW_PAIRS, MOST_PAIRS):
+        jumps = evidence.jumps(unit, pairs)
+        if jumps is None:
+            return before
+        scored = criterion.score(candidate, truth, dataclasses.replace(noise, jumps=jumps))
+        passed = scored.score.passed
+        decided = mismatch is not None or (scored.knife_edges > 0 and not evidence.is_gradient)
+        outcome = _RunOutcome(
+            scored if passed else before.scored,
+            passed,
+            shaky=passed and decided,
+            spread=noise.spread,
+            by_decisions=passed and (decided or not before.passed),
+        )
+        if passed:
+            break
     return outcome
 
 
@@ -434,11 +502,15 @@ def _excused_by_arbiter(
     return mismatch & (finite_candidate | both_left | (at_the_edge & right_sign))
 
 
-def _conclude(native: _RunOutcome, above: _RunOutcome | None) -> tuple[Status, str]:
+def _conclude(
+    native: _RunOutcome, above: _RunOutcome | None, evidence: JudgeEvidence
+) -> tuple[Status, str]:
     if native.passed:
+        turned = _describe_open(evidence.open_decisions()) if native.by_decisions else ""
         if native.shaky or (above is not None and above.shaky):
-            return Status.UNSTABLE, "the reference's own rounding decides this value"
-        return Status.EQUIVALENT, ""
+            reason = "the reference's own rounding decides this value"
+            return Status.UNSTABLE, f"{reason}: {turned}" if turned else reason
+        return Status.EQUIVALENT, turned
     excess = native.scored.score.excess
     by = native.reason or f"its error is {excess:.3g} times what the reference's own noise allows"
     if above is not None:
@@ -446,10 +518,16 @@ def _conclude(native: _RunOutcome, above: _RunOutcome | None) -> tuple[Status, s
     return Status.DIFFERENT, by
 
 
-def _conclude_by_own_error(own_error: float, arbiter: Tensor) -> tuple[Status, str]:
-    if own_error > criterion.rms(arbiter):
-        return Status.UNSTABLE, "the reference's own rounding decides this value"
-    return Status.EQUIVALENT, ""
+def _describe_open(decisions: dict[str, tuple[int, int]]) -> str:
+    """How many decisions rounding can turn, in words."""
+    parts = [
+        f"{turned:,} of {total:,} {name}"
+        for name, (turned, total) in sorted(decisions.items())
+        if turned
+    ]
+    if not parts:
+        return "a decision within a few roundings of its edge moves it"
+    return f"{enumerated(parts, _MOST_NAMED)} decisions lie within a few roundings of their edge"
 
 
 def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:

@@ -85,6 +85,7 @@ class Noise:
         reference: e, where its error is to count element by element: rounding errors that add up
             in step, as on equal inputs, are larger than perturbed runs make them.
         spread: s, one value per element, or None if the program was not perturbed.
+        jumps: per element, what decisions within rounding move; None if they were not looked for.
         relative: noise per element as a share of |r| + rms(r), where only a dtype is known.
         sets_aside: whether a value that some perturbed run turned into none is left out: only where
             the meaning of the program is settled otherwise.
@@ -97,6 +98,7 @@ class Noise:
     own_error: float = 0.0
     reference: Tensor | None = None
     spread: Tensor | None = None
+    jumps: Tensor | None = None
     relative: float = 0.0
     sets_aside: bool = False
     factor: float = 1.0
@@ -110,7 +112,8 @@ class Scored:
     Attributes:
         score: the figures.
         over: how many elements are over the limit.
-        knife_edges: how many elements pass only because rounding decides them.
+        knife_edges: how many elements pass only because rounding decides them: by a decision, if
+            decisions were looked for; else their noise is of the size of the value.
     """
 
     score: Score
@@ -127,10 +130,12 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     usual = max(noise.own_error / 2, _usual_spread(noise.spread, scale))
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
     own = arbiter if noise.reference is None else noise.reference
-    tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
+    tensors = [arbiter, candidate, own]
+    tensors += [measured for measured in (noise.spread, noise.jumps) if measured is not None]
     for place, parts in chunks(*tensors):
         r, c = parts[0].double(), parts[1].double()
-        spread = None if noise.spread is None else parts[-1]
+        spread = None if noise.spread is None else parts[3]
+        jumps = None if noise.jumps is None else parts[-1]
         leaves: Tensor | None = None
         rounding = r.abs().mul_(noise.unit / 2).add_(noise.step)
         if noise.relative:
@@ -141,6 +146,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             # An infinite spread is about being finite or not; it is no measure of a value's noise.
             leaves = torch.isinf(spread) if noise.sets_aside else None
             spread = torch.where(torch.isinf(spread), 0.0, spread)
+            spread = spread if jumps is None else torch.hypot(spread, jumps)
             # Perturbed runs leave exact results exact; another way to compute them rounds once.
             once = ONE_ROUNDING * noise.unit * r.abs()
             local = noise.factor * (rounding + torch.maximum(spread.clamp(min=floor), once))
@@ -156,7 +162,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
         total.add(place, z)
         if spread is not None:
-            wavers = spread > KNIFE_EDGE_SHARE * (r.abs() + scale)
+            wavers = (spread if jumps is None else jumps) > KNIFE_EDGE_SHARE * (r.abs() + scale)
             wavers = wavers if leaves is None else wavers | leaves
             wavers &= error > MAX_Z * noise.factor * (rounding + usual)
             total.knife_edges += int(wavers.sum())
@@ -302,11 +308,12 @@ def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, 
         return candidate, arbiter, noise
     wide = torch.complex128
     pair = torch.view_as_real(candidate.to(wide)), torch.view_as_real(arbiter.to(wide))
-    spread = noise.spread
-    if spread is not None:
-        # The spread of a complex value is one number; it holds for both of its parts.
-        spread = spread.unsqueeze(-1).expand(*spread.shape, 2)
+    # The spread of a complex value is one number; it holds for both of its parts.
+    spread, jumps = (
+        None if part is None else part.unsqueeze(-1).expand(*part.shape, 2)
+        for part in (noise.spread, noise.jumps)
+    )
     own = noise.reference
     if own is not None:
         own = torch.view_as_real(own.to(wide))
-    return *pair, dataclasses.replace(noise, spread=spread, reference=own)
+    return *pair, dataclasses.replace(noise, spread=spread, jumps=jumps, reference=own)

@@ -10,13 +10,21 @@ there is float32's.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from paritas._torch.operators import call_rounds, map_tensors, may_use_tf32
+from paritas._torch.operators import (
+    CHOICES,
+    COMPARISONS,
+    ROUNDINGS,
+    call_rounds,
+    map_tensors,
+    may_use_tf32,
+)
 from paritas._torch.tensors import SPARSE_LAYOUTS, as_dense, map_values
 from paritas.numerics.bits import is_inexact
 from paritas.precision.accumulation import UnperturbedCall, accumulation
@@ -109,6 +117,64 @@ def _is_sum_of_two(call: UnperturbedCall) -> bool:
     )
 
 
+# --- How decisions fell ---------------------------------------------------------------------------
+
+# Piecewise operators, by the positions of the pieces: which piece an element lies on is a decision.
+_EDGES = {
+    "relu": (0.0,),
+    "threshold": (0.0,),
+    "leaky_relu": (0.0,),
+    "prelu": (0.0,),
+    "_prelu_kernel": (0.0,),
+    "abs": (0.0,),
+    "sign": (0.0,),
+    "sgn": (0.0,),
+    "hardtanh": (-1.0, 1.0),
+    "hardsigmoid": (-3.0, 3.0),
+    "hardswish": (-3.0, 3.0),
+}
+_CHOOSES = CHOICES | {"max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"}
+
+
+class DecisionLog:
+    """How each decision of a run fell, operator by operator: which side, which index."""
+
+    def __init__(self) -> None:
+        """Nothing was decided yet."""
+        self.entries: list[tuple[str, Tensor]] = []
+
+    def note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Take down what one operator decided, if it decides."""
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+            return
+        outcome: Any = None
+        if name in _EDGES:
+            # In-place operators have overwritten their argument; its clipped values tell as much.
+            edges = args[1:3] if name == "hardtanh" and len(args) > 2 else _EDGES[name]  # noqa: PLR2004
+            outcome = sum((first > edge).to(torch.uint8) for edge in edges)
+        elif name in COMPARISONS or name in ROUNDINGS:
+            outcome = result
+        elif name in {"clamp", "clamp_min", "clamp_max"}:
+            outcome = result == first
+        elif name in {"maximum", "minimum"}:
+            outcome = first > args[1]
+        elif name in _CHOOSES:
+            outcome = result[1] if isinstance(result, list | tuple) else result
+        if isinstance(outcome, torch.Tensor):
+            self.entries.append((name, outcome.detach().clone()))
+
+    def count_changes(self, other: DecisionLog) -> dict[str, tuple[int, int]]:
+        """Operator -> how many of its decisions fell otherwise in the other run, of how many."""
+        counts: dict[str, tuple[int, int]] = {}
+        for (name, mine), (theirs_name, theirs) in zip(self.entries, other.entries, strict=False):
+            if name != theirs_name or mine.shape != theirs.shape:
+                break  # the runs took different ways: no more entry has a counterpart
+            changed, total = counts.get(name, (0, 0))
+            counts[name] = (changed + int((mine != theirs).sum()), total + mine.numel())
+        return counts
+
+
 # --- The mode -------------------------------------------------------------------------------------
 
 # Each operator's floating results are multiplied by (1 + u/2 * U), with U uniform in [-1, 1], where
@@ -186,18 +252,23 @@ class PerturbMode(LiftMode):
         widen: bool = True,
         shake_inputs: bool = False,
         pool: NoisePool | None = None,
+        gain: float = 1.0,
+        decisions: DecisionLog | None = None,
     ) -> None:
         """Perturb by unit roundoff `unit`, or by that of the dtype `log` says a call ran in.
 
         Without `widen` the run stays in the program's own dtype, for programs that have no
         meaning in float64. With `shake_inputs` every operator's inputs are perturbed, whatever it
         does: for one operator alone, whose inputs were rounded on their way to it. Runs of one
-        program may share a `pool`: each cuts its noise from other places.
+        program may share a `pool`: each cuts its noise from other places. All noise is multiplied
+        by `gain`: two runs of one seed and opposite gains deviate by opposite amounts, except where
+        a decision falls the other way. `decisions` takes down how each decision fell.
         """
         super().__init__(native, default, remember_decisions=remember_decisions, widen=widen)
         # Half a unit of a dtype narrower than the one computed in. Of that one itself it would
         # always be rounded away; two units move a value to a neighbour or leave it.
-        self.reach = 0.5 if widen and unit > torch.finfo(torch.float64).eps else 2.0
+        self.gain = gain
+        self.reach = gain * (0.5 if widen and unit > torch.finfo(torch.float64).eps else 2.0)
         self.unit = unit
         # Only of lifted runs, whose noise is so far below any fault that it may be generous.
         lifted = widen and unit <= torch.finfo(torch.float64).eps
@@ -206,6 +277,7 @@ class PerturbMode(LiftMode):
         self.seed = seed
         self.log = log or {}
         self._counts: dict[Operator, int] = {}
+        self._log_decisions = decisions
         self._draws = random.Random(seed)
         self._pool = pool or NoisePool(seed)
 
@@ -213,11 +285,22 @@ class PerturbMode(LiftMode):
         """Count calls from the first one again."""
         super().start_over()
         self._counts.clear()
+        self._draws = random.Random(self.seed)
+        if self._log_decisions is not None:
+            self._log_decisions.entries.clear()
 
     def compute(
         self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the operator on perturbed arguments and perturb what it gives."""
+        result = self._compute(func, kind, args, kwargs)
+        if self._log_decisions is not None:
+            self._log_decisions.note(kind.name, args, result)
+        return result
+
+    def _compute(
+        self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         unit = self._unit_of(func)
         rounds = call_rounds(kind, args, kwargs)
         exact = not rounds or (kind.name == "_to_copy" and not is_inexact(args[0]))
@@ -228,7 +311,8 @@ class PerturbMode(LiftMode):
         if self.shake_inputs or not kind.basic or coarse > unit:
             # What one operator is given may be in a coarser dtype than it runs in: a widening cast.
             given = max(unit, self.unit) if self.shake_inputs else unit
-            reach = max(given * self.reach, coarse / 2)
+            reach = max(given * abs(self.reach), abs(self.gain) * coarse / 2)
+            reach = math.copysign(reach, self.gain)
             shaken = tuple(
                 value
                 if place in kind.mutates
@@ -279,10 +363,11 @@ class PerturbMode(LiftMode):
             extra = accumulated[position] if position < len(accumulated) else None
             if extra is not None:
                 uniform = self._uniform(self._place(tensor, repeats=repeats))
+                share = self.gain * accumulator / 2
                 if noisy.dtype == extra.dtype == uniform.dtype:
-                    noisy.addcmul_(extra, uniform, value=accumulator / 2)
+                    noisy.addcmul_(extra, uniform, value=share)
                 else:
-                    noisy = noisy + accumulator / 2 * extra * uniform.to(extra.dtype)
+                    noisy = noisy + share * extra * uniform.to(extra.dtype)
             if self.widths:
                 fits = _needs_no_rounding(tensor, unit)
                 if lossy and fits is not None and extra is not None:
@@ -330,9 +415,10 @@ class PerturbMode(LiftMode):
 
         Rounding is a function of what is rounded: where values repeat, so do their errors, and
         add up. There each value has a noise of its own; elsewhere it is cut from one pool at a
-        random place, which costs less.
+        random place, which costs less. With a gain it is always cut from the pool: the values of
+        two runs of opposite gains are not the same, and their noise has to be opposite.
         """
-        if repeats:
+        if repeats and self.gain == 1:
             return _NoiseSource(tensor, None)
         count = tensor.numel()
         pool = self._pool.uniform(tensor.device, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -141,3 +142,39 @@ def test_the_watch_is_outside_the_mode_and_both_can_be_entered_again():
     assert order == ["watch", "mode", "/mode", "/watch"] * 2
     with RunOptions().around():
         pass
+
+
+class Gates(Squares):
+    """relu(exp(x) - e) and its gradient, which rounding decides for x within rounding of 1."""
+
+    def run(self, options):
+        self.ran.append(options)
+        x = (self.x.double() if options.wide else self.x).clone().requires_grad_()
+        seen = Observation()
+        with options.around():
+            value = torch.relu(x.exp() - math.e)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+        seen.outputs[OUTPUT] = value.detach()
+        seen.gradients[GRADIENT] = slope
+        return [seen]
+
+
+def test_jumps_are_what_decisions_move_and_nothing_else():
+    x = torch.linspace(0.5, 1.5, 64)
+    x[10] = 1 + 2**-23
+    known = Evidence(Gates(x))
+    assert known.jumps(UNIT_F32, 0, GRADIENT, 6)[10] > 1
+    others = torch.arange(64) != 10
+    # What moves with the rounding does not jump: next to nothing is left of two opposite moves.
+    for item in (GRADIENT, OUTPUT):
+        spread = known.spread(UNIT_F32, 0, item, 3)
+        assert (known.jumps(UNIT_F32, 0, item, 6) <= 1e-3 * spread.max())[others].all()
+    assert known.open_decisions == {"relu": (1, 64)}
+    assert len(known.program.ran) == 2 + 12 + 3
+
+
+def test_jumps_are_put_off_like_other_runs(known):
+    demand = Demand()
+    demand.puts_off = True
+    with pytest.raises(NoiseNotYetMeasured):
+        known.jumps(UNIT_F32, 0, GRADIENT, 2, demand)

@@ -30,6 +30,9 @@ class Program(NoEvidence):
         undecided=None,
         unit=UNIT_F32,
         lift_unit=UNIT_F64,
+        jumps=None,
+        is_gradient=False,
+        decisions=(),
     ):
         self._arbiter, self._lifted = arbiter, lifted
         self._spread = spread
@@ -37,6 +40,9 @@ class Program(NoEvidence):
         self._undecided = undecided
         self.unit = unit
         self.lift_unit = lift_unit
+        self.is_gradient = is_gradient
+        self._jumps = jumps
+        self._decisions = dict(decisions)
         self.asked = []
 
     def arbiter(self):
@@ -51,6 +57,13 @@ class Program(NoEvidence):
         self.asked.append("thorough spread" if runs == RUNS[-1] else "spread")
         given = self._thorough if runs == RUNS[-1] else self._spread
         return None if given is None else given * (unit / self.unit)
+
+    def jumps(self, unit, pairs):
+        self.asked.append("jumps")
+        return self._jumps
+
+    def open_decisions(self):
+        return self._decisions
 
     def undecided(self, candidate, unit):
         self.asked.append("undecided")
@@ -314,12 +327,74 @@ def test_many_runs_are_not_asked_for_where_much_is_over_the_limit():
     assert "thorough spread" not in program.asked
 
 
-def test_a_reference_that_is_all_noise_is_unstable():
+def test_two_values_that_are_noise_around_zero_are_equivalent():
     truth = 1e-9 * values(64)
     reference, candidate = ((1e-7 * values(64, seed=seed)).float() for seed in (4, 5))
     spread = torch.full_like(truth, 1e-7)
     judgement = judge_floats(reference, candidate, Program(truth, truth, spread=spread))
-    assert judgement.status is Status.UNSTABLE
+    assert judgement.status is Status.EQUIVALENT
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+
+def turned_row(size=1.0):
+    """A candidate whose fourth row a decision has moved, and what decisions can move."""
+    candidate = rounded(TRUTH, seed=2)
+    candidate[3] += size
+    jumps = torch.zeros_like(TRUTH)
+    jumps[3] = size
+    return candidate, jumps
+
+
+@pytest.mark.parametrize(
+    ("is_gradient", "status"), [(True, Status.EQUIVALENT), (False, Status.UNSTABLE)]
+)
+def test_what_an_open_decision_moves_passes_and_says_so(is_gradient, status):
+    candidate, jumps = turned_row()
+    program = Program(
+        TRUTH,
+        TRUTH,
+        spread=SPREAD,
+        jumps=jumps,
+        is_gradient=is_gradient,
+        decisions={"relu": (3, 65536), "gelu": (0, 9)},
+    )
+    judgement = judge_floats(rounded(TRUTH), candidate, program)
+    assert judgement.status is status
+    assert "3 of 65,536 relu decisions lie within a few roundings of their edge" in judgement.reason
+    assert "gelu" not in judgement.reason
+
+
+def test_a_small_jump_of_an_output_is_equivalent():
+    candidate, jumps = turned_row(1e-3)
+    program = Program(TRUTH, TRUTH, spread=SPREAD, jumps=jumps)
+    assert judge_floats(rounded(TRUTH), candidate, program).status is Status.EQUIVALENT
+
+
+def test_what_no_open_decision_moves_is_judged_as_strictly_as_ever():
+    candidate, jumps = turned_row()
+    candidate[4, 0] += 1e-4
+    program = Program(TRUTH, TRUTH, spread=SPREAD, jumps=jumps, is_gradient=True)
+    assert judge_floats(rounded(TRUTH), candidate, program).status is Status.DEGRADED
+
+
+def test_noise_as_large_as_the_value_is_unstable_only_if_decisions_make_it():
+    candidate = (TRUTH + 0.5 * like(TRUTH, seed=5)).float()
+    spread = torch.full_like(TRUTH, 0.5)
+    for jumps, status in (
+        (torch.zeros_like(TRUTH), Status.EQUIVALENT),
+        (spread, Status.UNSTABLE),
+    ):
+        program = Program(TRUTH, TRUTH, spread=spread, jumps=jumps)
+        assert judge_floats(rounded(TRUTH), candidate, program).status is status
+
+
+def test_decisions_are_not_looked_for_where_the_spread_settles_it():
+    program = Program(TRUTH, None, spread=SPREAD, jumps=SPREAD)
+    candidate = rounded(TRUTH, units=4, seed=2)
+    assert judge_floats(rounded(TRUTH), candidate, program).status.passes()
+    assert "jumps" not in program.asked
 
 
 # --- cost -----------------------------------------------------------------------------------------

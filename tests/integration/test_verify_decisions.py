@@ -1,0 +1,138 @@
+"""Gates, choices and roundings at their edge: noise where rounding decides, faults elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from paritas import MismatchError, VerifyConfig, verify
+from paritas.results.findings import Status
+
+CONFIG = VerifyConfig(verify_double_backward=False, verify_second_call=False)
+
+
+def relu(x):
+    return functional.relu(x)
+
+
+def max_pool(x):
+    return functional.max_pool1d(x, 2).repeat_interleave(2, -1)
+
+
+def routing(x):
+    top, chosen = x.topk(8, -1)
+    return torch.zeros_like(x).scatter(-1, chosen, top.softmax(-1) * 4)
+
+
+class Chain(nn.Module):
+    """Linear layers with some pointwise arithmetic before a gate.
+
+    `wide` computes the pointwise part in float32, as a compiler that fuses it does: it rounds less
+    than the reference, and so other gates fall the other way.
+    """
+
+    def __init__(self, gate, *, wide=False):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(3)])
+        self.gate, self.wide = gate, wide
+
+    def forward(self, x):
+        for layer in self.layers:
+            y, skip = layer(x), x
+            if self.wide:
+                y, skip = y.float(), skip.float()
+            x = self.gate((y * 1.3 - skip * 0.7 + 0.1).to(x.dtype))
+        return x
+
+
+def checked(reference, candidate, *inputs):
+    candidate.load_state_dict(reference.state_dict())
+    try:
+        return verify(list(inputs), reference, candidate, CONFIG)
+    except MismatchError as error:
+        return error.verdict
+
+
+@pytest.mark.parametrize("gate", [relu, max_pool, routing])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rewrite_that_turns_gates_within_rounding_passes(gate, seed, undiagnosed):
+    torch.manual_seed(seed)
+    reference, candidate = Chain(gate).bfloat16(), Chain(gate, wide=True).bfloat16()
+    verdict = checked(reference, candidate, torch.randn(64, 32).bfloat16())
+    assert verdict.passed, [str(f) for f in verdict.findings if not f.status.passes()]
+    assert all(
+        finding.status is not Status.UNSTABLE
+        for finding in verdict.findings
+        if finding.item.kind.is_gradient
+    )
+
+
+class WrongGate(Chain):
+    """One gate of 2,048 is taken the other way, far from its edge, and natively alone."""
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            z = layer(x) * 1.3 - x * 0.7 + 0.1
+            if number == 1 and x.dtype is torch.bfloat16:
+                where = torch.zeros_like(z)
+                where.view(-1)[z.detach().abs().argmax()] = 1
+                z = z * (1 - 2 * where)
+            x = self.gate(z)
+        return x
+
+
+def test_a_gate_that_is_wrong_far_from_its_edge_fails(undiagnosed):
+    torch.manual_seed(0)
+    reference, candidate = Chain(relu).bfloat16(), WrongGate(relu).bfloat16()
+    verdict = checked(reference, candidate, torch.randn(64, 32).bfloat16())
+    assert not verdict.passed
+
+
+class SlopeAtZero(torch.autograd.Function):
+    """relu whose gradient at zero is one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return upstream * (x >= 0)
+
+
+def test_a_gate_on_the_wrong_side_of_exact_zeros_is_different(undiagnosed):
+    x = torch.randn(16, 32)
+    x[x.abs() < 0.5] = 0
+    x.requires_grad_()
+    with pytest.raises(MismatchError) as caught:
+        verify([x], functional.relu, SlopeAtZero.apply, CONFIG)
+    assert caught.value.verdict.status is Status.DIFFERENT
+
+
+class Attention(nn.Module):
+    """The gradient of a key's bias is zero by its formula: softmax does not see it."""
+
+    def __init__(self, *, scales_keys=False):
+        super().__init__()
+        self.project = nn.ModuleList([nn.Linear(32, 32) for _ in range(3)])
+        self.scales_keys = scales_keys
+
+    def forward(self, x):
+        query, key, value = (layer(x) for layer in self.project)
+        scale = 32**0.5
+        scores = query @ (key / scale).mT if self.scales_keys else query @ key.mT / scale
+        return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_cancels_to_rounding_noise_is_equivalent(dtype, undiagnosed):
+    torch.manual_seed(0)
+    reference, candidate = Attention().to(dtype), Attention(scales_keys=True).to(dtype)
+    verdict = checked(reference, candidate, torch.randn(2, 16, 32).to(dtype))
+    (bias,) = (f for f in verdict.findings if f.path == "gradient of project.1.bias")
+    assert bias.status is Status.EQUIVALENT
+    assert verdict.status is Status.EQUIVALENT
