@@ -319,7 +319,10 @@ def _prepare(place: RunPlace) -> bool:
             importlib.import_module(name)
     torch.set_num_threads(1)
     if "tqdm" in sys.modules:
-        sys.modules["tqdm"].tqdm.monitor_interval = 0  # else the first bar starts a thread
+        # torch.fx makes a bar, whose lock stays: a compiler would seem to have changed the state
+        # of a model that can reach it. The first bar would also start a thread.
+        sys.modules["tqdm"].tqdm.monitor_interval = 0
+        sys.modules["tqdm"].tqdm.get_lock()
     with contextlib.suppress(Exception):  # likewise
         # The first that is compiled takes seconds more: for imports, for what the processor can
         # do, for headers that are compiled beforehand.
