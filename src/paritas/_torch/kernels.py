@@ -195,6 +195,44 @@ def _scale(given: dict[str, Any]) -> float:
 
 # Far above float64's rounding, far below that of a float32 constant.
 AGREEMENT = 1e-12
+# The product of mixtures of experts, which torch has for float32, bfloat16 and float16 alone.
+GROUPED = frozenset(getattr(ATEN, name).default for name in ("_grouped_mm",) if hasattr(ATEN, name))
+
+
+def grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The products of groups of rows, columns or terms, one by one, in the dtype of its arguments.
+
+    Groups end where `offs` says: they are rows of `left` where `right` has a matrix for each,
+    columns of `right` where `left` has one, and otherwise terms of the sums, with a matrix of the
+    result for each. What lies behind the last group is zero, which torch leaves undefined.
+    """
+    del out_dtype  # rounding to it is left out, as everywhere in float64
+    if offs is None:
+        product = torch.matmul(left, right)
+        return product if bias is None else product + bias
+    ends = [int(end) for end in offs]
+    groups = list(zip([0, *ends], ends, strict=False))
+    if left.dim() == right.dim():
+        return torch.stack([left[:, a:b] @ right[a:b] for a, b in groups])
+    by_rows = right.dim() > left.dim()
+    if by_rows:
+        parts = [left[a:b] @ matrix for (a, b), matrix in zip(groups, right, strict=True)]
+        if bias is not None:
+            parts = [part + row for part, row in zip(parts, bias, strict=True)]
+    else:
+        parts = [matrix @ right[:, a:b] for (a, b), matrix in zip(groups, left, strict=True)]
+    product = torch.cat(parts, dim=0 if by_rows else 1)
+    whole = left.shape[0] if by_rows else right.shape[1]
+    rest = whole - product.shape[0 if by_rows else 1]
+    return torch.nn.functional.pad(product, (0, 0, 0, rest) if by_rows else (0, rest))
+
+
 _KNOWN_KERNELS: dict[tuple[OpOverload, str], bool] = {}
 
 
@@ -203,6 +241,8 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
     attention = wide_attention(func)
     if attention is not None:
         return attention
+    if func in GROUPED:
+        return grouped_mm
     if func._schema.name.startswith("aten::quantize_per_"):
         # They take float32 alone, and round to far coarser steps than its own.
         return lambda value, *rest, **options: func(value.float(), *rest, **options)

@@ -100,8 +100,8 @@ _ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
 _BASIC = frozenset(
     """
     add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
-    dot embedding_dense_backward index_add index_put lerp mean mm mul mv neg reciprocal rsub
-    scatter scatter_add sqrt sub sum _to_copy _unsafe_index_put
+    dot embedding_dense_backward _grouped_mm index_add index_put lerp mean mm mul mv neg reciprocal
+    rsub scatter scatter_add sqrt sub sum _to_copy _unsafe_index_put
     """.split()  # noqa: SIM905
 )
 

@@ -150,10 +150,13 @@ def kernel_checks() -> None:
 
 def kernels() -> None:
     """Torch's own float64 kernels are told from those with float32 constants inside."""
-    from paritas._torch.kernels import float64_kernel
+    from paritas._torch.kernels import GROUPED, float64_kernel
 
     kernel = float64_kernel(ATEN.gelu.default, (_draw_values(8).double(),))
     expect("the float64 kernel of gelu", kernel is ATEN.gelu.default)
+    for op in GROUPED:
+        names = [argument.name for argument in op._schema.arguments]  # noqa: SLF001
+        expect(f"the arguments of {op}", names == ["self", "mat2", "offs", "bias", "out_dtype"])
 
 
 def last_sums() -> None:

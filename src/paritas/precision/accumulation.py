@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.kernels import grouped_mm
 from paritas._torch.operators import is_wrapper
 
 if TYPE_CHECKING:
@@ -346,7 +347,18 @@ def _gelu(call: UnperturbedCall) -> Amplitudes:
     return [call.args[0].abs().mul_(_ERF_HALF_UNITS / 2)]
 
 
+def _grouped(call: UnperturbedCall) -> Amplitudes:
+    left, right, *rest = call.args
+    squares = grouped_mm(_square(left), _square(right), *rest[:1], **_offsets(call.kwargs))
+    return [amplitude_from(call.result, squares, left.shape[-1])]
+
+
+def _offsets(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name == "offs"}
+
+
 _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
+    "_grouped_mm": _grouped,
     "mm": _matmul(0),
     "bmm": _matmul(0),
     "mv": _matmul(0),

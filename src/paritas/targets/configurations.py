@@ -9,6 +9,7 @@ again in other manners, and then without single changes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDTH, FFN, HEAD, HEADS, LAYERS, VOCABULARY = 64, 128, 16, 4, 2, 256
+USUAL_SIZES = {
+    "heads": HEADS,
+    "kv_heads": HEADS,
+    "head_dim": HEAD,
+    "main": WIDTH,
+    "ffn": FFN,
+    "vocabulary": VOCABULARY,
+    "layers": LAYERS,
+}
 _POSITIONS, _QUERIES, _EXPERTS, _IMAGE_PATCHES = 512, 12, 4, 4
 _WIDEST_LIST = 256
 _SMALLEST_WIDTH, _SMALLEST_HEAD = 24, 4  # what is no larger stays
@@ -36,9 +46,9 @@ indexes: index(es)?$|indices$|_idxs?$|feature_layers?$|(^|_)layer_ids?$
 layers: (^|_)(num_|n_)?((hidden_)?layers?|blocks?|depths?)$|blocks_per_stage|num_block|stage_numb
 layers: layers_per_|^depth|_depth$|num_res_blocks|max_window_layers|layers_block|_repeats$
 kv_heads: (key_value|kv)_heads|num_kv|head_kv|multi_query_group
+head_dim: head_?dim|(^|_)(d_kv|head_size|dim_head|d_head|dim_kv|qk_dim|v_dim|head_width)$
 heads: (^|_)(num_|n_)?(attention_|attn_|key_|value_|mamba_|ssm_)?heads?$|num_attention_heads|nhead
 heads: heads_per_stage
-head_dim: head_?dim|(^|_)(d_kv|head_size|dim_head|d_head|dim_kv|qk_dim|v_dim|head_width)$
 ffn: intermediate|ffn|d_ff$|mlp_dim|feed_?forward|n_inner|linear_units|mlp_hidden|fc_dim
 main: ^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|model_dim|embedding_dim|width)$
 main: ^(encoder_hidden_size|decoder_hidden_size|out_hidden_size|embedding_size|dim_model)$
@@ -58,6 +68,7 @@ _PATTERNS = [
 _MAIN_LAYERS = re.compile(
     r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(encoder|decoder)_layers|depth|num_blocks)$"
 )
+_LAYER_KINDS = {"layer_types": ["full_attention"], "mlp_layer_types": ["dense", "sparse"]}
 _OFF = re.compile(r"dropout|drop_path|layerdrop|drop_rate|dropout_rate|_pdrop$|stochastic_depth")
 
 
@@ -109,12 +120,16 @@ class Manner(NamedTuple):
         layers: how many layers stay, at least.
         own_heads: heads keep their size, for models that assume one.
         filled: settings that are None are given a size, for classes without defaults.
+        deep_lists: numbers of blocks that come in lists stay as they are.
+        no_cache: without a cache, for classes whose own one does not fit their layers.
     """
 
     proportional: bool | None = None
     layers: int = LAYERS
     own_heads: bool = False
     filled: bool = False
+    deep_lists: bool = False
+    no_cache: bool = False
 
 
 MANNERS = (
@@ -124,6 +139,8 @@ MANNERS = (
     Manner(proportional=False),
     Manner(own_heads=True),
     Manner(layers=8),
+    Manner(deep_lists=True),
+    Manner(no_cache=True),
 )
 
 
@@ -146,6 +163,8 @@ class _Planner:
     def _set(self, field: Field, value: Any) -> None:
         if value != field.value:
             self.made.setdefault(field.path, {})[field.name] = value
+        else:
+            self.made.get(field.path, {}).pop(field.name, None)
 
     def _of(self, *kinds: str) -> list[Field]:
         return [f for f in self.fields if self.kinds[f.path, f.name] in kinds]
@@ -167,6 +186,10 @@ class _Planner:
                 self._own_heads()
         if self.manner.filled:
             self._fill()
+        if self.manner.no_cache:
+            for field in self.fields:
+                if field.name == "use_cache":
+                    self._set(field, False)
         self._vocabulary()
         self._experts()
         self._images()
@@ -212,6 +235,8 @@ class _Planner:
                         self._set(field, min(value, len(kept)))
                 elif kind == "layers" and _whole(value) and value not in lengths:
                     self._set(field, min(value, LAYERS))
+                elif self.manner.deep_lists and not _whole(value):
+                    continue
                 elif kind == "layers" and _numbers(value) and min(_flat(value)) > 0:
                     self._set(field, _map(value, lambda v: min(v, 1)))
                 elif kind == "indexes":
@@ -316,46 +341,48 @@ class _Planner:
         """State-space layers: heads times their size is the width times `expand`."""
         width = self._main_width(path)
         factors = {v for n, v in node.items() if "expand" in n and _whole(v) and v > 1} or {2}
-        by_kind = {
-            kind: [n for n, v in node.items() if self.kinds[path, n] == kind and _whole(v)]
-            for kind in ("heads", "head_dim")
-        }
-        for heads in by_kind["heads"]:
-            for size in by_kind["head_dim"]:
-                for factor in factors:
-                    if width and node[heads] * node[size] == factor * width:
+        heads = [n for n, v in node.items() if self.kinds[path, n] == "heads" and _whole(v)]
+        sizes = [n for n in node if self.kinds[path, n] == "head_dim"]
+        for head, size in itertools.product(heads, sizes):
+            for factor in factors if width else ():
+                if node[size] == "auto" or (
+                    _whole(node[size]) and node[head] * node[size] == factor * width
+                ):
+                    self._set(Field(path, head, node[head]), WIDTH * factor // HEAD)
+                    if _whole(node[size]):
                         self._set(Field(path, size, node[size]), HEAD)
-                        self._set(Field(path, heads, node[heads]), WIDTH * factor // HEAD)
 
     def _own_heads(self) -> None:
-        """Two heads of the size that they had, and a width that fits."""
+        """Two heads of the size that they had, and a width that fits, wherever it is taken."""
+        widths: dict[int, int] = {}
         for path, node in self.nodes.items():
             heads, width = self._heads(path), self._main_width(path)
             size = node.get("head_dim") or (width // heads if heads else 0)
             if not heads or not width or not _whole(size):
                 continue
+            widths[width] = 2 * size
             for name, value in node.items():
                 kind = self.kinds[path, name]
                 if kind in {"heads", "kv_heads"} and _whole(value):
                     self._set(Field(path, name, value), min(value, 2))
                 elif kind == "head_dim" and _whole(value):
-                    self.made.get(path, {}).pop(name, None)
-                elif value == width and kind in {"main", "width"}:
-                    self._set(Field(path, name, value), 2 * size)
+                    self._set(Field(path, name, value), value)
+        for field in self._of("main", "width"):
+            if _whole(field.value) and field.value in widths:
+                self._set(field, widths[field.value])
 
     def _fill(self) -> None:
         """Settings without a default of their own."""
-        sizes = {"heads": HEADS, "kv_heads": HEADS, "head_dim": HEAD, "main": WIDTH, "ffn": FFN}
-        sizes["vocabulary"] = VOCABULARY
         for path, node in self.nodes.items():
             made = self.made.get(path, {})
             for name, value in node.items():
                 kind = self.kinds[path, name]
-                if value is None and kind in sizes and not name.endswith("s_per_token"):
-                    self._set(Field(path, name, value), sizes[kind])
-                elif value is None and name == "layer_types":
+                if value is None and kind in USUAL_SIZES:
+                    self._set(Field(path, name, value), USUAL_SIZES[kind])
+                elif value is None and name in _LAYER_KINDS:
                     layers = made.get("num_hidden_layers", node.get("num_hidden_layers", LAYERS))
-                    self._set(Field(path, name, value), ["full_attention"] * layers)
+                    kinds = itertools.islice(itertools.cycle(_LAYER_KINDS[name]), layers)
+                    self._set(Field(path, name, value), list(kinds))
 
     def _divide_widths(self, lists: list[Field]) -> None:
         widest = max((max(_flat(f.value)) for f in lists), default=0)
@@ -587,6 +614,37 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - what cannot be compared counts as another
         return False
+
+
+def with_missing(config: Any, changes: Changes, owner: str, name: str) -> Changes | None:
+    """One more setting, of a part that a class expects to have it; None where no size is known."""
+    size = USUAL_SIZES.get(Field((), name, None).kind)
+    path = next((p for p, one in parts_of(config) if type(one).__name__ == owner), None)
+    if size is None or path is None or name in changes.get(path, {}):
+        return None
+    return {**changes, path: {**changes.get(path, {}), name: size}}
+
+
+def with_sections(config: Any, changes: Changes, sections: list[int], total: int) -> Changes | None:
+    """Rotary sections of that sum, for models that assume some; None if that was tried."""
+    share = total / sum(sections)
+    more = dict(changes)
+    for path, part in parts_of(config):
+        before = changes.get(path, {}).get(
+            "rope_parameters", getattr(part, "rope_parameters", None)
+        )
+        if isinstance(before, dict) and "mrope_section" not in before:
+            rope = {**before, "mrope_section": _shares(sections, share)}
+            more[path] = {**changes.get(path, {}), "rope_parameters": rope}
+    return None if more == changes else more
+
+
+def parts_of(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A configuration and its parts, each with the way to it."""
+    yield path, config
+    for name, value in vars(config).items():
+        if is_config(value) and not name.startswith("_"):
+            yield from parts_of(value, (*path, name))
 
 
 def without(changes: Changes, path: tuple[str, ...], name: str) -> Changes:

@@ -41,6 +41,15 @@ _SERIES = (
 _LAST = ("input_ids", "mm_token_type_ids")  # once the placeholders can be counted
 
 
+# How codes of sound are laid out; the first stands for words.
+_CODES: tuple[Callable[[int], tuple[int, ...]], ...] = (
+    lambda _: (BATCH, TOKENS),
+    lambda books: (BATCH * books, TOKENS),
+    lambda books: (BATCH, books, TOKENS),
+    lambda books: (BATCH, TOKENS, books),
+)
+
+
 class Drawing:
     """What a model may be given, in several layouts; the first one that it takes is the one.
 
@@ -73,6 +82,8 @@ class Drawing:
         needed = [name for name in wanted if self._is_needed(name)]
         for names in [wanted] if needed == wanted else [wanted, needed]:
             layouts = {name: len(_LAYOUTS[name]) for name in names if name in _LAYOUTS}
+            if "input_ids" in names and self.codebooks > 1:
+                layouts["input_ids"] = len(_CODES)
             for chosen in itertools.product(*map(range, layouts.values())):
                 self._layout = dict(zip(layouts, chosen, strict=True))
                 try:
@@ -112,6 +123,8 @@ class Drawing:
         media = (*_IMAGES, *_VIDEOS, *_AUDIO, "hidden_states")
         has_media = any(n in names for n in media)
         names += [n for n in _COMPANIONS if has_media or n == "bbox"]
+        if "Entity" in type(self.model).__name__:
+            names += [n for n in takes if n.startswith("entity_")]
         if "past_values" in names:
             names += [n for n in _SERIES if self.find("cardinality") or "static" not in n]
         known = [n for n in dict.fromkeys(names) if n in takes]
@@ -217,12 +230,20 @@ class Drawing:
             ids[..., -1] = end
         return ids
 
+    @property
+    def codebooks(self) -> int:
+        """How many rows of codes a model of sound reads at once; 1 for words."""
+        names = ("num_codebooks", "n_codes_total", "num_code_groups", "n_codebooks")
+        return self.number(*names, default=1)
+
     # --- Placeholders for images and sound among the words ---
 
     def tokens(self) -> torch.Tensor:
         """Ids of words, with as many placeholders for images and audio as there are features."""
         if type(self.model).__name__.endswith("ForMultipleChoice"):
             return self.words((BATCH, _CHOICES, TOKENS))
+        if codes := self._layout.get("input_ids"):
+            return self.words(_CODES[codes](self.codebooks))
         ids = self.words((BATCH, TOKENS))
         pieces = [ids[:, :2]]
         for kind, names in _MEDIA.items():
@@ -366,7 +387,7 @@ def _video_by_channel(self: Drawing) -> torch.Tensor:
 
 def _patches(self: Drawing) -> torch.Tensor:
     """Flat patches of all images, one below the other."""
-    frames = self.number("temporal_patch_size", at="vision", default=1)
+    frames = self.number("temporal_patch_size", "patch_temporal", at="vision", default=1)
     return torch.randn(BATCH * _grid(self) ** 2, _channels(self) * frames * _patch(self) ** 2)
 
 
@@ -381,7 +402,8 @@ def _patch_video(self: Drawing) -> torch.Tensor:
 
 def _patch_rows(self: Drawing) -> torch.Tensor:
     """Flat patches, image by image."""
-    return torch.randn(BATCH, _grid(self) ** 2, _channels(self) * _patch(self) ** 2)
+    rows: torch.Tensor = _patches(self).unflatten(0, (BATCH, -1))
+    return rows
 
 
 def _frames_as_images(self: Drawing) -> torch.Tensor:

@@ -168,7 +168,19 @@ class Failure(NamedTuple):
     error: Exception
 
     def __str__(self) -> str:
-        return f"{_STAGES[self.stage]}: {in_one_line(self.error)}"
+        return f"{_STAGES[self.stage]}: {self.cause}"
+
+    @property
+    def cause(self) -> str:
+        """What stopped it, in one line; of a validator's report, the validator's own words."""
+        error, inner = self.error, self.error.__cause__
+        if "Validation" in type(error).__name__ and isinstance(inner, Exception):
+            error = inner
+        return in_one_line(error)
+
+
+_SECTIONS = re.compile(r"split_sizes to sum exactly to (\d+) .* split_sizes=\[([\d, ]+)\]")
+_MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
 
 
 class _Search:
@@ -217,10 +229,26 @@ class _Search:
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """The model and its inputs, or what came in between."""
-        self.attempts += 1
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            return self._attempt(changes)
+            for _ in range(_MOST_REPAIRS):
+                self.attempts += 1
+                found = self._attempt(changes)
+                more = self._repaired(changes, found) if isinstance(found, Failure) else None
+                if not more:
+                    return found
+                changes = more
+            return found
+
+    def _repaired(self, changes: configurations.Changes, failure: Failure) -> Any:
+        """The changes with what the error says is missing; None where it says nothing of use."""
+        told = str(failure.error)
+        if found := _MISSING.search(told):
+            return configurations.with_missing(self.usual, changes, found[1], found[2])
+        if found := _SECTIONS.search(told):
+            sections = [int(one) for one in found[2].split(",")]
+            return configurations.with_sections(self.usual, changes, sections, int(found[1]))
+        return None
 
     def _attempt(self, changes: configurations.Changes) -> _Built | Failure:
         try:
@@ -285,7 +313,7 @@ class _Search:
                 for name in node
                 if (path, name) not in dropped
             ]
-            told = _told(failure.error)
+            told = _told(failure.error.__cause__ or failure.error)
             options.sort(key=lambda one: -told.get(one[1], 0))
             better = None
             for path, name in options:
@@ -306,7 +334,7 @@ class _Search:
 
     def refusal(self, failure: Failure) -> UsageError:
         """What to say of a class that cannot be built, and what to do instead."""
-        name, cause = self.cls.__name__, in_one_line(failure.error)
+        name, cause = self.cls.__name__, failure.cause
         own = "name a function that makes its inputs with --inputs module:function"
         if _STAGES[failure.stage] == "inputs":
             told = f"how to draw {failure.error} for {name} is not known; {own}"
@@ -406,7 +434,7 @@ def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: 
     return drawing.recount(kwargs, kind, features // batch)
 
 
-def _told(error: Exception, before: int = 0) -> dict[str, int]:
+def _told(error: BaseException, before: int = 0) -> dict[str, int]:
     """Names that occur in an error or in the lines that raised it, the nearest counting most."""
     words: dict[str, int] = {}
     frames = traceback.extract_tb(error.__traceback__)
